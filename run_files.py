@@ -15,7 +15,7 @@ from typing import Any
 from storage import open_plain, read_text
 
 METRICS_FILE, HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE = "metrics.jsonl", "heartbeat.json", "request", "launch.json"
-RUN_FILE, OWNER_FILE = "run.json", "owner.json"
+RUN_FILE, SETTINGS_FILE, OWNER_FILE = "run.json", "settings.json", "owner.json"
 LONGEST_LINE = 2**20
 MOST_DIGITS = 20  # of a whole number; no count has more
 
@@ -25,8 +25,13 @@ def run_names(log_dir: Path, output_dir: Path) -> list[str]:
     found = [
         path.parent.name for file in (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE) for path in log_dir.glob(f"*/{file}")
     ]
-    found += [path.parent.name for path in output_dir.glob(f"*/{RUN_FILE}")]
+    found += [folder.name for folder in saved_runs(output_dir)]
     return sorted({name for name in found if not name.startswith(".")})
+
+
+def saved_runs(output_dir: Path) -> list[Path]:
+    """Folders of `output_dir` that hold a run."""
+    return [path.parent for path in output_dir.glob(f"*/{RUN_FILE}") if not path.parent.name.startswith(".")]
 
 
 class EventReader:

@@ -49,7 +49,7 @@ from training.report.endings import STOP, Interrupted
 from training.report.history import plot
 from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
-from training.report.trackers import Trackers, tracker_names
+from training.report.trackers import tracker_names, trackers
 from training.saving import Saver
 from training.start.preference import is_preference_run
 from training.start.reference import attach_reference
@@ -127,8 +127,8 @@ class LowMemTrainer:
         self.config = config = start.config
         self.peers.resume = resume_command(config)
         self.steps = opening.steps
-        trackers = stack.enter_context(Trackers(accelerator, config))
-        self.log = log = RunLog(config, start.state.step, monitor, is_main, listeners=[trackers, *self.callbacks])
+        track = stack.enter_context(trackers(accelerator, config))
+        self.log = log = RunLog(config, start.state.step, monitor, is_main, listeners=[track, *self.callbacks])
         for text in (*budget.warnings, *start.told):
             log.tell(text, is_shown=False)
         for text in (*self._late(), *start.notes, headline(opening)):

@@ -38,7 +38,7 @@ from benchmarks.parts.watched import events_of
 from config import GenerateConfig, load
 from data.prepare.preparing import find_prepared
 from model.formats.answering import HEEDED, other_than_default
-from training.checkpoints.runs import SETTINGS_FILE
+from run_files import SETTINGS_FILE
 from units import format_size
 
 RECIPES = {

@@ -1,4 +1,4 @@
-"""How are a hundred thousand steps drawn with five hundred points? In buckets that grow as the run does.
+"""A hundred thousand steps drawn with five hundred points, in buckets that grow as the run does.
 
 A grid cuts the steps into at most `POINTS` buckets of one width; where a step falls behind the last bucket, every two
 become one and the width doubles. Of each bucket the lowest, the highest and the mean value are kept, so that no spike is
@@ -8,11 +8,8 @@ lost, and how many values were no number. What is held never grows with the run.
 from __future__ import annotations
 
 import math
-import operator
 from array import array
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 POINTS = 500
 NAMES = ("loss", "eval_loss", "learning_rate", "speed", "memory")
@@ -49,22 +46,20 @@ class Series:
 
     def halve(self) -> None:
         """Let every two buckets be one."""
-        old, size = {name: getattr(self, name) for name in self.__slots__}, len(self.counts)
-        join: dict[str, Callable[[Any, Any], Any]] = {"lows": min, "highs": max}
-        for name, values in old.items():
-            both = join.get(name, operator.add)
-            joined = (both(values[k], values[k + 1]) if k + 1 < size else values[k] for k in range(0, size, 2))
-            setattr(self, name, array(values.typecode, joined))
+        for name, join in (("sums", sum), ("lows", min), ("highs", max), ("counts", sum), ("missing", sum)):
+            values = getattr(self, name)
+            pairs = (values[place : place + 2] for place in range(0, len(values), 2))
+            setattr(self, name, array(values.typecode, map(join, pairs)))
 
     def drawn(self, first: int, size: int) -> dict[str, list[float | None]]:
         """Mean, lowest and highest of the buckets from `first` up to `size`; None where there is none."""
-        held = len(self.counts)
-        places = [place if place < held and self.counts[place] else -1 for place in range(first, size)]
-        return {
-            "mean": [None if k < 0 else _short(self.sums[k] / self.counts[k]) for k in places],
-            "low": [None if k < 0 else _short(self.lows[k]) for k in places],
-            "high": [None if k < 0 else _short(self.highs[k]) for k in places],
-        }
+        found: dict[str, list[float | None]] = {"mean": [], "low": [], "high": []}
+        for place in range(first, size):
+            count = self.counts[place] if place < len(self.counts) else 0
+            values = (self.sums[place] / count, self.lows[place], self.highs[place]) if count else (None, None, None)
+            for points, value in zip(found.values(), values, strict=True):
+                points.append(None if value is None else float(f"{value:.6g}"))  # more than a picture shows
+        return found
 
 
 class Grid:
@@ -103,7 +98,11 @@ class Grid:
         """
         place = (step - self.first) // self.width
         while place >= POINTS:
-            self._halve()
+            for series in self.series.values():
+                series.halve()
+            self.times = self.times[::2]
+            self.width *= 2
+            self.version += 1
             place = (step - self.first) // self.width
         while len(self.times) <= place:
             self.times.append(seconds)
@@ -111,16 +110,11 @@ class Grid:
         for name, value in values.items():
             self.series[name].add(place, value)
 
-    def _halve(self) -> None:
-        for series in self.series.values():
-            series.halve()
-        self.times = self.times[::2]
-        self.width *= 2
-        self.version += 1
-
     def drawn(self, first: int = 0) -> dict[str, object]:
         """What a page draws: x by steps and by time, and every quantity, from the bucket `first` on."""
         places = range(first, self.size)
+        # buckets in front of which the run stood still; where it did within one, the next
+        breaks = {-(-(step - self.first) // self.width) for step in self._pauses}
         lost = [
             self.first + k * self.width
             for k in places
@@ -130,7 +124,7 @@ class Grid:
             "version": self.version, "width": self.width, "first": first,
             "steps": [self.first + k * self.width for k in places],
             "seconds": [round(self.times[k], 2) for k in places],
-            "breaks": self._breaks(first), "not_a_number": lost,
+            "breaks": sorted(place for place in breaks if max(1, first) <= place < self.size), "not_a_number": lost,
             **{name: series.drawn(first, self.size) for name, series in self.series.items()},
         }  # fmt: skip
 
@@ -143,13 +137,3 @@ class Grid:
             self._pauses.append(step)
         elif gap > 0:
             self._usual = 0.9 * self._usual + 0.1 * gap
-
-    def _breaks(self, first: int) -> list[int]:
-        """Buckets in front of which the run stood still, as it does between a stop and going on."""
-        places = {-(-(step - self.first) // self.width) for step in self._pauses}  # in the middle of one: behind it
-        return sorted(place for place in places if max(1, first) <= place < self.size)
-
-
-def _short(value: float) -> float:
-    """Six digits are more than a picture shows."""
-    return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""How does a page stay current? By server-sent events: what has changed, at most once a second, to whoever listens.
+"""Server-sent events, by which a page stays current: what has changed, at most once a second, to whoever listens.
 
 A browser reconnects by itself, and is told everything anew: nothing is remembered of it here.
 Source: WHATWG HTML, section 9.2, server-sent events.
@@ -39,21 +39,16 @@ async def run_events(board: Board, name: str, seconds: float = TICK_SECONDS) -> 
     history, chart, last, quiet = board.history(name), Chart(), b"", 0
     while True:
         read = await asyncio.to_thread(history.refresh, READ_BYTES)
-        for part in ("chart", "facts"):
-            now = b""
-            if part == "chart":
-                change = await asyncio.to_thread(chart.change, history)
-                now = event("chart", change) if change else b""
-            elif not board.is_known(name):
-                yield event("gone", name)
-                return
-            else:
-                facts = event("facts", await asyncio.to_thread(board.details, name, history))
-                now, last = (facts, facts) if facts != last else (b"", last)
-            if now:
-                quiet = 0
-                yield now
-        quiet += 1
+        if change := await asyncio.to_thread(chart.change, history):
+            yield event("chart", change)
+        if not board.is_known(name):
+            yield event("gone", name)
+            return
+        facts = event("facts", await asyncio.to_thread(board.details, name, history))
+        if facts != last:
+            yield facts
+        quiet = 0 if change or facts != last else quiet + 1
+        last = facts
         if quiet >= QUIET_TICKS:
             quiet = 0
             yield b": alive\n\n"
@@ -70,12 +65,9 @@ class Chart:
     def change(self, history: History) -> dict[str, Any] | None:
         """The buckets that are new or have changed; None if none have."""
         with history.lock:
-            return self._change(history)
-
-    def _change(self, history: History) -> dict[str, Any] | None:
-        grid, drawn = history.grid, (history.generation, history.grid.version)
-        if drawn == self._drawn and history.count == self._count:
-            return None
-        first = max(0, self._size - 1) if drawn == self._drawn else 0
-        self._drawn, self._size, self._count = drawn, grid.size, history.count
-        return {"generation": history.generation, **grid.drawn(first)}
+            grid, drawn = history.grid, (history.generation, history.grid.version)
+            if drawn == self._drawn and history.count == self._count:
+                return None
+            first = max(0, self._size - 1) if drawn == self._drawn else 0
+            self._drawn, self._size, self._count = drawn, grid.size, history.count
+            return {"generation": history.generation, **grid.drawn(first)}

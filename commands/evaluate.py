@@ -18,9 +18,9 @@ from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.cost.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
+from run_files import SETTINGS_FILE
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted, read_settings_file
-from training.checkpoints.runs import SETTINGS_FILE
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names

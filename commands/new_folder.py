@@ -12,11 +12,11 @@ from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from model.formats.answering import GENERATION_FILE, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
+from run_files import RUN_FILE
 from settings.errors import UserError, reason_of
 from settings.fields import listed
 from storage import atomic_folder, restore_folder
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import RUN_FILE
 
 
 @contextmanager

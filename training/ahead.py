@@ -22,12 +22,13 @@ from language import say, speak
 from memory.cost.work import BASE_BYTES
 from memory.observe.budget import Budget, host_budget
 from memory.observe.monitor import HostAlone, Monitor
+from run_files import RUN_FILE
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from storage import writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import RUN_FILE, check_new_run, check_writable, is_stopped, new_run_name
+from training.checkpoints.runs import check_new_run, check_writable, is_stopped, new_run_name
 from training.processes.alone import Alone
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import is_alone, local_rank

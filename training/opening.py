@@ -27,6 +27,7 @@ from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
+from run_files import SETTINGS_FILE
 from settings.consistency import writes_answers
 from settings.errors import UserError
 from settings.fields import AUTO, counted
@@ -36,7 +37,7 @@ from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import SETTINGS_FILE, create_run, resume_run
+from training.checkpoints.runs import create_run, resume_run
 from training.evaluation.scores import load_libraries, metric_names
 from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
 from training.processes.interrupts import interrupt_main_thread

@@ -22,7 +22,7 @@ from training.processes.collectives import first_told, most_of
 from training.report.card import push_command
 from training.report.progress import Reading
 from training.report.run_log import RunLog
-from training.report.summary import Summary, next_commands, plan_rows, summary_rows
+from training.report.summary import Summary, next_commands, plan_rows, promised_time, summary_rows
 from training.report.wording import about, duration
 from units import format_size
 
@@ -105,13 +105,12 @@ class Recorder:
         Args:
             prompt: an example, for the next command.
         """
-        config, log, plan, summary = self.live.config, self.live.log, self._plan, self.summary()
+        config, log, summary = self.live.config, self.live.log, self.summary()
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         taken = log.seconds()
         log.event("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
         rows = summary_rows(summary)
-        if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
-            promise = about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
+        if promise := promised_time(self._plan):
             told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=promise)
             rows.insert(-1, (say("time"), told))
         log.table(say("done"), rows)

@@ -91,7 +91,8 @@ def run_folder(folder: Path) -> None:
     """A run with two whole checkpoints, as `output_dir/a`."""
     from model import hf_format
     from model.formats.checksums import seal
-    from training.checkpoints.runs import SETTINGS_FILE, create_run
+    from run_files import SETTINGS_FILE
+    from training.checkpoints.runs import create_run
 
     config = load("train", {"run_name": "a", "train_file": "a.txt", "max_seq_len": "32", "model_preset": "tiny"})
     run = create_run(folder, "a", "pretrain", fill=lambda place: config.save(place / SETTINGS_FILE))

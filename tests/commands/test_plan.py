@@ -13,8 +13,8 @@ from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
 from devices import machine_file, processor
 from memory.machines import DTYPES
+from run_files import SETTINGS_FILE
 from tests.training.small_trained import save_trained
-from training.checkpoints.runs import SETTINGS_FILE
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}

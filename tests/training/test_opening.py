@@ -15,13 +15,14 @@ from accelerate import Accelerator
 
 import devices
 from config import Config, load
+from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from settings.fields import AUTO
 from tests.training.small_trained import SHAPE, save_trained
 from training import opening
 from training.ahead import _reopen
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import SETTINGS_FILE, create_run, is_stopped, note_stop, resume_run
+from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed, outgrowing
 from training.processes.launch import launch_marks
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places

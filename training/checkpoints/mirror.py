@@ -23,10 +23,11 @@ from pyarrow import fs
 
 from data.sources.places import public
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums
+from run_files import RUN_FILE, SETTINGS_FILE
 from settings.errors import UserError, reason_of
 from storage import atomic_folder, write_text
 from training.checkpoints.folder import Checkpoints, step_of
-from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, read_run
+from training.checkpoints.runs import read_run
 
 LATEST, CHECKPOINTS = "LATEST", "checkpoints"
 _FOLDER = re.compile(r"(step_\d{8,18})(\.\d{1,9})?")  # version 0.2 numbered copies of one step

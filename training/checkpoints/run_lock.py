@@ -15,11 +15,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from run_files import OWNER_FILE
 from settings.errors import reason_of
 from storage import NO_LOCKS, lock_at, read_text, write_text
 from training.report.wording import duration
-
-OWNER_FILE = "owner.json"
 
 
 class RunLock:

@@ -16,6 +16,7 @@ from typing import Any
 from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
+from run_files import RUN_FILE, saved_runs
 from settings.errors import UserError, reason_of
 from settings.names import name_problem, shown_name
 from storage import (
@@ -33,7 +34,6 @@ from storage import (
 from training.checkpoints.folder import Checkpoints
 from training.processes.launch import is_restart_of
 
-RUN_FILE, SETTINGS_FILE = "run.json", "settings.json"
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -227,10 +227,10 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
 
 def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
     """Where each run is in the order in which they were started or resumed last, its folder, its kind."""
-    for path in Path(output_dir).glob(f"*/{RUN_FILE}"):
-        record = read_run(path.parent)
-        if record is not None and not path.parent.name.startswith("."):
-            yield _order(record), path.parent, record["kind"]
+    for folder in saved_runs(Path(output_dir)):
+        record = read_run(folder)
+        if record is not None:
+            yield _order(record), folder, record["kind"]
 
 
 def _order(record: dict[str, Any]) -> float:

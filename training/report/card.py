@@ -19,7 +19,7 @@ from config import PREFERENCES, T5ModelConfig
 from data.sources.places import public
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from run_files import METRICS_FILE, EventReader, read_record
+from run_files import METRICS_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text, write_text
@@ -28,7 +28,7 @@ from units import format_size
 
 LOSS = "loss"  # the only measure of which less is better
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
-OWN_FILES = ("checkpoints/*", "run.json", "settings.json")  # not for others
+OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE)  # not for others
 SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",
@@ -161,7 +161,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> s
     """
     from jinja2 import Environment  # no run holds it while it trains
 
-    settings = read_record(model / "settings.json")
+    settings = read_record(model / SETTINGS_FILE)
     log = Path(str(settings.get("log_dir", "")), model.name, METRICS_FILE)
     events = _events(log, str(settings.get("metric_for_best", LOSS))) if settings else {}
     end = events.get("end", {})

@@ -1,11 +1,10 @@
-"""What has a run told so far, as columns and as a picture? Read from its metrics.jsonl, while it runs or after.
+"""What a run has told so far, as columns and as a picture, from its metrics.jsonl, while it runs or after.
 
 Columns are lists of one length, which `pandas.DataFrame` takes; what an event did not tell is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,14 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
         UserError: there is no such run.
     Memory: the columns; of 100,000 steps about 50 MB.
     """
+    named = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
+    places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise UserError(f"run = {named}, has no {METRICS_FILE}; name a folder under --log_dir, such as logs/my_run")
     columns: dict[str, list[Any]] = {}
     count = 0
-    for record in EventReader(metrics_file(run)).events():
+    for record in EventReader(path).events():
         if record.pop("event") != event:
             continue
         for name in record:
@@ -59,14 +63,19 @@ def plot(run: Summary | str | Path) -> Figure:
     steps, evaluations, memory = (history(run, event) for event in ("step", "eval", "memory"))
     figure = Figure(figsize=(8, 7), layout="constrained")
     loss, used, speed = figure.subplots(3, sharex=True)
-    _draw(loss, steps, "loss", "training")
-    _draw(loss, evaluations, "loss", "evaluation", marker="o")
-    for name, label in (("memory_bytes", "in use"), ("peak_bytes", "peak")):
-        _draw(used, _in_gib(steps, name), name, label)
+    for axes, columns, name, label, unit, marker in (
+        (loss, steps, "loss", "training", 1, ""),
+        (loss, evaluations, "loss", "evaluation", 1, "o"),
+        (used, steps, "memory_bytes", "in use", GIB, ""),
+        (used, steps, "peak_bytes", "peak", GIB, ""),
+        (speed, steps, "tokens_per_second", "tokens/s", 1, ""),
+    ):
+        if columns.get(name):  # a value that is no number leaves a gap
+            values = [float("nan") if value is None else value / unit for value in columns[name]]
+            axes.plot(columns["step"], values, label=label, marker=marker)
     budgets = [size for size in memory.get("budget_bytes", []) if size]
     if budgets:
         used.axhline(budgets[-1] / GIB, color="black", linestyle="--", label="budget")
-    _draw(speed, steps, "tokens_per_second", "tokens/s")
     for axes, title in ((loss, "loss"), (used, "memory, GiB"), (speed, "tokens a second")):
         axes.set_ylabel(title)
         axes.grid(alpha=0.3)
@@ -75,28 +84,3 @@ def plot(run: Summary | str | Path) -> Figure:
     used.set_ylim(bottom=0)
     speed.set_xlabel("step")
     return figure
-
-
-def metrics_file(run: Summary | str | Path) -> Path:
-    """Where a run writes its events.
-
-    Raises:
-        UserError: nowhere.
-    """
-    named = Path(run) if isinstance(run, (str, Path)) else Path(run.metrics_file)
-    places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise UserError(f"run = {named}, has no {METRICS_FILE}; name a folder under --log_dir, such as logs/my_run")
-    return found
-
-
-def _in_gib(columns: Mapping[str, Sequence[Any]], name: str) -> dict[str, list[Any]]:
-    sizes = [None if size is None else size / GIB for size in columns.get(name, [])]
-    return {"step": list(columns.get("step", [])), name: sizes}
-
-
-def _draw(axes: Any, columns: Mapping[str, Sequence[Any]], name: str, label: str, **style: Any) -> None:
-    if columns.get(name):
-        values = [float("nan") if value is None else value for value in columns[name]]
-        axes.plot(columns["step"], values, label=label, **style)

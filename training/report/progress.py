@@ -1,4 +1,4 @@
-"""What does the user see while a run is going? A few live lines on a terminal, one line a metric; plain lines elsewhere.
+"""What the user sees while a run is going: a few live lines on a terminal, one line a metric; plain lines elsewhere.
 
 All text for the screen passes through here, so that nothing breaks the live lines. Only the main process shows anything.
 On a terminal, sentences and tables are broken between words at its width, as wide as Chinese letters are there; commands to
@@ -148,14 +148,12 @@ class Progress:
                 self._console.print("\n".join(shown), markup=False, soft_wrap=True)
             else:
                 print("\n".join(shown), file=self._stream, flush=True)
-        except OSError:  # the reader has left, as `head` does, the terminal is gone, or the disk is full
-            self._say_no_more()
-
-    def _say_no_more(self) -> None:
-        """The run goes on, and its log tells the rest."""
-        if self._stream is sys.stdout:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-        self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process
+        except (
+            OSError
+        ):  # the reader has left, as `head` does, the terminal is gone, or the disk is full: the log tells the rest
+            if self._stream is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process
 
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()
@@ -176,7 +174,13 @@ def plain_line(reading: Reading, max_steps: int, seconds_left: float | None) -> 
     """One step as one line of text."""
     step = say("step {step}/{total} {share}", step=f"{reading.step:>{len(str(max_steps))}}", total=max_steps,
                share=f"{reading.step / max_steps:4.0%}")  # fmt: skip
-    parts = [step, *_figures(reading), say("memory {memory}", memory=_memory_words(reading))]
+    parts = [
+        step,
+        say("loss {loss}", loss=f"{reading.loss:.3f}"),
+        say("lr {rate}", rate=f"{reading.learning_rate:.1e}"),
+        say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"),
+        say("memory {memory}", memory=_memory_words(reading)),
+    ]
     if seconds_left is not None:
         parts.append(_left(seconds_left))
     return "  ".join(parts)
@@ -184,14 +188,6 @@ def plain_line(reading: Reading, max_steps: int, seconds_left: float | None) -> 
 
 def _left(seconds: float) -> Said:
     return say("{time} left", time=duration(seconds))
-
-
-def _figures(reading: Reading) -> list[Said]:
-    return [
-        say("loss {loss}", loss=f"{reading.loss:.3f}"),
-        say("lr {rate}", rate=f"{reading.learning_rate:.1e}"),
-        say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"),
-    ]
 
 
 def _memory_words(reading: Reading) -> Said:
@@ -216,12 +212,11 @@ def _live_lines(reading: Reading, max_steps: int, seconds_left: float | None) ->
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True, overflow="ellipsis")
-    words = (f"{reading.loss:.3f}", f"{reading.learning_rate:.1e}", f"{reading.tokens_per_second:,.0f}")
     rows: list[tuple[str, RenderableType, str]] = [
         (say("step"), done, steps),
         (say("memory"), used, _memory_words(reading)),
-        (say("loss"), words[0], say("learning rate {rate}", rate=words[1])),
-        (say("speed"), say("{speed} tokens/s", speed=words[2]), ""),
+        (say("loss"), f"{reading.loss:.3f}", say("learning rate {rate}", rate=f"{reading.learning_rate:.1e}")),
+        (say("speed"), say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"), ""),
     ]
     for name, middle, figures in rows:
         lines.add_row(Text(name), Text(middle) if isinstance(middle, str) else middle, Text(figures))

@@ -1,4 +1,4 @@
-"""What is shown to the user before and after a run: the plan before, the summary after."""
+"""What is shown of a run: the plan before it, the summary after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from config import PREFERENCES, Config, places
 from data.sources.places import public_values
 from language import join, say
-from memory.cost.prediction import Choice
 from memory.plan import Plan
 from settings.fields import counted
 from settings.program import program
@@ -70,34 +69,37 @@ class Summary:
         return history(self, event)
 
 
+def promised_time(plan: Plan) -> str:
+    """How long the run will take, in words; empty where nothing is known of this machine's speed."""
+    if plan.seconds_total is None or plan.seconds_low is None or plan.seconds_high is None:
+        return ""
+    return about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
+
+
 def plan_rows(plan: Plan, weights: int) -> Rows:
     """The plan as two columns."""
     choice = plan.choice
-    total = choice.accumulation_passes * choice.micro_batches_per_pass
+    batch = counted(plan.effective_batch_size, "row")
+    if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
+        batch = say(
+            "{rows} = micro-batch {micro} x accumulation {times}",
+            rows=batch, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
+        )  # fmt: skip
     rows: Rows = [
         (
             say("weights"),
             say("{count}, stored in {storage}, computed in {compute}",
                 count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
         ),
-        (say("effective batch"), _batch(counted(plan.effective_batch_size, "row"), choice, total > 1)),
+        (say("effective batch"), batch),
         (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
         (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
     ]  # fmt: skip
     shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
     rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
-    if plan.seconds_total is not None and plan.seconds_low is not None and plan.seconds_high is not None:
-        rows.append((say("time"), about(plan.seconds_total, plan.seconds_low, plan.seconds_high)))
+    if promise := promised_time(plan):
+        rows.append((say("time"), promise))
     return rows + [(say("why"), reason) for reason in plan.reasons]
-
-
-def _batch(rows: str, choice: Choice, is_cut: bool) -> str:
-    if not is_cut:
-        return rows
-    return say(
-        "{rows} = micro-batch {micro} x accumulation {times}",
-        rows=rows, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
-    )  # fmt: skip
 
 
 def recomputed(saved: int, total: int) -> str:
@@ -108,60 +110,43 @@ def recomputed(saved: int, total: int) -> str:
 def summary_rows(summary: Summary) -> Rows:
     """The summary as two columns."""
     s = summary
+    took = {"time": duration(s.seconds), "speed": f"{s.tokens_per_second:,.0f}"}
+    if not s.steps_here:
+        steps = say("{steps}, all done before; --max_steps={more} would train on", steps=s.steps, more=2 * s.steps)
+    elif s.steps_here < s.steps:
+        steps = say("{steps}, the last {here} in {time}, {speed} tokens/s", steps=s.steps, here=s.steps_here, **took)
+    else:
+        steps = say("{steps} in {time}, {speed} tokens/s", steps=s.steps, **took)
+    rows: Rows = [(say("steps"), steps)]
+    if s.first_eval_loss is not None and s.best_eval_loss is not None:
+        first = f"{s.first_eval_loss:.3f}"
+        loss: str = say("{loss} at the beginning, and no lower since", loss=first)
+        if s.best_eval_loss < s.first_eval_loss:
+            loss = f"{first} -> {s.best_eval_loss:.3f}"
+        rows.append((say("evaluation loss"), loss))
     peak = say(
         "planned {planned}, measured {measured} ({deviation})",
         planned=format_size(s.planned_peak_bytes), measured=format_size(s.run_peak_bytes),
         deviation=f"{s.run_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
     size = format_size(s.budget_bytes)
-    kept = say("{budget}: inside", budget=size)
-    rows: Rows = [
-        (say("steps"), _steps(s)),
-        (say("peak memory"), peak),
-        (
-            say("budget"),
-            kept if s.first_over is None else say("{budget}: OVER, first {when}", budget=size, when=s.first_over),
-        ),
-    ]
+    budget = say("{budget}: inside", budget=size)
+    if s.first_over is not None:
+        budget = say("{budget}: OVER, first {when}", budget=size, when=s.first_over)
+    rows += [(say("peak memory"), peak), (say("budget"), budget)]
     phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.steps_here:
-        share = f"{s.care_seconds / s.watched_seconds:.1%}"
-        rows.append(
-            (
-                say("watching and cleaning"),
-                say("{seconds} s, {share} of the run", seconds=f"{s.care_seconds:.1f}", share=share),
-            )
-        )
-    if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        first, best = f"{s.first_eval_loss:.3f}", f"{s.best_eval_loss:.3f}"
-        no_lower = say("{loss} at the beginning, and no lower since", loss=first)
-        told = f"{first} -> {best}" if s.best_eval_loss < s.first_eval_loss else no_lower
-        rows.insert(1, (say("evaluation loss"), told))
+        cost = {"seconds": f"{s.care_seconds:.1f}", "share": f"{s.care_seconds / s.watched_seconds:.1%}"}
+        rows.append((say("watching and cleaning"), say("{seconds} s, {share} of the run", **cost)))
     if s.skipped_batches or s.rate_factor < 1:
-        rows.append((say("inf or nan"), _left_out(s)))
+        batches = counted(s.skipped_batches, "batch")
+        lost = say("{batches} left out", batches=batches)
+        if s.rate_factor < 1:
+            lost = say("{batches}, learning rate x {factor}", batches=lost, factor=f"{s.rate_factor:g}")
+        rows.append((say("inf or nan"), lost))
     return [*rows, (say("model"), s.model_dir)]
-
-
-def _left_out(summary: Summary) -> str:
-    batches = say("{batches} left out", batches=counted(summary.skipped_batches, "batch"))
-    if summary.rate_factor == 1:
-        return batches
-    return say("{batches}, learning rate x {factor}", batches=batches, factor=f"{summary.rate_factor:g}")
-
-
-def _steps(summary: Summary) -> str:
-    if not summary.steps_here:
-        return say(
-            "{steps}, all done before; --max_steps={more} would train on", steps=summary.steps, more=2 * summary.steps
-        )
-    took = {"time": duration(summary.seconds), "speed": f"{summary.tokens_per_second:,.0f}"}
-    if summary.steps_here < summary.steps:
-        return say(
-            "{steps}, the last {here} in {time}, {speed} tokens/s", steps=summary.steps, here=summary.steps_here, **took
-        )
-    return say("{steps} in {time}, {speed} tokens/s", steps=summary.steps, **took)
 
 
 def _example(prompt: str) -> str:

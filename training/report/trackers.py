@@ -1,4 +1,4 @@
-"""Who else hears of a run? The trackers that Accelerate knows, off unless they are named: nothing leaves the machine unasked.
+"""Who else hears of a run: the trackers that Accelerate knows, off unless they are named: nothing leaves the machine unasked.
 
 Each event of metrics.jsonl that holds numbers by step is handed on: `train/...` of a step, `eval/...` of an evaluation,
 `memory/...` in bytes. A package that is missing is told with its `pip install` line, where Accelerate would leave it out.
@@ -6,7 +6,8 @@ Each event of metrics.jsonl that holds numbers by step is handed on: `train/...`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,51 +61,37 @@ def tracker_names(config: Config) -> list[str]:
     return names
 
 
-class Trackers:
-    """Hands events to trackers; a context, which closes them whatever happens.
+@contextmanager
+def trackers(accelerator: Accelerator, config: Config) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Open the trackers of a run, and close them whatever happens: a context that gives what takes its events.
 
     Args:
         accelerator: made with `log_with`. config: of the run, its name settled.
     """
 
-    def __init__(self, accelerator: Accelerator, config: Config) -> None:
-        self._accelerator, run = accelerator, config.run
-        if not accelerator.log_with:
-            return
-        accelerator.project_configuration.set_directories(str(Path(run.log_dir, run.run_name)))
-        accelerator.project_configuration.logging_dir = str(Path(run.log_dir, run.run_name))
-        named = {name: {word: run.run_name} for name, word in RUN_NAMES.items()}
-        accelerator.init_trackers(PROJECT, config=_settings(config), init_kwargs=named)
+    def close() -> None:
+        while accelerator.trackers:
+            accelerator.trackers.pop().finish()
 
-    def __enter__(self) -> Trackers:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        """Take one event, as it stands in metrics.jsonl."""
-        prefix = PREFIXES.get(event["event"])
-        if prefix is not None and self._accelerator.trackers:
-            values = {
-                f"{prefix}/{name}": value for name, value in event.items() if name != "step" and _is_number(value)
-            }
-            self._accelerator.log(values, step=event["step"])
+    def take(event: Mapping[str, Any]) -> None:
+        if event["event"] in PREFIXES and accelerator.trackers:
+            numbers = {name: value for name, value in event.items() if type(value) in (int, float) and name != "step"}
+            prefix = PREFIXES[event["event"]]
+            accelerator.log({f"{prefix}/{name}": value for name, value in numbers.items()}, step=event["step"])
         elif event["event"] == "end":
-            self.close()
+            close()
 
-    def close(self) -> None:
-        """Let every tracker finish what it writes; twice is once."""
-        while self._accelerator.trackers:
-            self._accelerator.trackers.pop().finish()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, (bool, int, float, str)) else str(value)
-        for name, value in public_values(config.as_dict()).items()
-    }
+    if accelerator.log_with:
+        folder = str(Path(config.run.log_dir, config.run.run_name))
+        accelerator.project_configuration.set_directories(folder)
+        accelerator.project_configuration.logging_dir = folder
+        settings = {  # numbers, truth values and words
+            name: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in public_values(config.as_dict()).items()
+        }
+        named = {name: {word: config.run.run_name} for name, word in RUN_NAMES.items()}
+        accelerator.init_trackers(PROJECT, config=settings, init_kwargs=named)
+    try:
+        yield take
+    finally:
+        close()

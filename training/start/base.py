@@ -17,10 +17,11 @@ from data.prepare.estimate import fit_in_child
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
+from run_files import SETTINGS_FILE
 from settings.fields import AUTO
 from storage import read_text
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, SETTINGS_FILE, model_folder, near_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
 from training.start.adapted import check_trained, home_of, with_form_of
 from training.start.download import MODELS_DIR, download, how_to_fetch
 

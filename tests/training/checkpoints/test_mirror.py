@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from config import Config, load
+from run_files import RUN_FILE, SETTINGS_FILE
 from settings.errors import UserError
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import RUN_FILE, SETTINGS_FILE, resume_run
+from training.checkpoints.runs import resume_run
 from training.processes.launch import RESTARTS, launch_marks
 from training.start.resuming import goes_on
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from training.checkpoints.run_lock import OWNER_FILE, RunLock
+from run_files import OWNER_FILE
+from training.checkpoints.run_lock import RunLock
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 OWNER = """

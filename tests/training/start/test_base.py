@@ -11,9 +11,10 @@ import pytest
 from config import Config, load
 from data.prepare.estimate import Fit
 from data.tokenizers.training import train_tokenizer
+from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
-from training.checkpoints.runs import SETTINGS_FILE, create_run
+from training.checkpoints.runs import create_run
 from training.start import base, download
 from training.start.base import choose_base
 from training.start.beginning import begin
