@@ -8,9 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from email.message import Message
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import yaml
@@ -75,23 +74,6 @@ def test_every_requirement_stands_in_the_list_of_licences() -> None:
     named = {requirement.name.lower() for file in module.files() for requirement in module.requirements_of(file)}
     assert named and set(licences) == named, "run: python docs/make_licences.py"
     assert not [name for name, licence in licences.items() if "not said" in licence]
-
-
-@pytest.mark.parametrize(
-    ("fields", "licence"),
-    [
-        ([("License-Expression", "MIT"), ("License", "else")], "MIT"),
-        ([("Classifier", "License :: OSI Approved :: BSD License"), ("Classifier", "Topic :: x")], "BSD License"),
-        ([("License", "Apache 2.0\n\nthe whole text")], "Apache 2.0"),
-        ([("Classifier", "License :: OSI Approved"), ("License", "A | B")], "A / B"),
-        ([], "not said in its metadata"),
-    ],
-)
-def test_a_licence_is_read_from_metadata(fields: list[tuple[str, str]], licence: str) -> None:
-    metadata = Message()
-    for name, value in fields:
-        metadata[name] = value
-    assert script("make_licences").licence_of(SimpleNamespace(metadata=metadata)) == licence
 
 
 def test_the_tables_of_published_keys_are_up_to_date() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from data.progress import ProgressLine
-from screen import GuardedStream, guard, raw, visible
+from screen import GuardedStream, guard, raw
 from training.report.log_files import close_log, open_log
 from training.report.progress import Progress
 
@@ -26,12 +25,6 @@ class Terminal(io.StringIO):
 
 def commands(text: str) -> list[str]:
     return [letter for letter in text if letter in "\x1b\x07\x9b\r\x08\x7f\u202e"]
-
-
-def test_controls_are_shown_and_letters_stay() -> None:
-    assert visible("a\tb\n你好 \U0001f600 é") == "a\tb\n你好 \U0001f600 é"
-    assert visible("\x1b[2J\x00\x9b\x7f\r") == "\\x1b[2J\\x00\\x9b\\x7f\\r"
-    assert visible("a\u202eb") == "a\\u202eb"
 
 
 def test_a_terminal_is_guarded_and_a_pipe_gets_answers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +53,6 @@ def test_samples_and_notes_are_shown(place: type[io.StringIO], monkeypatch: pyte
     progress.note(HOSTILE)
     progress.table("t", [(HOSTILE, HOSTILE)])
     assert not commands(stream.getvalue()) and "owned" in stream.getvalue()
-
-
-def test_the_pace_draws_its_own_line_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, now = Terminal(), iter([0.0, 5.0, 6.0])
-    pace = ProgressLine("checking", stream=GuardedStream(terminal), clock=lambda: next(now))  # type: ignore[arg-type]
-    pace.add(1, 1, HOSTILE)
-    assert terminal.getvalue().startswith("\rchecking: 1 row") and not commands(terminal.getvalue()[1:])
 
 
 def test_an_error_that_quotes_data_and_names_is_shown(

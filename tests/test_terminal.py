@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from terminal import aligned, folded, paragraphs, width
+from terminal import paragraphs, width
 
 ROOT = Path(__file__).resolve().parent.parent
 FETCH = "`hf download google/flan-t5-small --local-dir models/flan-t5-small`"
 PROBLEM = f"  --finetune_from = nowhere, no such folder; name a folder with a model, such as {FETCH} fetches\n  python train_low_mem.py train --is_keep_training=True --run_name=one"
 
 
-@pytest.mark.parametrize("room", [30, 60, 100, 500])
+@pytest.mark.parametrize("room", [30, 100])
 def test_a_refusal_is_broken_between_words_and_commands_stay_whole(room: int) -> None:
     first, *others = lines = paragraphs(PROBLEM, room)
     assert first.startswith("  --finetune_from = nowhere,") and others[-1] == PROBLEM.splitlines()[1]
@@ -44,11 +44,3 @@ def test_refusals_fit_the_terminal_and_are_one_line_elsewhere() -> None:
     assert lines[-1].endswith("did you mean tiny?")
     piped = subprocess.run(command, capture_output=True, text=True).stderr
     assert len(piped.splitlines()) == 2 and " ".join(piped.split()) == " ".join(shown.decode().split())
-
-
-def test_lines_are_broken_between_words() -> None:
-    assert folded("  one  two three", 14, 7) == ["  one  two", "       three"]
-    assert folded("一二三四五六", 6) == ["一二三", "四五六"]
-    assert folded("一二，三四。", 5) == ["一", "二，", "三", "四。"], "no line begins with a mark that closes"
-    assert folded("model_save/a_name_that_is_copied", 10, 4) == ["model_save/a_name_that_is_copied"]
-    assert aligned([("a",), ("bb", "c"), ()]) == ["a", "bb  c", ""]

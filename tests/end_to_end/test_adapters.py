@@ -110,26 +110,6 @@ def test_what_is_made_of_an_adapter_answers_alike(pretrained: World, adapted: Wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            ("--lora_rank=4", "--lora_targets=q,up_proj"),
-            "up_proj is no module of this model; allowed: q, k, v, o, wi, wo",
-        ),
-        (("--lora_rank=4", "--finetune_from=auto"), "a base to adapt is needed"),
-        (("--lora_rank=500",), "is more than the width of the matrices"),
-        (("--freeze=enc",), "--freeze = enc, names no weight of this model"),
-    ],
-)
-def test_wrong_choices_are_refused(pretrained: World, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    place = pretrained.beside(tmp_path)
-    refused = place.run("train", *flags_of(pretrained), *flags, "--run_name=x")
-    assert refused.returncode == 2 and words in refused.stderr, refused.stderr
-    assert not (place.runs / "x").exists()
-
-
-@pytest.mark.slow
 def test_frozen_parts_and_slower_layers(pretrained: World, tmp_path: Path) -> None:
     place, base = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
     place.do("train", *flags_of(pretrained), "--freeze=encoder,embedding", "--layerwise_decay=0.5", "--run_name=frozen")

@@ -70,7 +70,6 @@ def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> No
 
 def test_refusals_come_before_anything_is_prepared(alone: Place, world: World) -> None:
     """Also those that only torch knows: a tracker is looked for in a process that takes torch along."""
-    for flag, said in (("--log_with=nosuch", "nosuch"), ("--metrics=nosuch", "nosuch"), ("--lora_rank=4", "a base")):
-        done = alone.run("train", f"--train_file={world.text}", *SHAPE, flag)
-        assert done.returncode == 2 and said in done.stderr, done.stderr
-        assert not alone.cache.exists(), flag
+    done = alone.run("train", f"--train_file={world.text}", *SHAPE, "--log_with=nosuch")
+    assert done.returncode == 2 and "nosuch" in done.stderr, done.stderr
+    assert not alone.cache.exists()

@@ -125,6 +125,7 @@ def test_a_run_that_was_over_its_budget_says_so_last_saves_and_ends_with_3(world
     assert 2**20 * enough >= world.place.events("passing")[-1]["measured_peak_bytes"] > 2**20 * (enough - 1)
 
 
+@pytest.mark.slow
 def test_a_run_over_its_budget_that_cannot_shrink_saves_and_ends_with_3(world: World) -> None:
     done = over_budget(world, "lasting")
     assert done.returncode == 3, done.stdout + done.stderr

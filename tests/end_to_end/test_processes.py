@@ -62,7 +62,7 @@ def test_sharded_weights_give_the_losses_of_whole_ones(
 @slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("1", "2"), ("2", "1"), ("2", "3"), ("1", "2 sharded"), ("2 sharded", "1"), ("2 sharded", "3 sharded")],
+    [("1", "2"), ("2", "3"), ("1", "2 sharded"), ("2 sharded", "1")],
 )
 def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Path, before: str, after: str) -> None:
     place = pretrained.beside(tmp_path)

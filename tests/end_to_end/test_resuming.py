@@ -52,6 +52,7 @@ def test_a_launchers_restart_goes_on_and_replaces_nothing(
     assert not [path for path in place.runs.rglob(".tmp-*")] and not (place.runs / "cut" / "owner.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_inside_the_budget_and_with_the_threads_that_it_began_with(world: World, tmp_path: Path) -> None:
     place, begun = world.beside(tmp_path), ("--memory_budget=700M", "--num_threads=2", "--max_steps=1")
     place.do("train", *world.train_flags, "--run_name=kept", *begun)
@@ -81,6 +82,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
     assert not (tmp_path / "ran").exists(), "nothing in a run's folder is run"
 
 
+@pytest.mark.slow
 def test_a_finetuning_killed_before_its_first_checkpoint_begins_again(pretrained: World, tmp_path: Path) -> None:
     place, base = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
     flags = (
@@ -151,6 +153,7 @@ def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(
         assert 0.0 < event["update_seconds"] + event["weights_wait_seconds"] < event["seconds"]
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_with_its_weights_elsewhere(pretrained: World, tmp_path: Path) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=cut", "--weights_in=file")
     place.stop_at(13, signal.SIGKILL, "train", *flags)

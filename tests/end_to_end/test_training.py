@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import sys
@@ -13,7 +11,6 @@ import pytest
 
 from memory.cost.duration import RENEWED_STEPS
 from tests.end_to_end.conftest import SAME, STEPS, World
-from tests.end_to_end.running import Place
 
 LAUNCHER = {
     "accelerate": (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
@@ -98,7 +95,6 @@ def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: Worl
 @pytest.mark.parametrize(
     ("step", "number"),
     [
-        pytest.param(13, signal.SIGKILL, id="killed"),
         pytest.param(8, signal.SIGINT, id="Ctrl-C"),
         pytest.param(2, signal.SIGKILL, id="killed before the first checkpoint", marks=pytest.mark.slow),
         pytest.param(20, signal.SIGKILL, id="killed while saving", marks=pytest.mark.slow),
@@ -169,31 +165,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pretrained: Wor
     assert "does not fit" in refused.stderr and "--memory_budget = 100.0 MiB" in refused.stderr
     assert re.search(r"--memory_budget=\d+M", refused.stderr), "says what would hold it"
     assert not place.runs.exists() and not place.logs.exists()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A folder of 3 MB on a file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.name != "posix" or os.system(f"mount -t tmpfs -o size=3m tmpfs {folder} 2>/dev/null"):
-        pytest.skip("mounting a small file system takes root")
-    yield folder
-    assert os.system(f"umount {folder}") == 0
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_whole(pretrained: World, small_disk: Path, tmp_path: Path) -> None:
-    place = Place(small_disk, pretrained.place.cache)
-    logs = f"--log_dir={tmp_path / 'logs'}"
-    flags = (*pretrained.train_flags, "--run_name=full", "--save_steps=1", "--keep_latest_n_ckp=1000", logs)
-    full = place.run("train", *flags)
-    assert full.returncode == 2 and "Traceback" not in full.stderr + full.stdout, full.stderr
-    assert "No space left" in full.stderr and "is whole" in full.stderr, full.stderr
-    checkpoints = place.runs / "full" / "checkpoints"
-    last = (checkpoints / "latest").resolve()
-    assert re.fullmatch(r"step_\d{8}", last.name)
-    assert not list(checkpoints.glob(".tmp-*")), "what was half written is gone"
-    json.loads((last / "state" / "training.json").read_text())
-    answer = place.do("generate", f"--model={last}", "--input=the river", "--max_new_tokens=3", logs)
-    assert answer.stdout.endswith("\n")

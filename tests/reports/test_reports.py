@@ -1,9 +1,9 @@
 """Public reports about other programs, tried on this one: where each comes from, what breaks there, and what is right.
 
-`REPORTS` is the table. A row's source is a repository and a number, an issue unless it says PR. Its input is made here: tiny random
+`REPORTS` and `SLOW` are the table. A row's source is a repository and a number, an issue unless it says PR. Its input is made here: tiny random
 models as transformers saves them, adapters as PEFT saves them, files of a few rows. What is right comes from the program that
 defines the format (transformers, PEFT, datasets, pyarrow, gguf, onnxruntime, the csv module), or from what the file itself says;
-where it can only be refused, the refusal names what is wrong. Rows marked slow start runs.
+where it can only be refused, the refusal names what is wrong.
 """
 
 from __future__ import annotations
@@ -599,11 +599,11 @@ class Report:
     breaks: str
     right: str
     check: Check
-    is_slow: bool = False
 
 
 STRINGS = ["a", "c"], ["b", "d"]
-REPORTS = [
+# what imports transformers or PEFT, or starts runs
+SLOW = [
     # checkpoints
     Report("pytorch/pytorch 149894", "torch.compile renames tensors: keys missing, or random weights", "the model that was compiled", named("_orig_mod.*")),
     Report("AlmondGod/tinyworlds PR 13", "checkpoints of a compiled model under DDP do not load again", "the model within", named("_orig_mod.module.*")),
@@ -631,6 +631,15 @@ REPORTS = [
     Report("ggml-org/llama.cpp PR 15909", "encoder and decoder of different depth", "gguf's reader", of_two_depths),
     Report("ggml-org/llama.cpp 9692", "merges in pairs, as tokenizers 0.20 writes them, are lost", "gguf's reader, tokenizer.json", merges_in_pairs),
     Report("microsoft/onnxruntime 21053", "answers depend on the other rows of a batch and their length", "transformers 5.23 beside onnxruntime", onnx_of_other_sizes),
+    # training, evaluation, answers
+    Report("NVIDIA/TensorRT-LLM 1847", "T5 answers otherwise in a batch; transformers 36642: which tokens a penalty counts", "transformers 5.23, generate", answers),
+    Report("huggingface/trl PR 3351", "launched by a configuration for DeepSpeed: a traceback", "the variable's own name, refused", launched_otherwise),
+    Report("huggingface/transformers 29510", "accelerate's variables change the precision of a run", "the run without them", environment_of_accelerate),
+    Report("huggingface/transformers PR 38872", "losses under accumulation depend on the micro-batch", "transformers' mean over all tokens", accumulated),
+    Report("huggingface/transformers 39241", "the loss of an evaluation depends on its batch size", "transformers' mean over all tokens", evaluated),
+    Report("huggingface/open-r1 PR 494", "padding that is also the end of a text is never learnt", "the answer ends", padding_that_ends),
+]  # fmt: skip
+REPORTS = [
     # data
     Report("huggingface/datasets PR 8397", "one empty shard stops all others", "the other shards", reads({"00.jsonl": b"", "01.jsonl": lines(PAIRS), "02.csv": b""})),
     Report("huggingface/datasets PR 8385", "a split without rows is saved without a shard", "state.json: no file, told so", saved_without_rows),
@@ -645,22 +654,19 @@ REPORTS = [
     Report("simonw/csv-diff PR 50", "cells beyond 131,072 letters, and with line breaks", "the csv module", long_cells),
     Report("UKGovernmentBEIS/inspect_ai PR 3802", "half of a surrogate pair ends the program", "JSON: a pair is one letter, a half is none", reads({"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)])),
     Report("microsoft/eureka-ml-insights PR 127", "NaN in a column stops the reading", "Python's json: a number, and no text", reads({"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)])),
-    # training, evaluation, answers
+    # training
     Report("PrimeIntellect-ai/prime-rl 968", "a warm-up as long as the run; transformers 34754: a first step at rate 0", "no rate is 0, the peak is reached", schedules),
     Report("huggingface/transformers 33455", "the last part of an epoch is dropped under accumulation", "epochs times rows", last_part_of_an_epoch),
     Report("huggingface/accelerate 3242", "a run resumed in a later epoch sees the rows of the first", "the run that was not stopped", order_of_a_later_epoch),
-    Report("NVIDIA/TensorRT-LLM 1847", "T5 answers otherwise in a batch; transformers 36642: which tokens a penalty counts", "transformers 5.23, generate", answers),
-    Report("huggingface/trl PR 3351", "launched by a configuration for DeepSpeed: a traceback", "the variable's own name, refused", launched_otherwise, is_slow=True),
-    Report("huggingface/transformers 29510", "accelerate's variables change the precision of a run", "the run without them", environment_of_accelerate, is_slow=True),
-    Report("huggingface/transformers PR 38872", "losses under accumulation depend on the micro-batch", "transformers' mean over all tokens", accumulated, is_slow=True),
-    Report("huggingface/transformers 39241", "the loss of an evaluation depends on its batch size", "transformers' mean over all tokens", evaluated, is_slow=True),
-    Report("huggingface/open-r1 PR 494", "padding that is also the end of a text is never learnt", "the answer ends", padding_that_ends, is_slow=True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "report",
-    [pytest.param(row, id=row.source, marks=[pytest.mark.slow] * row.is_slow) for row in REPORTS],
+    [
+        *(pytest.param(row, id=row.source) for row in REPORTS),
+        *(pytest.param(row, id=row.source, marks=pytest.mark.slow) for row in SLOW),
+    ],
 )
 def test_report(report: Report, tmp_path: Path) -> None:
     report.check(tmp_path)

@@ -14,8 +14,3 @@ def test_rows_are_padded_to_a_multiple_of_the_longest() -> None:
     assert batch.input_lengths.tolist() == [3, 9] and batch.target_lengths.tolist() == [2, 1]
     assert batch.num_rows == 2 and batch.num_tokens == 15
     assert batch.keys.dtype == np.int64 and batch.keys.view(np.uint64).tolist() == [2**64 - 1, 3]
-
-
-def test_a_length_that_is_a_multiple_is_not_padded() -> None:
-    batch = collate([Row(np.arange(8), np.arange(4), 1)], pad_token_id=3, length_multiple=4)
-    assert batch.input_ids.shape == (1, 8) and batch.labels.shape == (1, 4)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.order import WINDOW_BLOCKS, Order, mix, row_keys
+from data.batches.order import WINDOW_BLOCKS, Order
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**9))
@@ -29,31 +28,6 @@ def test_seeds_and_epochs_differ_and_look_random() -> None:
     for a, b in ((first, second), (first, other)):
         assert (a == b).mean() < 0.01
     assert abs(np.abs(np.diff(first)).mean() / n - 1 / 3) < 0.02  # the mean distance of two random places
-
-
-def test_all_orders_of_three_rows_occur_about_equally_often() -> None:
-    counts: dict[tuple[int, ...], int] = {}
-    for seed in range(1200):
-        order = tuple(Order(3, seed).rows(0, 3).tolist())
-        counts[order] = counts.get(order, 0) + 1
-    assert len(counts) == 6 and min(counts.values()) > 140
-
-
-def test_a_billion_rows_need_no_list() -> None:
-    rows = Order(10**9, 3).rows(5 * 10**9 - 100, 300)  # crosses an epoch
-    assert rows.min() >= 0 and rows.max() < 10**9
-    assert len(np.unique(rows[:100])) == 100
-
-
-def test_no_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_rows = 0"):
-        Order(0, 1)
-
-
-def test_mix_is_one_to_one_and_keys_are_distinct() -> None:
-    assert len(np.unique(mix(np.arange(100_000, dtype=np.uint64)))) == 100_000
-    keys = np.concatenate([row_keys(seed, np.arange(10_000)) for seed in (0, 1, 42)])
-    assert len(np.unique(keys)) == 30_000
 
 
 def test_order_is_pinned() -> None:

@@ -13,7 +13,6 @@ import pytest
 from config import Config, load
 from data.batches import step_lengths as module
 from data.batches.loader import StepLoader
-from data.batches.mixture import Mixture
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
 
@@ -34,9 +33,10 @@ def prepared(folder: Path, objective: str, **flags: Any) -> tuple[Config, Any]:
     return config, prepare(config)
 
 
-@pytest.mark.parametrize("objective", ["pairs", "span", "ul2", "prefix"])
-@pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("objective", "grouped", "processes"),
+    [("pairs", True, 2), ("span", False, 1), ("ul2", True, 2), ("prefix", False, 2)],
+)
 def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: bool, processes: int) -> None:
     config, made = prepared(tmp_path, objective, group_by_length=grouped)
     loader = StepLoader(made.train_dir, made.objective, config)
@@ -66,8 +66,9 @@ def test_many_steps_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert step_lengths(loader, made.train_dir, range(1000), 8).sources.shape == (3, 8)
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize("limits", [{"MOST_PLACES": 16}, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 16}])
+@pytest.mark.parametrize(
+    ("grouped", "limits"), [(True, {"MOST_PLACES": 16}), (False, {"MOST_ROWS": 10, "MOST_MADE_ROWS": 16})]
+)
 def test_the_longest_row_of_all_is_among_those_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool, limits: dict[str, int]
 ) -> None:
@@ -93,24 +94,3 @@ def test_evaluation(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     assert np.sort(found.sources, axis=1).tolist() == lengths
-
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_many_steps_are_looked_up_in_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mixed: bool) -> None:
-    config, made = prepared(tmp_path, "pairs")
-    loader = StepLoader(made.train_dir, made.objective, config)
-    if is_mixed:
-        loader._order = Mixture([100, loader.num_rows - 100], [0.7, 0.3], seed=1)
-    calls: list[int] = []
-    at_steps = loader.rows_at_steps
-
-    def counted(steps: Any, batch: int) -> Any:
-        calls.append(len(steps))
-        return at_steps(steps, batch)
-
-    monkeypatch.setattr(module, "PLACES_AT_ONCE", 64)
-    monkeypatch.setattr(loader, "rows_at_steps", counted)
-    found = step_lengths(loader, made.train_dir, range(3, 43), 4)
-    assert calls == [16, 16, 8] and found.sources.shape == (40, 4)
-    whole = [loader.rows_of_steps(step, 1, 4).tolist() for step in range(3, 43)]
-    assert at_steps(np.arange(3, 43), 4).tolist() == whole

@@ -18,9 +18,7 @@ TALK = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
 @pytest.mark.parametrize(
     "asked, system, expected",
     [
-        ("plain", None, "Hi\nHello!\nWho?"),
         ("plain", "Be kind.", "Be kind.\nHi\nHello!\nWho?"),
-        ("chat", None, "User: Hi\nAssistant: Hello!\nUser: Who?\nAssistant:"),
         ("chat", "Be kind.", "Be kind.\nUser: Hi\nAssistant: Hello!\nUser: Who?\nAssistant:"),
         ("chat_zh", None, "问：Hi\n答：Hello!\n问：Who?\n答："),
         ("Q: {prompt} {system}!", "s", "Q: Hi s! Hello!\nQ: Who? !"),
@@ -36,15 +34,8 @@ def test_one_turn_fills_the_text_once_behind_the_prefix() -> None:
     assert Template.load("question").prompt([("user", "why?")]) == "question: why?"
 
 
-def test_rules_among_the_turns_are_the_system_text() -> None:
-    turns = [("system", "Be kind."), ("user", "Hi")]
-    assert Template.load("chat").prompt(turns) == "Be kind.\nUser: Hi\nAssistant:"
-    assert Template.load("chat").prompt(turns, "Be short.") == "Be short.\nUser: Hi\nAssistant:"
-    assert Template.load("question").prompt(turns) == "question: Hi"
-
-
-@pytest.mark.parametrize("prefix", ["", "summarize: "])
-@pytest.mark.parametrize("asked", [*TEMPLATES, "Q: {prompt}\\nA:", "{prompt}"])
+@pytest.mark.parametrize("prefix", ["summarize: "])
+@pytest.mark.parametrize("asked", [*TEMPLATES, "Q: {prompt}\\nA:"])
 def test_the_newest_question_is_found_again(asked: str, prefix: str) -> None:
     template = Template.load(asked, prefix)
     assert template.question(template.prompt([("user", "What is it?")]).strip()) == "What is it?"
@@ -55,18 +46,11 @@ def test_the_newest_question_is_found_again(asked: str, prefix: str) -> None:
         assert template.question(cut) == cut, "the end is missing, so nothing is taken off"
 
 
-def test_the_last_turn_must_be_the_users() -> None:
-    for turns in ([], TALK[:2], [("system", "x")]):
-        with pytest.raises(ValueError, match="last turn"):
-            Template().prompt(turns)
-
-
 @pytest.mark.parametrize(
     "asked, words",
     [
         ("chatt", ["chatt", "plain, chat", "{prompt}"]),
         ("{prompt} {role}", ["unknown place {role}"]),
-        ("{prompt} {prompt}", ["exactly once"]),
         ("{system}", ["exactly once"]),
     ],
 )
@@ -74,14 +58,6 @@ def test_wrong_templates_are_user_errors(asked: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         Template.load(asked)
     assert all(word in str(caught.value) for word in words)
-
-
-@pytest.mark.parametrize("asked", [*TEMPLATES, "Q: {prompt}\\nA:"])
-def test_a_template_is_read_back_from_its_folder(asked: str, tmp_path: Path) -> None:
-    made = Template.load(asked, "fix: ")
-    made.save(tmp_path)
-    assert Template.read(tmp_path) == made
-    assert Template.read(tmp_path / "nowhere") is None
 
 
 def test_a_broken_file_is_a_user_error(tmp_path: Path) -> None:

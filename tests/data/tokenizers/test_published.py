@@ -95,13 +95,7 @@ def test_a_byte_that_byt5_has_as_a_token_keeps_its_id(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode_prompts(["a\n"])[0].tolist() == [100, 13]
 
 
-def test_byt5_needs_no_vocabulary(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
-    tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.size == 384 and tokenizer.encode_batch(["héy"])[0].tolist() == [107, 198, 172, 124]
-
-
-@pytest.mark.parametrize("missing", ["pad_token", "eos_token"])
+@pytest.mark.parametrize("missing", ["eos_token"])
 def test_missing_special_tokens_are_named(tmp_path: Path, missing: str) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     names = json.loads((folder / "special_tokens_map.json").read_text())

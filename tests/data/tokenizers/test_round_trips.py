@@ -30,7 +30,7 @@ def own() -> Mapping[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "unigram"])
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(text=TEXTS)
 @example(text="    return a + b")
 @example(text=" ")
@@ -45,7 +45,7 @@ def test_any_text_comes_back(own: Mapping[str, Tokenizer], kind: str, text: str)
     assert tokenizer.unk_id not in document and tokenizer.eos_id not in [*document, *answer]
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=25, deadline=None)
 @given(words=st.lists(st.sampled_from(LINES[0].split() + LINES[3].split()), max_size=12))
 def test_known_words_come_back(own: Mapping[str, Tokenizer], words: list[str]) -> None:
     text = " ".join(words)

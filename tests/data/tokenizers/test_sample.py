@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from data.tokenizers.sample import (
     Room,
     count_words,
     most_frequent,
-    repeated,
     sample_texts,
 )
 from data.tokenizers.training import train_tokenizer
@@ -44,25 +42,9 @@ def test_a_sample_on_the_disk_is_the_same_and_leaves_nothing_behind(tmp_path: Pa
     assert set(sample) <= set(texts) and not list(tmp_path.iterdir())
 
 
-def test_every_row_has_the_same_chance_to_be_sampled() -> None:
-    texts = [f"{number:04d}" for number in range(1000)]
-    chosen = [int(text) for seed in range(20) for text in sample_texts(texts, 400, seed)]
-    thirds = [sum(third * 333 <= number < (third + 1) * 333 for number in chosen) for third in range(3)]
-    assert min(thirds) > 550 and max(thirds) < 780
-
-
 def test_one_huge_row_is_cut_and_alone_it_is_taken() -> None:
     (only,) = sample_texts(["x" * 10**6], 1000)
     assert len(only) == LONGEST_SAMPLE_CHARS
-
-
-def test_what_fits_is_counted_exactly() -> None:
-    texts = ["the river and the boat", "a boat"]
-    counts = count_words(texts, str.split, 100)
-    assert counts == Counter(" ".join(texts).split())
-    words = most_frequent(dict(counts), 100, len)
-    assert words[:2] == [("boat", 2), ("the", 2)] and dict(words) == counts
-    assert "".join(repeated([("a", 5000), ("b", 2)], "\0")).count("a\0") == 5000
 
 
 def test_frequent_words_survive_a_table_that_is_full() -> None:

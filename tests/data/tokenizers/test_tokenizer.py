@@ -24,19 +24,6 @@ def test_bytes_are_byt5s_ids_and_come_back(text: str) -> None:
     assert BYTES.decode(ids) == text
 
 
-def test_special_ids_of_byt5() -> None:
-    assert (BYTES.pad_id, BYTES.eos_id, BYTES.unk_id, BYTES.size) == (0, 1, 2, 384)
-    assert BYTES.num_sentinels == 125 and (BYTES.sentinel_ids[0], BYTES.sentinel_ids[124]) == (259, 383)
-
-
-def test_names_of_special_tokens_in_a_text_are_text_unless_wanted() -> None:
-    text = "a</s>b <extra_id_0>"
-    plain, special = BYTES.encode_batch([text])[0], BYTES.encode_batch([text], special=True)[0]
-    assert plain.max() < 259 and BYTES.eos_id not in plain and BYTES.decode(plain) == text
-    assert BYTES.eos_id in special and BYTES.sentinel_ids[0] in special
-    assert BYTES.decode(special) == "ab " and BYTES.decode(special, skip_special=False) == text
-
-
 @pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
 def test_a_prompt_asks_by_sentinels_alone(kind: str) -> None:
     """All else is encoded as it is in training."""
@@ -147,8 +134,7 @@ def test_a_chat_template_that_was_not_used_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_model_config", [False, True])
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
+@pytest.mark.parametrize(("kind", "with_model_config"), [("bpe", True), ("unigram", False), ("byte", True)])
 def test_transformers_loads_the_folder(tmp_path: Path, kind: str, with_model_config: bool) -> None:
     transformers = pytest.importorskip("transformers")
     from data.tokenizers.training import train_tokenizer
