@@ -38,7 +38,7 @@ START = (
 )
 LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
 CLOSING_SECONDS = 5  # that a child has to end once its input has ended
-MEMORY, TIME, FAILED = "memory", "time", "failed"
+MEMORY, TIME, CRASHED, FAILED = "memory", "time", "crashed", "failed"
 OUT_OF_MEMORY = 137  # the exit code of a child that could not allocate, as of one that was killed
 PR_SET_PDEATHSIG = 1
 
@@ -48,7 +48,7 @@ class ChildDied(Exception):
 
     Args:
         reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took longer than its
-            limit. FAILED: anything else. detail: the last line of its errors where those are captured, else its exit code.
+            limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its errors where those are captured, else its exit code.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -156,6 +156,8 @@ class Worker:
             reason = MEMORY  # C++ and Rust abort where they cannot allocate
         elif code == -getattr(signal, "SIGXCPU", 0):
             reason = TIME
+        elif code < 0:
+            reason = CRASHED
         return ChildDied(self._killed_for or reason, detail)
 
 

@@ -12,8 +12,6 @@ from commands.loading import Room, Trained, answering, check_one_adapter, find_m
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
-from data.prepare.preview import passed_over
-from data.prepare.task import kind_of
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.cost.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
@@ -72,7 +70,7 @@ def evaluate(config: Config) -> Evaluation:
         answered = min(answered, loader.num_rows)
         table = _table(result, loader, prepared, answered, unknown)
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
-        table += passed_over(config, kind_of(prepared.objective))
+        table += prepared.unread
         _show(trained, table, samples, trained.monitor.peak_bytes, accelerator.is_main_process)
     return result
 

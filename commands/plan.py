@@ -15,6 +15,7 @@ from typing import Any
 from config import Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
+from data.prepare.looking import look
 from data.prepare.preparing import find_prepared
 from data.prepare.preview import Rows as SeenRows
 from data.prepare.preview import table_of_files, table_of_shards
@@ -248,9 +249,11 @@ def _about_rows(config: Config) -> int:
     if config.data.train_file is None:
         return 0
     with suppress(UserError, OSError):
-        task = decide(config, only_if_made)
-        lengths = lengths_of(config.data, task.objective)
-        rows = about_rows(task.sources) if task.kind != STREAM else about_tokens(task.sources) // lengths.raw_tokens
+        task = look(config, decide, config, only_if_made)
+        if task.kind == STREAM:
+            rows = about_tokens(task.sources) // lengths_of(config.data, task.objective).raw_tokens
+        else:
+            rows = look(config, about_rows, task.sources)
         return max(1, min(rows, config.data.max_samples or rows))
     return 0
 
@@ -286,14 +289,14 @@ def _rows(config: Config) -> SeenRows:
     if config.data.train_file is None:
         return []
     with suppress(UserError):
-        prepared = find_prepared(config)
+        prepared = look(config, find_prepared, config)
         if prepared is not None:
             loader = StepLoader(prepared.train_dir, prepared.objective, config)
             tokenizer = Tokenizer.load(prepared.tokenizer_dir)
             return table_of_shards(config, prepared, loader, tokenizer, SHOWN_ROWS)
         known = config.data.tokenizer_dir != AUTO
         worded = None if known else Path(config.data.cache_dir)
-        return table_of_files(config, SHOWN_ROWS, only_if_made, worded)[1]
+        return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, worded)[1]
     return []
 
 

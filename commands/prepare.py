@@ -7,7 +7,8 @@ import shlex
 import data.prepare.preparing
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
-from data.prepare.preview import lost_of_shards, passed_over, table_of_files, table_of_shards
+from data.prepare.looking import look
+from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -26,7 +27,7 @@ def prepare(config: Config) -> None:
     if config.prepare.preview:
         _preview(config)
         return
-    prepared = data.prepare.preparing.prepare(config)
+    prepared = data.prepare.preparing.in_child(data.prepare.preparing.prepare, config)
     folder = prepared.train_dir.parent
     rows: list[tuple[str, str]] = [
         (say("folder"), str(folder)), (say("objective"), prepared.objective), (say("tokenizer"), str(prepared.tokenizer_dir))
@@ -39,7 +40,7 @@ def prepare(config: Config) -> None:
         if facts["longest_uncut"] > facts["longest"]:
             told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
         rows.append((say("tokens of {column}", column=column), told_lengths))
-    rows += [*lost_of_shards(config, prepared), *passed_over(config, manifest.kind)]
+    rows += [*lost_of_shards(config, prepared), *prepared.unread]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     tunes = " --is_finetune=True" if config.train.is_finetune else ""
     next_line = f"{program()} {command} --train_file={shlex.quote(str(folder))}{tunes}"
@@ -48,7 +49,7 @@ def prepare(config: Config) -> None:
 
 def _preview(config: Config) -> None:
     """Show rows as the model will see them; writes no shards, and at most a tokenizer into the cache."""
-    task, table = table_of_files(config, config.prepare.preview)
+    task, table = look(config, table_of_files, config, config.prepare.preview)
     if task.shards is not None:
         prepared = data.prepare.preparing.prepare(config)
         loader = StepLoader(prepared.train_dir, prepared.objective, config)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from config import Config, UserError
+from data.prepare.looking import look
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ def tokenizer(config: Config) -> None:
         raise UserError(f"--tokenizer_dir = {folder}, holds a tokenizer; name another folder or use --overwrite=True")
     if problems := check_writable("tokenizer_dir", folder):
         raise UserError(*problems)
-    task = decide(config)
+    task = look(config, decide, config)
     if task.shards is not None:
         raise UserError(f"--train_file = {task.shards}, holds token shards, no text; name the text they were made from")
     show = Progress(1)
@@ -48,7 +49,7 @@ def tokenizer(config: Config) -> None:
     )
     with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
         make_folder(Path(config.data.cache_dir))
-    trained = train_task_tokenizer(config, task)
+    trained = look(config, train_task_tokenizer, config, task)
     partial = folder / ".tmp"  # inside: the folder may be a disk of its own
     try:
         with writing("tokenizer_dir", folder):
@@ -67,7 +68,7 @@ def tokenizer(config: Config) -> None:
             say("{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels),
         ),
         *_fewer(trained, config),
-        *((name, str(measured)) for name, measured in tokenizer_quality(config, task, trained).items()),
+        *((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items()),
         (say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"),
     ]
     show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)

@@ -76,6 +76,14 @@ def language_as_before() -> Iterator[None]:
         language.speak("en")
 
 
+@pytest.fixture(autouse=True)
+def readers_as_before() -> Iterator[None]:
+    """The child that read one test's files, with its folder and budget, reads no other's."""
+    yield
+    if looking := sys.modules.get("data.prepare.looking"):
+        looking.forget()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small products take longer to share between threads than to compute."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from childproc import call
 from config import Config
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder
+from data.prepare.looking import ask
 from data.prepare.task import decide, examples_of, first_chars, held_out_sources, tokenizer_folder
 from data.shards.store import COLUMNS, STREAM, Manifest
 from data.sources.peek import about_rows, peek
@@ -134,7 +134,7 @@ class Fit:
 
 def fit_in_child(config: Config, tokenizer_dir: Path) -> Fit:
     """Measure in a process of its own, whose memory goes with it; raises as `measure_fit`."""
-    return call(measure_fit, config, tokenizer_dir)
+    return ask(config, measure_fit, config, tokenizer_dir)
 
 
 def measure_fit(config: Config, tokenizer_dir: Path) -> Fit:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from childproc import MEMORY, ChildDied, call
 from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
-from data.prepare.room import most_in_child, workers
+from data.prepare.looking import ask, forget, names_files
+from data.prepare.room import workers
 from data.prepare.task import (
     Task,
     check_heeded,
@@ -31,6 +31,7 @@ from data.prepare.task import (
     held_out_sources,
     tokenizer_folder,
 )
+from data.prepare.unread import Rows, passed_over
 from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
@@ -39,10 +40,9 @@ from data.sources.files import Source, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.errors import DoesNotFit, UserError
+from settings.errors import UserError
 from settings.fields import AUTO, at_home
 from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
-from units import format_size
 
 FORMAT = 3  # raise it when the same text would give other shards
 IDENTITY = "identity"
@@ -59,6 +59,7 @@ class Prepared:
         counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
             `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
             `validation_`.
+        unread: files and columns that were not read, for a table.
     """
 
     train_dir: Path
@@ -66,6 +67,7 @@ class Prepared:
     tokenizer_dir: Path
     objective: str
     counts: dict[str, int]
+    unread: Rows
 
 
 def prepare(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
@@ -101,7 +103,7 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
         else:
             folder = tokenizer_folder(alone, task, once)
             place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
-        return _prepared(task, place, place)
+        return _prepared(config, task, place, place)
 
 
 def find_prepared(config: Config) -> Prepared | None:
@@ -117,30 +119,21 @@ def find_prepared(config: Config) -> Prepared | None:
 
 
 def in_child(function: Callable[..., Prepared], config: Config, note: Path | None = None) -> Prepared:
-    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if something has to be made.
+    """Do what `prepare` or `prepare_evaluation` does, in a process of its own if files are named or something has to be made.
 
     Raises:
         UserError: as they do. DoesNotFit: it takes more than the budget leaves.
     """
-    most = most_in_child(config)
     try:
-        return function(config, note, only_if_made)
-    except NotMade:
-        pass
-    try:
-        return call(function, config, note, max_bytes=most)
+        if not names_files(config):
+            with suppress(NotMade):
+                return function(config, note, only_if_made)
+        return ask(config, function, config, note)
     except KeyboardInterrupt:
         words = "interrupted while preparing the rows; the same command continues from what is done"
         raise KeyboardInterrupt(say(words)) from None
-    except ChildDied as died:
-        if died.reason != MEMORY:
-            raise
-        files = [str(spec) for spec in (config.data.train_file, config.data.validation_file) if spec]
-        raise DoesNotFit(
-            f"{' and '.join(files) or 'the built-in sample'}: preparing the rows takes more than {format_size(most)}, which is what "
-            "there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before "
-            "is kept. Look at the file named last, or give --memory_budget more"
-        ) from None
+    finally:
+        forget()
 
 
 @contextmanager
@@ -181,7 +174,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
     if given is not None:
         _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
         _check_same_template(config, given[0], train[0].root / TOKENIZER)
-    return _prepared(task, train, given or (made, VALIDATION))
+    return _prepared(config, task, train, given or (made, VALIDATION))
 
 
 def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
@@ -333,7 +326,7 @@ def _check_free(target: Path, identity: str) -> None:
         raise UserError(f"--shards_dir = {target}, holds other files; name a new or an empty folder")
 
 
-def _prepared(task: Task, train: Place, validation: Place) -> Prepared:
+def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Prepared:
     if train[0].kind != validation[0].kind:
         raise UserError(
             f"--validation_file = {validation[0].root}, holds {validation[0].kind} shards, "
@@ -344,4 +337,5 @@ def _prepared(task: Task, train: Place, validation: Place) -> Prepared:
         manifest.files(split)
         counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
     train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
-    return Prepared(train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts)
+    unread = passed_over(config, train[0].kind)
+    return Prepared(train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts, unread)

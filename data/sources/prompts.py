@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from childproc import MEMORY, ChildDied, Worker
+from childproc import CRASHED, MEMORY, ChildDied, Worker
 from config import DataConfig
 from data.sources.files import Source
 from data.sources.layouts import Columns
@@ -67,7 +67,9 @@ def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadR
     except ChildDied as died:
         if died.reason == MEMORY:
             raise DoesNotFit(f"{files}: reading takes more than {format_size(CHILD_BYTES)}; {TOO_LARGE}") from None
-        raise UserError(f"{files}: ended the process that read it ({died}); write or fetch it again") from None
+        if died.reason == CRASHED:
+            raise UserError(f"{files}: reading has crashed a library ({died}); fetch or write the file anew") from None
+        raise
 
 
 def _reader(

@@ -23,7 +23,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from childproc import FAILED, ChildDied, call
+from childproc import MEMORY, TIME, ChildDied, call
 
 LONGEST_TEMPLATE = 64 * 1024  # letters
 LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much
@@ -127,5 +127,5 @@ def try_in_child(source: str, values: Mapping[str, Any]) -> None:
     try:
         call(rendered, source, dict(values), max_cpu=TRIAL_SECONDS, max_bytes=TRIAL_BYTES, is_quiet=True)
     except ChildDied as died:
-        if died.reason != FAILED:
+        if died.reason in (MEMORY, TIME):
             raise TemplateError(f"it takes more than {TRIAL_SECONDS} s or {TRIAL_BYTES // 1024**2} MiB") from None

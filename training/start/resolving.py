@@ -15,6 +15,7 @@ from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
 from data.prepare.estimate import LengthEstimate, estimate_lengths
+from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
@@ -98,11 +99,11 @@ class Rows:
         """
         if config.data.train_file is not None and not file_problems(config.data):  # else the data may be elsewhere
             with suppress(NotMade):
-                if (data := find_prepared(config)) is not None:
+                if (data := look(config, find_prepared, config)) is not None:
                     train = StepLoader(data.train_dir, data.objective, config)
                     validation = StepLoader(data.validation_dir, data.objective, config)
                     return cls.ahead(config, machine, data, train, validation)
-                if (sample := estimate_lengths(config)) is not None:
+                if (sample := look(config, estimate_lengths, config)) is not None:
                     return cls.of_sample(config, machine, sample)
         return cls.as_set(config)
 
@@ -197,7 +198,7 @@ def _steps(config: Config, chosen: Plan, rows: Rows) -> Steps | None:
 def _objective(config: Config) -> str:
     if config.data.train_file is None:
         return "pairs" if config.train.is_finetune else "span"
-    return decide(config).objective
+    return look(config, decide, config).objective
 
 
 def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from childproc import MEMORY, ChildDied
+from childproc import CRASHED, MEMORY, ChildDied
 from config import ROOT, Config
 from data.dataset import LowMemDataset
-from data.prepare import preparing, writing
+from data.prepare import looking, preparing, writing
 from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
 from data.shards.store import ROW_TOKENS, Manifest
@@ -129,18 +129,23 @@ def test_the_child_gives_the_same_and_passes_user_errors_on(configure: Any, text
 
 
 @pytest.mark.parametrize(
-    "raised, expected", [(KeyboardInterrupt(), KeyboardInterrupt), (ChildDied(MEMORY, ""), DoesNotFit)]
+    "raised, expected",
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (ChildDied(MEMORY, ""), DoesNotFit),
+        (ChildDied(CRASHED, "exit code -11"), UserError),
+    ],
 )
 def test_how_a_child_ended_is_told(
     configure: Any, text_file: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[Exception]
 ) -> None:
-    def call(*_: object, **named: object) -> None:
+    def ask(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(preparing, "call", call)
+    monkeypatch.setattr(looking.Worker, "ask", ask)
     with pytest.raises(expected) as caught:
         in_child(prepare, configure(train_file=text_file))
-    assert str(text_file) in str(caught.value) if expected is DoesNotFit else "continues" in str(caught.value)
+    assert str(text_file) in str(caught.value) if isinstance(raised, ChildDied) else "continues" in str(caught.value)
 
 
 def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
