@@ -18,6 +18,18 @@ from model.decoding.running import RunningRow
 STOP, LENGTH = "stop", "length"  # why an answer ends, in OpenAI's words
 
 
+class Refused(Exception):
+    """What is asked for cannot be done, or an answer could not be written.
+
+    Args:
+        status: of HTTP. text: what is wrong, for people. param: the field. code: for programs.
+    """
+
+    def __init__(self, status: int, text: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.param, self.code = status, text, param, code
+
+
 @dataclass
 class Prompt:
     """The tokens that answers are written to, and what the model made of them.

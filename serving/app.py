@@ -19,9 +19,9 @@ from starlette.routing import Route
 from config import GenerateConfig
 from language import say
 from model.decoding.choosing import Choice, Penalties
-from serving.answers import Answer, Prompt, Told
-from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
-from serving.engine import Busy, Closed, Engine, NeverFits
+from serving.answers import Answer, Prompt, Refused, Told
+from serving.asking import Asked, Texts, read_chat, read_completion, read_question
+from serving.engine import Engine
 from serving.flow import Bridge, Flow
 from serving.replies import END, Finished, Form, event, problem, refusal
 from web.bodies import Room, announced_bytes, object_of, read_body
@@ -36,14 +36,6 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
 MOST_REPORTED = 50  # fields that are ignored; more are not listed
 Read = Callable[[dict[str, Any], Texts, GenerateConfig], Asked]
-
-
-class Failed(Exception):
-    """An answer could not be written; status and text say why."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.text = status, text
 
 
 @dataclass
@@ -88,12 +80,8 @@ class Api:
         new = {name[:100] for name in asked.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
-            print(
-                say(
-                    "requests have fields that mean nothing here and are ignored: {names}", names=", ".join(sorted(new))
-                ),
-                flush=True,
-            )
+            told = "requests have fields that mean nothing here and are ignored: {names}"
+            print(say(told, names=", ".join(sorted(new))), flush=True)
         return asked
 
     def begin(self, asked: Asked) -> Flow:
@@ -102,40 +90,28 @@ class Api:
         Raises:
             Refused: too many wait, or the API is being ended.
         """
+        how, seed = asked.how, asked.seed if asked.seed is not None else self.seed
+        wanted, most = len(asked.prompts) * asked.count, self.engine.max_queue + self.engine.capacity.rows
+        if wanted > most:
+            param = "n" if asked.count > 1 else "prompt"
+            raise Refused(
+                400, f"{param}, asks for {wanted} answers at once; allowed here: {most} in one request", param
+            )
+        if seed is None:
+            seed = secrets.randbits(63)
         flow = Flow(self.seconds)
-        flow.answers = self._answers(asked, flow)
-        try:
-            self.engine.submit(flow.answers)
-        except NeverFits as never:
-            raise Refused(400, *self._too_many(asked, never)) from None
-        except Busy as busy:
-            raise Refused(429, f"{busy} answers wait already; come again", code="rate_limit_exceeded") from None
-        except Closed:
-            raise Refused(503, "the server is being ended") from None
-        return flow
-
-    def _too_many(self, asked: Asked, never: NeverFits) -> tuple[str, str]:
-        """What is wrong with a request for more answers than are ever taken at once, and the field that says so."""
-        param = "n" if asked.count > 1 else "prompt"
-        text = f"{param}, asks for {len(asked.prompts) * asked.count} answers at once; allowed here: {never} in one request"
-        return text, param
-
-    def _answers(self, asked: Asked, flow: Flow) -> list[Answer]:
-        how = asked.how
-        made: list[Answer] = []
         penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, how.min_new_tokens, self.eos)
-        seed = next((one for one in (asked.seed, self.seed) if one is not None), secrets.randbits(63))
-        for ids in asked.prompts:
-            prompt = Prompt(ids, asked.count)
+        for prompt in (Prompt(ids, asked.count) for ids in asked.prompts):
             for number in range(asked.count):
                 choice = Choice(how.temperature, how.top_k, how.top_p, seed + number)
-                tell = self.bridge.teller(flow, len(made))
-                made.append(
+                tell = self.bridge.teller(flow, len(flow.answers))
+                flow.answers.append(
                     Answer(
                         prompt, how.max_new_tokens, choice, penalties, asked.stops, self.texts.decode, tell, asked.is_streamed
                     )
                 )  # fmt: skip
-        return made
+        self.engine.submit(flow.answers)
+        return flow
 
     def retry_headers(self, status: int) -> dict[str, str] | None:
         """To whom there is no room for now, when a request is worth another try: what the queue takes at the speed so far."""
@@ -144,6 +120,10 @@ class Api:
         meters, rows = self.engine.meters, max(1, self.engine.running)
         a_token = meters.step_seconds / meters.steps if meters.steps else 0.02
         return {"Retry-After": str(1 + int(self.engine.waiting / rows * self.defaults.max_new_tokens / 2 * a_token))}
+
+    def about(self) -> dict[str, Any]:
+        """The model, as clients list it."""
+        return {"id": self.name, "object": "model", "created": self.made, "owned_by": "frugalt5"}
 
     def gauges(self) -> list[tuple[str, str, int]]:
         """What there is now."""
@@ -177,9 +157,7 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
         yield
         await asyncio.to_thread(api.engine.stop)
 
-    guard = Middleware(
-        Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal
-    )  # fmt: skip
+    guard = Middleware(Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal)
     return Starlette(
         routes=_routes(api), middleware=[guard], lifespan=living,
         exception_handlers={HTTPException: _http_error, Exception: _unforeseen},
@@ -187,34 +165,31 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
 
 
 def _routes(api: Api) -> list[Route]:
-    table: dict[str, tuple[str, Callable[[Api, Request], Awaitable[Response]]]] = {
-        "/v1/chat/completions": ("POST", _chat), "/v1/completions": ("POST", _completion), "/v1/models": ("GET", _models),
-        "/v1/models/{name}": ("GET", _model), "/api/chat": ("POST", _question),
-        "/health": ("GET", _health), "/metrics": ("GET", _metrics),
-    }  # fmt: skip
-
-    def bound(path: str, answer: Callable[[Api, Request], Awaitable[Response]]) -> Any:
+    def route(method: str, path: str, answer: Callable[[Api, Request], Awaitable[Response]]) -> Route:
         async def endpoint(request: Request) -> Response:
-            response = await _answered(api, request, answer)
+            try:
+                response = await answer(api, request)
+            except Refused as refused:
+                headers = api.retry_headers(refused.status)
+                response = refusal(refused.status, refused.text, refused.param, refused.code, headers)
+            except HTTPException as error:
+                response = refusal(error.status_code, error.detail, headers=api.retry_headers(error.status_code))
+            except ClientDisconnect:
+                response = Response(status_code=LEFT)
             api.engine.meters.requests[path, response.status_code] += 1
             return response
 
-        return endpoint
+        return Route(path, endpoint, methods=[method])
 
-    return [Route(path, bound(path, answer), methods=[method]) for path, (method, answer) in table.items()]
-
-
-async def _answered(api: Api, request: Request, answer: Callable[[Api, Request], Awaitable[Response]]) -> Response:
-    try:
-        return await answer(api, request)
-    except Refused as refused:
-        return refusal(refused.status, refused.text, refused.param, refused.code, api.retry_headers(refused.status))
-    except Failed as failed:
-        return refusal(failed.status, failed.text)
-    except HTTPException as error:
-        return refusal(error.status_code, error.detail, headers=api.retry_headers(error.status_code))
-    except ClientDisconnect:
-        return Response(status_code=LEFT)
+    return [
+        route("POST", "/v1/chat/completions", _chat),
+        route("POST", "/v1/completions", _completion),
+        route("GET", "/v1/models", _models),
+        route("GET", "/v1/models/{name}", _model),
+        route("POST", "/api/chat", _question),
+        route("GET", "/health", _health),
+        route("GET", "/metrics", _metrics),
+    ]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -240,8 +215,8 @@ async def _completion(api: Api, request: Request) -> Response:
 async def _question(api: Api, request: Request) -> Response:
     """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
     asked = await api.asked(request, read_question)
-    finished = await _whole(api, request, api.begin(asked))
-    return Response(status_code=LEFT) if finished is None else JSONResponse({"response": finished[0].text})
+    (finished,) = await _whole(api, request, api.begin(asked))
+    return JSONResponse({"response": finished.text})
 
 
 async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Response:
@@ -250,17 +225,14 @@ async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Resp
     if asked.is_streamed:
         events = _events(api, flow, form, prompt_tokens if asked.with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-    finished = await _whole(api, request, flow)
-    if finished is None:
-        return Response(status_code=LEFT)
-    return JSONResponse(form.whole(finished, prompt_tokens))
+    return JSONResponse(form.whole(await _whole(api, request, flow), prompt_tokens))
 
 
 async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
     """What the answers of a request are told, until all have ended; whoever stops reading gives them up.
 
     Raises:
-        Failed: one could not be written.
+        Refused: one could not be written.
     """
     left = len(flow.answers)
     try:
@@ -268,9 +240,9 @@ async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
             try:
                 index, told = await flow.next()
             except asyncio.TimeoutError:
-                raise Failed(504, f"not answered within {api.seconds:g} seconds") from None
+                raise Refused(504, f"not answered within {api.seconds:g} seconds") from None
             if told.problem:
-                raise Failed(503 if not api.engine.is_alive else 500, told.problem)
+                raise Refused(500 if api.engine.is_alive else 503, told.problem)
             yield index, told
             left -= bool(told.end)
     finally:
@@ -280,31 +252,35 @@ async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
             api.engine.meters.first_seconds.add(flow.first_seconds)
 
 
-async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished] | None:
-    """All answers when the last is done; None where the client has left, which ends the work."""
-    work = asyncio.ensure_future(_collected(api, flow))
-    leaving = asyncio.ensure_future(_has_left(request))
+async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished]:
+    """All answers when the last is done.
+
+    Raises:
+        Refused: one could not be written. ClientDisconnect: the client has left, which ends the work.
+    """
+
+    async def collect() -> list[Finished]:
+        finished = [Finished("", "", 0)] * len(flow.answers)
+        async with contextlib.aclosing(_told(api, flow)) as telling:
+            async for index, told in telling:
+                text = finished[index].text + told.text
+                finished[index] = Finished(text, told.end, len(flow.answers[index].tokens))
+        return finished
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = asyncio.ensure_future(collect()), asyncio.ensure_future(leave())
     try:
         await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
     finally:
         for task in (work, leaving):
             task.cancel()
         await asyncio.gather(work, leaving, return_exceptions=True)
-
-
-async def _collected(api: Api, flow: Flow) -> list[Finished]:
-    finished = [Finished("", "", 0)] * len(flow.answers)
-    async with contextlib.aclosing(_told(api, flow)) as telling:
-        async for index, told in telling:
-            before = finished[index]
-            finished[index] = Finished(before.text + told.text, told.end, len(flow.answers[index].tokens))
-    return finished
-
-
-async def _has_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -> AsyncIterator[bytes]:
@@ -321,7 +297,7 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
                 begun.add(index)
                 part = form.part(index, told.text) if told.text else b""
                 yield head + part + (form.tail(index, told.end) if told.end else b"")
-    except Failed as failed:
+    except Refused as failed:
         yield event(problem(failed.status, failed.text))
         return
     if prompt_tokens is not None:
@@ -332,21 +308,16 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
 # --- what there is ---
 
 
-def _about(api: Api) -> dict[str, Any]:
-    return {"id": api.name, "object": "model", "created": api.made, "owned_by": "frugalt5"}
-
-
 async def _models(api: Api, request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_about(api)]})
+    return JSONResponse({"object": "list", "data": [api.about()]})
 
 
 async def _model(api: Api, request: Request) -> Response:
     name = request.path_params["name"]
     if name != api.name:
-        raise Refused(
-            404, f"The model {name[:100]!r} does not exist here; there is {api.name!r}", "model", "model_not_found"
-        )
-    return JSONResponse(_about(api))
+        text = f"The model {name[:100]!r} does not exist here; there is {api.name!r}"
+        raise Refused(404, text, "model", "model_not_found")
+    return JSONResponse(api.about())
 
 
 async def _health(api: Api, request: Request) -> Response:

@@ -18,6 +18,7 @@ from commands.chat import newest_turns
 from config import GenerateConfig
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
+from serving.answers import Refused
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS = 16, 200, 16, 16
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
@@ -50,18 +51,6 @@ TAKEN = (
 )  # fmt: skip
 # tables that hold further fields
 HOLDERS = ("extra_body", "chat_template_kwargs")
-
-
-class Refused(Exception):
-    """What is asked for cannot be done.
-
-    Args:
-        status: of HTTP. text: what is wrong, for people. param: the field. code: for programs.
-    """
-
-    def __init__(self, status: int, text: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(text)
-        self.status, self.text, self.param, self.code = status, text, param, code
 
 
 @dataclass(frozen=True)
@@ -237,17 +226,13 @@ def _turn(message: Any, param: str) -> Turn:
         raise Refused(400, f"{param}, needs a role; allowed: {', '.join(ROLES)}", param)
     content = message.get("content")
     if isinstance(content, list):  # parts, of which text alone can be read
-        content = "".join(
-            part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else _no_text(param)
-            for part in content
-        )
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise Refused(400, f"{param}, has a part without text; this model reads text alone", param)
+        content = "".join(map(str, parts))
     if not isinstance(content, str):
         raise Refused(400, f"{param}, needs content; allowed: text, or parts of the type text", param)
     return ROLES[role], content
-
-
-def _no_text(param: str) -> str:
-    raise Refused(400, f"{param}, has a part without text; this model reads text alone", param)
 
 
 def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
@@ -264,15 +249,10 @@ def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     if len(several) > MOST_PROMPTS:
         raise Refused(400, f"prompt, are {len(several)} prompts; allowed: {MOST_PROMPTS} in one request", "prompt")
     asked = _settings(fields, defaults)
-    return replace(asked, prompts=tuple(_prompt(one, texts) for one in several))
-
-
-def _prompt(one: Any, texts: Texts) -> tuple[int, ...]:
-    if isinstance(one, str):
-        return texts.plain(one, "prompt")
-    if isinstance(one, list) and one and _are_ids(one):
-        return texts.given(one, "prompt")
-    raise Refused(400, "prompt, is none; allowed: text, token ids, or a list of either", "prompt")
+    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
+        raise Refused(400, "prompt, is none; allowed: text, token ids, or a list of either", "prompt")
+    prompts = (texts.plain(one, "prompt") if isinstance(one, str) else texts.given(one, "prompt") for one in several)
+    return replace(asked, prompts=tuple(prompts))
 
 
 def _are_ids(values: list[Any]) -> bool:

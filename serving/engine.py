@@ -23,28 +23,14 @@ from memory.observe.monitor import Monitor
 from memory.recovery import free_failed
 from model.decoding.choosing import Choice
 from model.decoding.running import RunningBatch
-from serving.answers import Answer, Told
+from serving.answers import Answer, Refused, Told
 from serving.meters import Meters
 from settings.errors import UserError
 
 QUIET_SECONDS = 2.0  # without work, after which memory is given back
-PRESSURE, REST_SECONDS = (
-    0.97,
-    10.0,
-)  # share of the budget from which memory is cleaned; least time between two cleanings
+PRESSURE = 0.97  # share of the budget from which memory is cleaned
+REST_SECONDS = 10.0  # least time between two cleanings
 LOOK_STEPS = 16  # between two looks at the memory
-
-
-class Busy(Exception):
-    """Too many answers wait; the number says how many."""
-
-
-class NeverFits(Exception):
-    """A request is for more answers than are ever taken at once; the number says how many are."""
-
-
-class Closed(Exception):
-    """No more answers are taken."""
 
 
 class Engine:
@@ -76,6 +62,7 @@ class Engine:
         self._changed = threading.Condition()
         self._is_closed = False
         self._device, self._cleaner, self._rest_until = device, Cleaner(device), 0.0
+        self._quiet_at = 0  # steps
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -113,17 +100,14 @@ class Engine:
         """Take the answers of one request, all or none.
 
         Raises:
-            Busy: too many wait. NeverFits: these alone are too many. Closed: the engine has ended.
+            Refused: too many wait, or the engine has ended.
         """
-        most = self.max_queue + self.capacity.rows
-        if len(answers) > most:
-            raise NeverFits(most)
         with self._changed:
             if self._is_closed:
-                raise Closed
-            free = max(0, self.capacity.rows - len(self._running))
-            if len(self._waiting) + len(answers) > self.max_queue + free:
-                raise Busy(len(self._waiting))
+                raise Refused(503, "the server is being ended")
+            free, waiting = max(0, self.capacity.rows - len(self._running)), len(self._waiting)
+            if waiting + len(answers) > self.max_queue + free:
+                raise Refused(429, f"{waiting} answers wait already; come again", code="rate_limit_exceeded")
             self._waiting.extend(answers)
             self._changed.notify()
 
@@ -144,19 +128,19 @@ class Engine:
             self._hand_over()
 
     def _wait(self) -> bool:
-        while not self._has_come():
-            if self.meters.take_news():
+        """Sleep until there is work, with a look at the memory now and then; whether there is, and not the end."""
+        while True:
+            with self._changed:
+                is_there = self._changed.wait_for(
+                    lambda: self._is_closed or self._waiting or self._running, QUIET_SECONDS
+                )
+            if is_there:
+                return not self._is_closed
+            if self.meters.steps != self._quiet_at:  # the first time since then that nothing is to be done
+                self._quiet_at = self.meters.steps
                 self._cleaner.before("quiet")
             else:  # what was read and refused may have filled the memory without a step
                 self._is_pressed()
-        return not self._is_closed
-
-    def _has_come(self) -> bool:
-        """Sleep until there is work or the end, for `QUIET_SECONDS` at the most; whether there is."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._is_closed or self._waiting or self._running), QUIET_SECONDS
-            )
 
     def _drop_left(self) -> None:
         for answer in [*self._running, *self._waiting]:

@@ -1,9 +1,9 @@
-"""How do the engine's thread and the requests' thread meet? What answers are told travels over together, once a step."""
+"""The way from the engine's thread to that of the requests: what answers are told travels over together, once a step."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from serving.answers import Answer, Told
@@ -29,13 +29,13 @@ class Bridge:
         if not self._held or self._loop is None:
             return
         held, self._held = self._held, []
+
+        def deliver() -> None:
+            for flow, index, told in held:
+                flow.put(index, told)
+
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            self._loop.call_soon_threadsafe(_deliver, held)
-
-
-def _deliver(held: list[tuple[Flow, int, Told]]) -> None:
-    for flow, index, told in held:
-        flow.put(index, told)
+            self._loop.call_soon_threadsafe(deliver)
 
 
 class Flow:
@@ -46,7 +46,7 @@ class Flow:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.answers: Sequence[Answer] = ()
+        self.answers: list[Answer] = []
         self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self.began = self._loop.time()

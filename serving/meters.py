@@ -1,4 +1,4 @@
-"""What is counted while the API runs, and how is it told? As Prometheus reads it.
+"""What is counted while the API runs, as Prometheus reads it.
 
 Source: Prometheus, text-based exposition format 0.0.4.
 """
@@ -48,20 +48,12 @@ class Meters:
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # address and code of the answer
     request_seconds: Histogram = field(default_factory=Histogram)
     first_seconds: Histogram = field(default_factory=Histogram)
-    _told_steps: int = 0
 
     def step(self, rows: int, seconds: float) -> None:
         """Count a step, which adds one token to each row."""
-        self.steps, self.step_rows, self.step_seconds = (
-            self.steps + 1,
-            self.step_rows + rows,
-            self.step_seconds + seconds,
-        )
-
-    def take_news(self) -> bool:
-        """Whether there were steps since this was last asked."""
-        before, self._told_steps = self._told_steps, self.steps
-        return before != self.steps
+        self.steps += 1
+        self.step_rows += rows
+        self.step_seconds += seconds
 
     def page(self, gauges: Iterable[tuple[str, str, int]]) -> str:
         """All of it as text.

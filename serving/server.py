@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from commands.loading import (
@@ -86,15 +85,12 @@ def api_of(trained: Trained, config: Config) -> Api:
         trained.monitor, trained.device, bridge.hand_over,
     )  # fmt: skip
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
-    made = int((trained.folder / "config.json").stat().st_mtime) if _has_config(trained.folder) else 0
+    written = trained.folder / "config.json"
+    made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
         engine, bridge, texts, trained.folder.resolve().name, made, model.config.eos_token_id, config.generate,
         config.serve.request_timeout, config.run.seed if config.given("seed") else None,
     )  # fmt: skip
-
-
-def _has_config(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
 
 
 def _capacity(trained: Trained, config: Config) -> Capacity:

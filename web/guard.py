@@ -12,10 +12,10 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,14 +62,17 @@ class Guard:
         self._hosts, self._open_paths = {*LOOPBACK_NAMES, *(host.lower() for host in hosts)}, {*open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        answer = self._answer(scope)
-        if answer is not None:
-            await answer(scope, receive, _with_headers(send))
         else:
-            await self._app(scope, receive, _with_headers(send))
+            await (self._answer(scope) or self._app)(scope, receive, sending)
 
     def _answer(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -97,37 +100,34 @@ class Guard:
         return bool(self._token)  # bound to the loopback, only its own addresses are meant
 
     def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
+        client, port = (scope.get("client") or ("",))[0], (scope.get("server") or ("", 0))[1]
+        # What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the port, and nobody
+        # else can use it from another address. Two pages of one host would take each other's cookie, but for its name.
+        cookie = f"{COOKIE}_{port}"
+        kept = hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
         query = dict(parse_qsl(scope["query_string"].decode("latin1"))) if self._is_page else {}
         given = query.pop("token", None)
         if given is not None and scope["method"] == "GET":
-            if not self._is_right(given):
+            if not _is_equal(given, self._token):
                 return self._refuse(401, "wrong token")
             there = scope["path"] + (f"?{urlencode(query)}" if query else "")
             moved = RedirectResponse(there if there.startswith("/") and not there.startswith("//") else "/", 303)
-            moved.set_cookie(
-                _cookie_name(scope), self._pass_of(scope), httponly=True, samesite="strict", max_age=30 * 86400
-            )
+            moved.set_cookie(cookie, kept, httponly=True, samesite="strict", max_age=30 * 86400)
             return moved
-        bearer = headers.get("authorization", "").partition(" ")
-        if bearer[0].lower() == "bearer":
-            is_known = self._is_right(bearer[2].strip())
+        word, _, key = headers.get("authorization", "").partition(" ")
+        if word.lower() == "bearer":
+            is_known = _is_equal(key.strip(), self._token)
         else:
-            is_known = self._is_page and hmac.compare_digest(_cookie(headers, scope), self._pass_of(scope))
+            is_known = self._is_page and _is_equal(cookie_parser(headers.get("cookie", "")).get(cookie, ""), kept)
         if is_known:
             return None
         refused = self._refuse(401, WITHOUT_TOKEN if self._is_page else "send the key: Authorization: Bearer KEY")
         refused.headers["WWW-Authenticate"] = "Bearer"
         return refused
 
-    def _is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf8", "replace"), self._token.encode("utf8"))
 
-    def _pass_of(self, scope: Scope) -> str:
-        """What a browser keeps instead of the token: it sends its cookies to every server of this host, whatever the port, and
-        nobody else can use it from another address.
-        """
-        client, port = (scope.get("client") or ("",))[0], (scope.get("server") or ("", 0))[1]
-        return hmac.new(self._token.encode("utf8"), f"{client} {port}".encode(), "sha256").hexdigest()
+def _is_equal(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode("utf8", "replace"), secret.encode("utf8"))
 
 
 def _is_same_site(headers: Headers, method: str) -> bool:
@@ -141,27 +141,3 @@ def _is_same_site(headers: Headers, method: str) -> bool:
     site = headers.get("sec-fetch-site", "none")
     is_opened = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
     return site in ("none", "same-origin") or is_opened
-
-
-def _cookie_name(scope: Scope) -> str:
-    """Cookies know no ports: two pages of one host would take each other's."""
-    return f"{COOKIE}_{(scope.get('server') or ('', 0))[1]}"
-
-
-def _cookie(headers: Headers, scope: Scope) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
-    except CookieError:
-        return ""
-    return "" if found is None else found.value.encode("ascii", "replace").decode()
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            held = {name.lower() for name, _ in message["headers"]}
-            added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-            message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in held)]
-        await send(message)
-
-    return sending

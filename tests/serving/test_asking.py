@@ -9,7 +9,8 @@ import pytest
 from config import GenerateConfig
 from data.text.templates import Template
 from data.tokenizers.training import byte_tokenizer
-from serving.asking import Asked, Refused, Texts, read_chat, read_completion, read_question
+from serving.answers import Refused
+from serving.asking import Asked, Texts, read_chat, read_completion, read_question
 
 TOKENIZER = byte_tokenizer()
 TEXTS = Texts(TOKENIZER, Template.load("chat"), 64)

@@ -10,9 +10,8 @@ import pytest
 
 from memory.cost.generation import Weights, Writing, serving_capacity
 from model.decoding.choosing import Choice, Penalties
-from serving.answers import Answer, Prompt, Told
+from serving.answers import Answer, Prompt, Refused, Told
 from serving.app import Api
-from serving.engine import Busy
 from tests.serving.served import Gate, alone, make_api, prompt_ids
 from tests.training.small_trained import SHAPE
 from units import GIB, MIB
@@ -113,7 +112,7 @@ def test_the_queue_has_a_limit_and_takes_a_request_whole_or_not_at_all(
     api.engine.submit([first])
     assert gate.reached.wait(60)
     api.engine.submit([ask(api, "x")[0] for _ in range(7)])
-    with pytest.raises(Busy):
+    with pytest.raises(Refused):
         api.engine.submit([ask(api, "x")[0] for _ in range(2)])
     assert api.engine.waiting == 7
     last, ear = ask(api, "hello")
