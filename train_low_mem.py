@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before what takes time to import
 import difflib
 import errno
 import os
+import platform
 import shutil
 import sys
 import time
@@ -101,14 +102,9 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _interrupted(interruption: KeyboardInterrupt) -> int:
-    """Tell it, and again below a launcher's traceback, which the run itself has seen to where it was saved."""
-    from training.processes.last_word import say_after_launcher  # light
     from training.report.endings import Interrupted  # light
 
-    told = str(interruption) or str(say("interrupted"))
-    _print_once(f"\n{told}")
-    if _rank() == 0 and not isinstance(interruption, Interrupted):
-        say_after_launcher(told)
+    _print_once(f"\n{str(interruption) or say('interrupted')}")
     return interruption.code if isinstance(interruption, Interrupted) else INTERRUPTED
 
 
@@ -303,29 +299,29 @@ def _print_refusal(name: str, error: UserError) -> None:
     if sys.stderr.isatty():  # whoever else reads gets each problem as one line
         room = min(WIDEST, shutil.get_terminal_size().columns)
         lines = [part for line in lines for part in paragraphs(line, room)]
-    _print_once("\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines]))
+    told = "\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines])
+    _print_once(told, is_cause=error.exit_code > 1)
 
 
-def _print_once(text: str) -> None:
-    """Every process of a launch comes to the same end; the first one tells it, where somebody still listens."""
-    if _rank() == 0:
+def _print_once(text: str, is_cause: bool = True, is_own: bool = False) -> None:
+    """Tell how it ended, where no other process of a launch does or it is this one's own, and somebody still listens."""
+    from training.processes.launch import is_told_elsewhere, num_processes, rank  # light
+
+    if not is_told_elsewhere(text, is_cause) or is_own:
+        who = f"process {rank()} of {num_processes()} on {platform.node()}: " if rank() else ""
         with suppress(OSError, ValueError):  # how it ended is told by the exit code
-            print(text, file=sys.stderr)
-
-
-def _rank() -> int:
-    from training.processes.launch import rank  # light
-
-    return rank()
+            print(f"{who}{text}", file=sys.stderr)
 
 
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     """Put the traceback where a bug report finds it, and one line on the screen."""
     text = "".join(traceback.format_exception(error))
-    tracking = sys.modules.get("training.report.tracking")
+    tracking = sys.modules.get("training.report.log_files")
     place = tracking.log_crash(text) if tracking else None
     if place is None:
-        suffix = f"_rank{_rank()}" if _rank() else ""
+        from training.processes.launch import rank  # light
+
+        suffix = f"_rank{rank()}" if rank() else ""
         place = (
             Path(_typed(arguments, "log_dir", Config().run.log_dir))
             / f"crash_{time.strftime('%Y%m%d_%H%M%S')}{suffix}.log"
@@ -338,7 +334,7 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
             return
     summary = " ".join(str(error).split())[:200]
     told = "unforeseen {error}: {summary}; the traceback is in {place}"
-    print(say(told, error=type(error).__name__, summary=summary, place=place), file=sys.stderr)
+    _print_once(say(told, error=type(error).__name__, summary=summary, place=place), is_own=True)
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:

@@ -20,7 +20,7 @@ from devices.environment import PRODUCT_CACHES, prepare_environment
 HAD_TORCH = "torch" in sys.modules
 IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and HAD_TORCH
 
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
 from config import Config, UserError
@@ -37,11 +37,9 @@ from training.evaluating import Evaluator
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
 from training.opening import agree_on_kernels, headline, open_run, watched
-from training.processes.collectives import group_settings, sum_over
+from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
-from training.processes.last_word import say_after_launcher
 from training.processes.launch import foreign_engines, local_processes, local_rank
-from training.processes.peers import Peers
 from training.recording import Recorder, announce
 from training.recovering import Recovery
 from training.report.card import write_card
@@ -88,13 +86,12 @@ class LowMemTrainer:
         known = self.config if self.ahead is None else self.ahead.begun.config
         self.device = devices.pick(known.run.device, local_rank())
         self.accelerator = Accelerator(
-            cpu=self.device.name == "cpu", kwargs_handlers=[group_settings()], log_with=tracker_names(known) or None,
+            cpu=self.device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
         use_threads(self.config.run.num_threads)
         with ExitStack() as stack:
-            self.peers = Peers(self.accelerator.process_index, self.accelerator.num_processes)
-            stack.enter_context(self.peers)
+            self.group = stack.enter_context(Group(self.accelerator))
             self._open(stack)
             try:
                 self._loop()
@@ -115,19 +112,19 @@ class LowMemTrainer:
 
     def _open(self, stack: ExitStack) -> None:
         """Settle data, base, plan and run folder, tell what will be done, and make all that does it."""
-        device, accelerator, is_main = self.device, self.accelerator, self.accelerator.is_main_process
-        agree_on_kernels(self.config, accelerator)
-        watch = watched(self.config, device, accelerator, self.ahead, stack)
+        device, group, is_main = self.device, self.group, self.group.is_main
+        agree_on_kernels(self.config, group)
+        watch = watched(self.config, device, group, self.ahead, stack)
         self.monitor = monitor = watch.monitor
         begun = None if self.ahead is None else self.ahead.begun
-        opening = open_run(self.config, watch, device, accelerator, begun)
+        opening = open_run(self.config, watch, device, group, begun)
         start, plan, budget = opening.start, opening.plan, opening.budget
         if is_main:
             stack.callback(restore_replaced_run, start.run_dir)  # where it is not deleted below
         self.config = config = start.config
-        self.peers.resume = resume_command(config)
+        group.resumes_by(resume_command(config))
         self.steps = opening.steps
-        track = stack.enter_context(trackers(accelerator, config))
+        track = stack.enter_context(trackers(self.accelerator, config))
         self.log = log = RunLog(config, start.state.step, monitor, is_main, listeners=[track, *self.callbacks])
         for text in (*budget.warnings, *start.told):
             log.tell(text, is_shown=False)
@@ -143,9 +140,9 @@ class LowMemTrainer:
         )  # fmt: skip
         if is_preference_run(config):
             with monitor.phase("reference"):
-                attach_reference(start, self.steps, plan.choice, device, accelerator, log.tell)
+                attach_reference(start, self.steps, plan.choice, device, group, log.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp)
-        self.live = LiveRun(opening, keeper, checkpoints, monitor, log, accelerator)
+        self.live = LiveRun(opening, keeper, checkpoints, monitor, log, group)
         stack.callback(lambda: self.live.close())
         if is_main:
             delete_replaced_run(start.run_dir)
@@ -186,10 +183,8 @@ class LowMemTrainer:
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
                     step=number, folder=live.start.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
-                if live.is_main:
-                    if self.is_wished:  # a signal may mean this machine alone, and the run goes on without it
-                        note_stop(live.start.run_dir)
-                    say_after_launcher(str(told))
+                if live.is_main and self.is_wished:  # a signal may mean this machine, and the run goes on without it
+                    note_stop(live.start.run_dir)
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.log.tell(remark)
@@ -199,7 +194,7 @@ class LowMemTrainer:
         live, train, began = self.live, self.config.train, time.perf_counter()
         rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
         counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
-        labels, tokens = sum_over(self.accelerator, *counts)
+        labels, tokens = self.group.all_reduce_sum(*counts)
         step = Step(number, rate, train.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not outcome.is_done:
@@ -214,8 +209,8 @@ class LowMemTrainer:
         wish = self.log.wish()
         self.is_wished |= wish == STOP
         stop, save_now = self.interrupts.hear(wish)
-        stop, save_now, exhausted = sum_over(
-            self.accelerator, stop, save_now, float(self.live.keeper.exhausted is not None)
+        stop, save_now, exhausted = self.group.all_reduce_sum(
+            stop, save_now, float(self.live.keeper.exhausted is not None)
         )
         self.save_asked |= save_now > 0
         return stop + exhausted > 0, exhausted > 0
@@ -247,6 +242,6 @@ class LowMemTrainer:
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(start.run_dir, start.run_dir)
-        self.accelerator.wait_for_everyone()
+        self.group.wait()
         self.accelerator.end_training()
         return summary

@@ -22,6 +22,7 @@ from settings.fields import AUTO, counted, read_settings_file
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names
+from training.processes.group import Group
 from training.report.progress import Progress
 from training.report.results import Evaluation, Sample
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
@@ -55,14 +56,14 @@ def evaluate(config: Config) -> Evaluation:
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
-    accelerator = Accelerator(cpu=trained.device.name == "cpu")
+    group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
-        batches = loader.evaluation_batches(rows, batch_size, accelerator.process_index, accelerator.num_processes)
-        result = measure_loss(trained.walk, batches, accelerator, trained.device.torch_device)
+        batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size)
+        result = measure_loss(trained.walk, batches, group, trained.device.torch_device)
         samples, ended = list[Sample](), 0
         if answered:
             scores, samples, ended = generate_metrics(
-                trained.walk, loader, trained.tokenizer, how, accelerator,
+                trained.walk, loader, trained.tokenizer, how, group,
                 rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept,
             )  # fmt: skip
             result.metrics.update(scores)
@@ -71,7 +72,7 @@ def evaluate(config: Config) -> Evaluation:
         table = _table(result, loader, prepared, answered, unknown)
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += prepared.unread
-        _show(trained, table, samples, trained.monitor.peak_bytes, accelerator.is_main_process)
+        _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
     return result
 
 

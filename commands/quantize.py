@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 
 import devices
 from commands.convert import probe_logits
@@ -39,6 +38,7 @@ from model.t5 import T5
 from settings.fields import counted
 from settings.program import program
 from training.evaluation.losses import evaluate
+from training.processes.group import Group
 from training.report.progress import Progress
 from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
 from training.start.adapters import note_origin
@@ -114,7 +114,7 @@ def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim_malloc)
     batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
-    result = evaluate(walk, batches, Accelerator(cpu=True), torch.device("cpu"))
+    result = evaluate(walk, batches, Group(), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 
 

@@ -29,7 +29,7 @@ from storage import writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import check_new_run, check_writable, is_stopped, new_run_name
-from training.processes.alone import Alone
+from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import is_alone, local_rank
 from training.report.endings import StaysStopped
@@ -87,7 +87,7 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
     _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     watch = Watch(budget, monitor, held.enter_context(RunLock()), held.enter_context(Beginning(interrupt_main_thread)))
-    return Ahead(settle(config, watch, Alone()), watch)
+    return Ahead(settle(config, watch, Group()), watch)
 
 
 def _refuse_too_small(budget: Budget) -> None:
@@ -133,7 +133,7 @@ def refuse_missing(config: Config) -> None:
     tracker_names(config)
 
 
-def settle(config: Config, watch: Watch, group: Alone) -> Begun:
+def settle(config: Config, watch: Watch, group: Group) -> Begun:
     """Settle the run's name, whether it may be written, what it goes on from, and prepare its rows.
 
     Args:
@@ -143,17 +143,17 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             preparing was stopped for its memory.
     """
-    name = group.agree_on(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
+    name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
-        refuse(group.by_main(lambda: watch.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
+        refuse(group.run_on_main(lambda: watch.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
     with group.first_here():
         resumes = goes_on(config, group.is_first_here)
-    config, notes = config.changed(is_keep_training=group.agree_on(resumes)), list[str]()
+    config, notes = config.changed(is_keep_training=group.broadcast(resumes)), list[str]()
     if config.train.is_keep_training:
         _stay_stopped(config, group)
-        name, notes = group.by_main(partial(_reopen, config, watch.lock))
+        name, notes = group.run_on_main(partial(_reopen, config, watch.lock))
     else:
         config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
@@ -168,13 +168,13 @@ def settle(config: Config, watch: Watch, group: Alone) -> Begun:
     return begun
 
 
-def _stay_stopped(config: Config, group: Alone) -> None:
+def _stay_stopped(config: Config, group: Group) -> None:
     """End at once where the run was stopped as asked: to torchrun that was a failure.
 
     Raises:
         StaysStopped: it was.
     """
-    stopped = group.by_main(lambda: run_dir.name if is_stopped(run_dir := find_run_to_resume(config)) else None)
+    stopped = group.run_on_main(lambda: run_dir.name if is_stopped(run_dir := find_run_to_resume(config)) else None)
     if stopped is not None:
         told = "{run} was stopped as asked, and its launcher's restart leaves it so; continue with\n  {command}"
         raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))

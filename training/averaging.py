@@ -19,7 +19,6 @@ from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
 from training.evaluating import Evaluator
 from training.live import LiveRun
-from training.processes.collectives import by_main, least_of
 
 
 def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
@@ -34,17 +33,17 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     Memory: the model's again, in place of the one that has trained.
     """
     asked = live.config.train.average_checkpoints
-    found = by_main(live.accelerator, lambda: live.checkpoints.last(asked)) if asked > 1 else []
+    found = live.group.run_on_main(lambda: live.checkpoints.last(asked)) if asked > 1 else []
     if len(found) < 2:
         return False
-    if not least_of(live.accelerator, float(all(path.is_dir() for path in found)))[0]:
+    if not live.group.all_reduce_min(float(all(path.is_dir() for path in found)))[0]:
         live.log.tell(say("no mean is formed: not all machines see the checkpoints"))
         return False
     if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
         evaluator.evaluate()
     folder = live.checkpoints.folder / MEAN
     live.release()
-    by_main(live.accelerator, lambda: _write(found, folder, asked))
+    live.group.run_on_main(lambda: _write(found, folder, asked))
     live.take(folder)
     first, last = step_of(found[0]), step_of(found[-1])
     told = "mean of the last {checkpoints}, of steps {first} to {last}"
@@ -55,8 +54,8 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     if not is_better:
         live.log.tell(say("it is not better than the best before it: a checkpoint is published"))
         live.release()
-        live.take(by_main(live.accelerator, lambda: live.checkpoints.named_best() or found[-1]))
-    live.accelerator.wait_for_everyone()  # all have read it
+        live.take(live.group.run_on_main(lambda: live.checkpoints.named_best() or found[-1]))
+    live.group.wait()  # all have read it
     if live.is_main:
         remove(folder)
     return True

@@ -65,7 +65,7 @@ class Evaluator:
         while True:
             try:
                 return score_answers(
-                    live.engine.walk, start.validation, start.tokenizer, live.config, live.accelerator,
+                    live.engine.walk, start.validation, start.tokenizer, live.config, live.group,
                     live.longest_answer, free, live.monitor,
                 )  # fmt: skip
             except Exception as error:
@@ -79,13 +79,14 @@ class Evaluator:
 
     def _loss(self) -> Evaluation:
         """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
-        live, accelerator = self.live, self.live.accelerator
+        live, group = self.live, self.live.group
         size = live.keeper.plan.choice.eval_batch_size_per_gpu
-        rank, count = accelerator.process_index, accelerator.num_processes
         while True:
             try:
-                batches = live.start.validation.evaluation_batches(live.config.train.eval_rows, size, rank, count)
-                return evaluate(live.engine.walk, batches, accelerator, live.device.torch_device)
+                batches = live.start.validation.evaluation_batches(
+                    live.config.train.eval_rows, size, group.rank, group.size
+                )
+                return evaluate(live.engine.walk, batches, group, live.device.torch_device)
             except Exception as error:
                 if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                     raise

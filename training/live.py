@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from accelerate import Accelerator
-
 from config import GenerateConfig
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
@@ -25,7 +23,7 @@ from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
 from training.evaluation.stopping import BestMetric, lowest_of
 from training.opening import Opening
-from training.processes.collectives import agree_on, by_main, least_of
+from training.processes.group import Group
 from training.report.run_log import RunLog
 from training.start.building import build
 from training.start.startup import rolled_back
@@ -36,7 +34,7 @@ class LiveRun:
 
     Args:
         opening: what it starts with. keeper: keeps it inside its budget, by the plan of now.
-        checkpoints: of the run. monitor, log: watch it and report on it. accelerator: its processes.
+        checkpoints: of the run. monitor, log: watch it and report on it. group: its processes.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
@@ -49,17 +47,17 @@ class LiveRun:
         checkpoints: Checkpoints,
         monitor: Monitor,
         log: RunLog,
-        accelerator: Accelerator,
+        group: Group,
     ) -> None:
         self.start = self._beginning = opening.start
-        self.config, self.device, self.accelerator = opening.start.config, opening.device, accelerator
+        self.config, self.device, self.group = opening.start.config, opening.device, group
         self.keeper, self.checkpoints, self.monitor, self.log = keeper, checkpoints, monitor, log
         self.has_saved = False  # whether this part of the run has written a checkpoint
         self._build()
 
     @property
     def is_main(self) -> bool:
-        return self.accelerator.is_main_process
+        return self.group.is_main
 
     @property
     def longest_answer(self) -> int:
@@ -74,7 +72,7 @@ class LiveRun:
         if budget.device_bytes is not None:
             self.device.limit_memory(budget.device_bytes)
         with self.monitor.phase("load"):
-            self.engine = build(self.start, choice, self.device, self.accelerator)
+            self.engine = build(self.start, choice, self.device, self.group)
         self.state = self.start.state
         self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
         self.divergence = Divergence.restore(self.state.divergence)
@@ -90,7 +88,7 @@ class LiveRun:
 
     def roll_back(self, reason: str) -> None:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
-        latest = agree_on(self.accelerator, self.checkpoints.latest())
+        latest = self.group.broadcast(self.checkpoints.latest())
         self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
         self.close()  # the disk has no room for two files of weights
         del self.engine
@@ -116,9 +114,9 @@ class LiveRun:
         """Go on with the weights that are published, where the run has gone past them: to show what they write. False: they cannot be
         had any more, as where an adapter's base is gone by now; the run is done all the same, and has no weights.
         """
-        best = by_main(self.accelerator, lambda: self.checkpoints.named_best() or self.checkpoints.latest())
+        best = self.group.run_on_main(lambda: self.checkpoints.named_best() or self.checkpoints.latest())
         # machines need not share a disk
-        (is_seen,) = least_of(self.accelerator, float(best is not None and best.is_dir()))
+        (is_seen,) = self.group.all_reduce_min(float(best is not None and best.is_dir()))
         if best is not None and is_seen and step_of(best) != self.state.step:
             try:
                 self.release()
@@ -137,10 +135,10 @@ class LiveRun:
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
-        plan, rank = self.keeper.plan, self.accelerator.process_index
+        plan = self.keeper.plan
         return self.start.loader.micro_batches(
             self.divergence.batch_of(number), effective_batch_size=plan.effective_batch_size,
-            batch_size=plan.choice.batch_size_per_gpu, rank=rank, num_processes=self.accelerator.num_processes,
+            batch_size=plan.choice.batch_size_per_gpu, rank=self.group.rank, num_processes=self.group.size,
         )  # fmt: skip
 
     # --- how far it is ---

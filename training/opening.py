@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 
 from config import Config
 from devices import processor
@@ -39,7 +38,7 @@ from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, resume_run
 from training.evaluation.scores import load_libraries, metric_names
-from training.processes.collectives import Together, agree_on, by_main, least_of, most_of
+from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import OWN_STORES, launch_marks, local_processes, meets_where_the_last_met
 from training.report.heartbeat import Beginning
@@ -107,21 +106,21 @@ def headline(opening: Opening) -> str:
     )  # fmt: skip
 
 
-def agreed_budget(config: Config, device: Device, accelerator: Accelerator) -> Budget:
+def agreed_budget(config: Config, device: Device, group: Group) -> Budget:
     """The least of all processes' budgets: they are measured at different times, and machines differ."""
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
-    host, on_device = least_of(accelerator, float(budget.host_bytes), float(budget.device_bytes or 0))
+    host, on_device = group.all_reduce_min(float(budget.host_bytes), float(budget.device_bytes or 0))
     return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
-def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahead | None, stack: ExitStack) -> Watch:
+def watched(config: Config, device: Device, group: Group, ahead: Ahead | None, stack: ExitStack) -> Watch:
     """What is held for the run: from before torch, or new as long as `stack` lasts."""
     if ahead is None:
-        budget, seconds = agreed_budget(config, device, accelerator), config.memory.monitor_seconds
+        budget, seconds = agreed_budget(config, device, group), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
         enter = stack.enter_context
         return Watch(budget, enter(monitor), enter(RunLock()), enter(Beginning(interrupt_main_thread)))
-    assert accelerator.num_processes == 1, "several processes begin together"
+    assert group.size == 1, "several processes begin together"
     watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
         Progress(1, is_quiet=config.run.quiet).note(warning)
@@ -129,17 +128,17 @@ def watched(config: Config, device: Device, accelerator: Accelerator, ahead: Ahe
     return watch
 
 
-def agree_on_kernels(config: Config, accelerator: Accelerator) -> None:
+def agree_on_kernels(config: Config, group: Group) -> None:
     """Compiled kernels are used by all processes or by none: weights that all update alike must stay the same bits."""
     use(config.run.compiled_kernels is not False)
-    use(bool(least_of(accelerator, float(kernels() is not None))[0]))
+    use(bool(group.all_reduce_min(float(kernels() is not None))[0]))
 
 
-def unlike_processors(device: Device, accelerator: Accelerator) -> list[str]:
+def unlike_processors(device: Device, group: Group) -> list[str]:
     """That the processes compute in other last places, where their processors are not alike: each updates its own weights."""
     here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
     kind = float(zlib.crc32(here.encode()))
-    if device.name != "cpu" or least_of(accelerator, kind) == most_of(accelerator, kind):
+    if device.name != "cpu" or group.all_reduce_min(kind) == group.all_reduce_max(kind):
         return []
     told = (
         "the processors of this run differ, and so do the last places of what they compute: the weights of its processes part "
@@ -148,9 +147,7 @@ def unlike_processors(device: Device, accelerator: Accelerator) -> list[str]:
     return [say(told)]
 
 
-def open_run(
-    config: Config, watch: Watch, device: Device, accelerator: Accelerator, begun: Begun | None = None
-) -> Opening:
+def open_run(config: Config, watch: Watch, device: Device, group: Group, begun: Begun | None = None) -> Opening:
     """Settle everything and make the run's folder, or reopen it.
 
     Args:
@@ -160,24 +157,24 @@ def open_run(
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             no plan fits the budget.
     """
-    begun = begun or settle(config, watch, Together(accelerator))
+    begun = begun or settle(config, watch, group)
     budget, monitor, lock = watch.budget, watch.monitor, watch.lock
     if begun.config.train.is_keep_training:
-        told, budget = budget.warnings, _as_begun(begun.config, device, accelerator)
+        told, budget = budget.warnings, _as_begun(begun.config, device, group)
         monitor.watch(budget.host_bytes, budget.device_bytes)
         for warning in set(budget.warnings) - set(told):
-            Progress(1, accelerator.is_main_process, is_quiet=config.run.quiet).note(warning)
+            Progress(1, group.is_main, is_quiet=config.run.quiet).note(warning)
     begin = start(begun, budget.available_bytes)
-    _check_one_step(begin, accelerator)
-    processes = accelerator.num_processes
+    _check_one_step(begin, group)
+    processes = group.size
     rows = look_ahead(begin, device, budget, processes)
     if writes_answers(begin.config):
         load_libraries(metric_names(begin.config.metrics.metrics))
     base_bytes = monitor.sample().anon_bytes
     with monitor.phase("probe"):
         spec = resolve_here(begin, device, budget, base_bytes, processes, rows=rows, may_probe=True)
-    spec = spec.by(agree_on(accelerator, spec.plan))
-    correction = agree_on(accelerator, spec.machine.correction)  # the first process alone has probed
+    spec = spec.by(group.broadcast(spec.plan))
+    correction = group.broadcast(spec.machine.correction)  # the first process alone has probed
     spec = replace(spec, machine=replace(spec.machine, correction=correction))
     begin = replace(begin, config=spec.settings)
     if spec.counted.effective_batch_size < processes:
@@ -185,19 +182,19 @@ def open_run(
             f"--effective_batch_size = {spec.counted.effective_batch_size}, is less than one row for each of {processes} "
             "processes; raise it"
         )
-    mirror = _mirror(begin, config.run.overwrite, accelerator)
+    mirror = _mirror(begin, config.run.overwrite, group)
     begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec), *outgrowing(spec)]
-    begin.notes += by_main(accelerator, lambda: _room_on_disk(begin, spec))
-    by_main(accelerator, lambda: _open_folder(begin, lock))
+    begin.notes += group.run_on_main(lambda: _room_on_disk(begin, spec))
+    group.run_on_main(lambda: _open_folder(begin, lock))
     begin.notes += [lock.warning] if lock.warning else []
-    begin.notes += [*passed_over(config.run.device, device), *unlike_processors(device, accelerator)]
+    begin.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]
     if meets_where_the_last_met():
         remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
         begin.notes.append(say(remark, name=OWN_STORES))
     return Opening(begin, spec, budget, mirror, device, base_bytes, processes)
 
 
-def _mirror(begin: Start, overwrite: bool, accelerator: Accelerator) -> Mirror | None:
+def _mirror(begin: Start, overwrite: bool, group: Group) -> Mirror | None:
     """Where checkpoints are copied; `overwrite` as this start was told, which a restart that goes on was as well."""
     run = begin.config.run
     if run.checkpoint_mirror is None:
@@ -206,25 +203,25 @@ def _mirror(begin: Start, overwrite: bool, accelerator: Accelerator) -> Mirror |
     if mirror.is_at(Path(run.output_dir, run.run_name)):
         raise UserError(f"{mirror.what}, is where the run itself is saved; name another disk, or a service")
     goes_on = begin.run_dir if begin.config.train.is_keep_training else None
-    by_main(accelerator, lambda: mirror.check(goes_on, overwrite))
+    group.run_on_main(lambda: mirror.check(goes_on, overwrite))
     return mirror
 
 
-def _as_begun(begun: Config, device: Device, accelerator: Accelerator) -> Budget:
+def _as_begun(begun: Config, device: Device, group: Group) -> Budget:
     """Let this process work as the run that goes on was told to: with its threads and kernels, and inside its budget.
 
     Args:
         begun: the settings that the run has saved, under the flags of this start.
     """
     use_threads(begun.run.num_threads)
-    agree_on_kernels(begun, accelerator)
-    return agreed_budget(begun, device, accelerator)
+    agree_on_kernels(begun, group)
+    return agreed_budget(begun, device, group)
 
 
-def _check_one_step(begin: Start, accelerator: Accelerator) -> None:
+def _check_one_step(begin: Start, group: Group) -> None:
     """Machines that do not share their disk may hold different checkpoints."""
     step = float(begin.state.step)
-    if least_of(accelerator, step) != most_of(accelerator, step):
+    if group.all_reduce_min(step) != group.all_reduce_max(step):
         raise UserError(
             f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
             "name a folder that all see, or a --checkpoint_mirror"

@@ -18,7 +18,6 @@ from memory.plan import Plan
 from model.shapes import weight_counts
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
-from training.processes.collectives import first_told, most_of
 from training.report.card import push_command
 from training.report.progress import Reading
 from training.report.run_log import RunLog
@@ -65,7 +64,7 @@ class Recorder:
         used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
         mean, speed = loss / max(labels, 1), tokens / seconds
         reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
-        figures = mean_metrics(live.engine.walk.objective, labels, live.accelerator)
+        figures = mean_metrics(live.engine.walk.objective, labels, live.group)
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:
             figures["skipped_at_loss_scale"] = update.scaling.scale
@@ -129,10 +128,10 @@ class Recorder:
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
-            planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(most_of(live.accelerator, self._peak_bytes())[0]),
+            planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=first_told(live.accelerator, self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
+            first_over=live.group.first_of(self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
             **live.divergence.figures(),
         )  # fmt: skip
 
@@ -148,9 +147,7 @@ class Recorder:
             when = say("after the last step, in {phase}", phase=phase)
         else:
             return None
-        return (
-            when if live.is_main else say("{when}, on process {rank}", when=when, rank=live.accelerator.process_index)
-        )
+        return when if live.is_main else say("{when}, on process {rank}", when=when, rank=live.group.rank)
 
     def _counted_peak_bytes(self) -> int:
         """The most that was held since the budget is what it is: the machine may have had more to give before."""

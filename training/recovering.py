@@ -18,7 +18,6 @@ from training.budget.keeping import ADVICE, NOTHING_LEFT
 from training.checkpoints.runs import publish
 from training.divergence import why_diverged, why_hopeless
 from training.live import LiveRun
-from training.processes.collectives import first_told, sum_over
 from training.report.results import named_rows
 from training.report.summary import resume_command
 from training.saving import Saver
@@ -47,7 +46,7 @@ class Recovery:
         """Go on after step `number`, whose weights are not finite and were not saved."""
         earlier = self.live.engine.checks.earlier  # on a GPU the next step would have looked at it
         is_lost = earlier is not None and not is_finite([earlier])
-        if sum_over(self.live.accelerator, float(is_lost))[0]:
+        if self.live.group.all_reduce_sum(float(is_lost))[0]:
             self._leave_out(number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
         else:
             self.slow_down(number)
@@ -92,7 +91,7 @@ class Recovery:
         live = self.live
         if outcome.failure is not None:
             live.keeper.after_out_of_memory(outcome.failure, "train", number)
-        (exhausted,) = sum_over(live.accelerator, float(live.keeper.exhausted is not None))
+        (exhausted,) = live.group.all_reduce_sum(float(live.keeper.exhausted is not None))
         if exhausted:
             if not outcome.is_changed:
                 self.saver.save(is_best=False)
@@ -109,7 +108,7 @@ class Recovery:
         to_blame = number - is_before
         divergence.skip(to_blame, seen_at=number)
         rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
-        where = first_told(live.accelerator, live.engine.checks.first)
+        where = live.group.first_of(live.engine.checks.first)
         values = {"step": to_blame, "rows": named_rows(rows)}
         report = say("step {step}: inf or nan; left out {rows}", **values)
         if where:

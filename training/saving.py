@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from loguru import logger
 
 from config import GenerateConfig
@@ -24,7 +23,7 @@ from training.checkpoints.mirror import Mirror
 from training.checkpoints.sharded_state import save_sharded
 from training.checkpoints.state import TrainingState, write_checkpoint
 from training.live import LiveRun
-from training.processes.collectives import sum_over
+from training.processes.group import Group
 
 
 class Saver:
@@ -42,7 +41,7 @@ class Saver:
         live, step = self.live, self.live.state.step
         with live.monitor.phase("evaluation"):
             micro_batches = [live.engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
-            if not is_sound(live.engine, micro_batches, live.accelerator):
+            if not is_sound(live.engine, micro_batches, live.group):
                 return False
         state = live.checkpoint_state()
         with live.monitor.phase("save"):
@@ -75,7 +74,7 @@ class Saver:
         return checkpoints.folder / name_of(state.step)
 
 
-def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: Accelerator) -> bool:
+def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) -> bool:
     """Whether a model may be saved: weights and optimizer state are finite, and so is a loss that is formed with them.
 
     Args:
@@ -94,4 +93,4 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], accelerator: A
         drop_frames(error)
     norms = [norm_of([tensor.detach()]) for tensor in tensors if tensor.is_floating_point()]  # each while it is held
     is_lost = not (is_finite([loss]) and is_finite(norms))
-    return not sum_over(accelerator, float(is_lost))[0]
+    return not group.all_reduce_sum(float(is_lost))[0]

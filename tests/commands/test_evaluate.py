@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,7 @@ from tests.training.small_trained import save_trained
 from training.evaluation import samples as answering
 from training.evaluation.samples import generate_metrics, score_answers
 from training.evaluation.scores import AnswerScores, metric_names
+from training.processes.group import Group
 from training.report.results import Sample
 from training.start.adapters import fingerprint_of
 
@@ -183,18 +185,16 @@ def test_unknown_metrics_are_told_before_anything_is_loaded(tmp_path: Path) -> N
         evaluate(settings(tmp_path / "nowhere", tmp_path, metrics="meteor"))
 
 
-@dataclass
-class Rank:
-    """One of two processes, as far as `generate_metrics` asks."""
+class Rank(Group):
+    """One of two processes, which remembers what it gives to sums."""
 
-    process_index: int
-    sums: list[torch.Tensor] = field(default_factory=list)
-    num_processes: int = 2
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.size, self.sums = rank, 2, list[float]()
 
-    def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-        self.sums.append(tensor.double())
-        return tensor
+    def all_reduce_sum(self, *numbers: float) -> list[float]:
+        self.sums = list(numbers)
+        return self.sums
 
 
 def test_answers_are_drawn_by_the_seed(folder: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_answers_are_drawn_by_the_seed(folder: Path, tmp_path: Path) -> None:
 
     def drawn(seed: int) -> list[str]:
         samples = generate_metrics(
-            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9, temperature=2.0), Rank(0, num_processes=1),  # type: ignore[arg-type]
+            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9, temperature=2.0), Group(),
             rows=5, batch_size=5, names=metric_names("auto"), shown=9, seed=seed,
         )[1]  # fmt: skip
         return [sample.answer for sample in samples]
@@ -216,18 +216,18 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
     names = metric_names("auto")
 
-    def score(accelerator: Any) -> tuple[dict[str, float], list[Sample]]:
+    def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9), accelerator,
+            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9), group,
             rows=5, batch_size=2, names=names, shown=9,
         )[:2]  # fmt: skip
 
-    whole, samples = score(Rank(0, num_processes=1))
+    whole, samples = score(Group())
     ranks = [Rank(0), Rank(1)]
     shares = [score(rank)[1] for rank in ranks]
     assert sorted(sample.prompt for share in shares for sample in share) == sorted(sample.prompt for sample in samples)
     assert sorted(sample.prompt for sample in samples) == sorted(PROMPTS)
-    both = AnswerScores(names).result(sum(rank.sums[0] for rank in ranks)[:-1].numpy())
+    both = AnswerScores(names).result(np.sum([rank.sums[:-1] for rank in ranks], axis=0))
     assert both == pytest.approx(whole, rel=1e-12)
 
 
@@ -237,15 +237,14 @@ def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
         settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder, folder
     )
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    alone = Rank(0, num_processes=1)
     results = [
-        score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, free, trained.monitor)  # type: ignore[arg-type]
+        score_answers(trained.walk, loader, trained.tokenizer, config, Group(), 9, free, trained.monitor)
         for free in (2**40, 0)
     ]
     assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
     assert len(results[0][1]) == 3
     config = config.changed(eval_generate_rows="auto")
-    scored = score_answers(trained.walk, loader, trained.tokenizer, config, alone, 9, 2**40, trained.monitor)  # type: ignore[arg-type]
+    scored = score_answers(trained.walk, loader, trained.tokenizer, config, Group(), 9, 2**40, trained.monitor)
     assert scored == ({}, [])
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 import devices
 from config import Config, load
@@ -24,6 +23,7 @@ from training.ahead import _reopen
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run
 from training.opening import few_steps, narrowed, outgrowing
+from training.processes.group import Group
 from training.processes.launch import launch_marks
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from training.start.schedules import Steps
@@ -287,8 +287,8 @@ def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path)
 
 def test_processors_that_are_not_alike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process updates its own weights, whose last places differ then."""
-    alone, device = Accelerator(cpu=True), devices.pick("cpu")
+    alone, device = Group(), devices.pick("cpu")
     assert opening.unlike_processors(device, alone) == []
-    monkeypatch.setattr(opening, "most_of", lambda accelerator, kind: kind + 1)
+    monkeypatch.setattr(alone, "all_reduce_max", lambda kind: [kind + 1])
     (told,) = opening.unlike_processors(device, alone)
     assert "ATEN_CPU_CAPABILITY=avx2 on all machines" in told

@@ -9,6 +9,7 @@ import pytest
 
 from config import Config
 from training import recording
+from training.processes.group import Group
 from training.report.summary import Summary
 
 MIB = 1 << 20
@@ -27,23 +28,23 @@ class Live:
         self.keeper = SimpleNamespace(
             plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0), first_over=None
         )
-        self.accelerator, self.is_main = SimpleNamespace(process_index=rank, num_processes=1), rank == 0
+        self.group, self.is_main = Group(), rank == 0
+        self.group.rank = rank
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
         self.start = SimpleNamespace(run_dir="runs/mine")
         self.log, self.config = SimpleNamespace(path="logs/metrics.jsonl"), Config().changed(max_steps=9)
         self.divergence = SimpleNamespace(figures=dict)
 
 
-def summary_of(rank: int, peak_bytes: int) -> Summary:
-    live: Any = Live(rank, peak_bytes)
+def summary_of(live: Any) -> Summary:
     plan: Any = SimpleNamespace(peak_bytes=600 * MIB, seconds=1.0, seconds_total=None)
     return recording.Recorder(live, plan).summary()
 
 
 def test_another_process_over_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = summary_of(1, 870 * MIB)
+    over, main = summary_of(Live(1, 870 * MIB)), Live(0, 214 * MIB)
     assert over.first_over == "after the last step, in evaluation, on process 1"
-    monkeypatch.setattr(recording, "most_of", lambda accelerator, mine: [max(mine, 870 * MIB)])
-    monkeypatch.setattr(recording, "first_told", lambda accelerator, mine: mine or over.first_over)
-    told = summary_of(0, 214 * MIB).over_budget()
+    monkeypatch.setattr(main.group, "all_reduce_max", lambda mine: [max(mine, 870 * MIB)])
+    monkeypatch.setattr(main.group, "first_of", lambda mine: mine or over.first_over)
+    told = summary_of(main).over_budget()
     assert "on process 1" in told and "the peak was 870.0 MiB" in told and "--memory_budget=870M" in told

@@ -13,6 +13,7 @@ from config import Config
 from engine.step import Outcome
 from settings.errors import DoesNotFit
 from training.divergence import MOST_IN_A_ROW, Divergence
+from training.processes.group import Group
 from training.recovering import Recovery
 
 NO_MEMORY = MemoryError()
@@ -29,7 +30,7 @@ class Live:
             plan=SimpleNamespace(effective_batch_size=2, choice=choice),
             after_out_of_memory=lambda *facts: self.asked.append(facts),
         )
-        self.accelerator = SimpleNamespace(num_processes=1)
+        self.group = Group()
         self.divergence, self.state = Divergence(), SimpleNamespace(step=4)
         self.last_good, self.has_saved, self.is_main = last_good, True, True
         loader = SimpleNamespace(rows_of_steps=lambda first, count, rows: SimpleNamespace(tolist=lambda: [7, 8]))

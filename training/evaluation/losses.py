@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from accelerate import Accelerator
 
 from data.batches.collate import Batch
 from engine.micro_batches import to_micro_batch
 from engine.objectives.objective import Objective
 from engine.walk import Walk
-from training.processes.collectives import sum_over
+from training.processes.group import Group
 from training.report.results import Evaluation
 
 
-def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, device: torch.device) -> Evaluation:
+def evaluate(walk: Walk, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
@@ -24,21 +23,21 @@ def evaluate(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator, dev
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     walk.objective.clear()
-    for batch in together(walk, batches, accelerator) if walk.weight_store.is_collective else batches:
+    for batch in together(walk, batches, group) if walk.weight_store.is_collective else batches:
         part = to_micro_batch(batch, walk.model.config, device)
         sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
-    loss, tokens, rows = sum_over(accelerator, *sums.tolist())
-    metrics = mean_metrics(walk.objective, tokens, accelerator)
+    loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
+    metrics = mean_metrics(walk.objective, tokens, group)
     walk.objective.clear()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)
 
 
-def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> Iterator[Batch]:
+def together(walk: Walk, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:
     """The batches of this process, and for as long as others have more of them, only the gathering of weights."""
     own = iter(batches)
     while True:
         batch = next(own, None)
-        if not sum_over(accelerator, float(batch is not None))[0]:
+        if not group.all_reduce_sum(float(batch is not None))[0]:
             return
         if batch is None:
             walk.accompany()
@@ -46,10 +45,10 @@ def together(walk: Walk, batches: Iterable[Batch], accelerator: Accelerator) -> 
             yield batch
 
 
-def mean_metrics(objective: Objective, count: float, accelerator: Accelerator) -> dict[str, float]:
+def mean_metrics(objective: Objective, count: float, group: Group) -> dict[str, float]:
     """The objective's figures since it was cleared, summed over all processes, over `count`; {} where it has none."""
     figures = objective.metrics
     if not figures:
         return {}
-    sums = sum_over(accelerator, *figures.values())
+    sums = group.all_reduce_sum(*figures.values())
     return {name: total / max(count, 1.0) for name, total in zip(figures, sums, strict=True)}

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
-from accelerate import Accelerator
 
 from config import Config, GenerateConfig
 from data.batches.collate import Batch
@@ -23,7 +22,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
-from training.processes.collectives import sum_over
+from training.processes.group import Group
 from training.report.results import Sample
 from training.report.run_log import RunLog
 
@@ -38,7 +37,7 @@ def generate_metrics(
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
-    accelerator: Accelerator,
+    group: Group,
     *,
     rows: int,
     batch_size: int,
@@ -61,8 +60,7 @@ def generate_metrics(
     """
     scores = AnswerScores(names)
     samples, cut = list[Sample](), 0
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    for batch in loader.evaluation_batches(rows, batch_size, rank, processes):
+    for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size):
         pairs = [_row(batch, place) for place in range(batch.num_rows)]
         answers = _answers(walk, [source for source, _ in pairs], settings, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
@@ -72,7 +70,7 @@ def generate_metrics(
             scores.add(sample.answer, _unmatched(sample.reference, target, tokenizer))
             if len(samples) < shown:
                 samples.append(sample)
-    *sums, all_cut = sum_over(accelerator, *scores.sums, cut)
+    *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
     return scores.result(np.array(sums)), samples, int(all_cut)
 
 
@@ -81,7 +79,7 @@ def score_answers(
     loader: StepLoader,
     tokenizer: Tokenizer,
     config: Config,
-    accelerator: Accelerator,
+    group: Group,
     longest_answer: int,
     free_bytes: int,
     monitor: Monitor,
@@ -112,7 +110,7 @@ def score_answers(
     settings = GenerateConfig(max_new_tokens=longest_answer)
     batch_size = max(1, kept.most(Writing(rows, loader.longest[0], longest_answer)))
     scores, samples, _ = generate_metrics(
-        walk, loader, tokenizer, settings, accelerator,
+        walk, loader, tokenizer, settings, group,
         rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
         kept=None if walk.weight_store.is_collective else kept,
     )  # fmt: skip

@@ -1,4 +1,9 @@
-"""How the processes of a run stay together: `launch` says who this one is, `collectives` agree.
-`peers` ends all when one fails, `interrupts` turns a signal into an orderly end.
-Imports `report` alone; `launch` imports nothing, so that a refusal can ask before torch is loaded.
+"""The processes of a run: `launch` says which one this is, `group` lets them agree, `liveness` finds
+machines that are lost, `interrupts` turns a signal into an orderly end.
+`launch` and `interrupts` load no torch, so that a refusal can ask before it.
+"""
+
+"""The processes of a run: `launch` says which one this is, `group` lets them agree, `liveness` finds
+machines that are lost, `interrupts` turns a signal into an orderly end.
+`launch` and `interrupts` load no torch, so that a refusal can ask before it.
 """

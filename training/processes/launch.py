@@ -6,8 +6,11 @@ with, so that a refusal can ask before torch is loaded.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +20,9 @@ if TYPE_CHECKING:
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # which it always sets, also for one process
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to
+CAUSE = "told/cause"  # a key in the store of the run
+SAME_WORD_SECONDS = 2.0  # in which processes come to the same end
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
@@ -47,11 +51,6 @@ def local_processes() -> int:
     return _number("LOCAL_WORLD_SIZE", 1)
 
 
-def is_launched() -> bool:
-    """Whether torchrun or accelerate has started this process."""
-    return RESTARTS in os.environ or BY_ACCELERATE in os.environ
-
-
 def foreign_engines() -> list[str]:
     """What is wrong with a configuration of accelerate that wants the run to be another program's."""
     asked = [name for name in ENGINES if os.environ.get(name, "false").lower() not in ("false", "0", "")]
@@ -60,6 +59,38 @@ def foreign_engines() -> list[str]:
         "torchrun, or a configuration of accelerate without it"
         for name in asked
     ]
+
+
+def is_told_elsewhere(text: str, is_cause: bool = True) -> bool:
+    """Whether another process of this run tells the same: process 0, or without its word the first of the others.
+
+    Until the processes have met, process 0 speaks for all.
+
+    Args:
+        is_cause: whether it is why the run ends. What only follows from that is told where nobody has told a cause.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if num_processes() == 1:
+        return False
+    if dist is None or not dist.is_initialized():
+        return rank() > 0
+    store, key = dist.distributed_c10d._get_default_store(), f"told/{hashlib.sha256(text.encode()).hexdigest()}"
+    try:
+        if not is_cause and store.check([CAUSE]):
+            return True
+        if is_cause:
+            store.set(CAUSE, "")
+        if rank() == 0:
+            store.set(key, "")
+            return False
+        deadline = time.monotonic() + SAME_WORD_SECONDS
+        while time.monotonic() < deadline:
+            if store.check([key]):
+                return True
+            time.sleep(0.05)
+        return int(store.add(f"{key}/others", 1)) > 1
+    except RuntimeError:  # the process that had the store is gone
+        return False
 
 
 def restarts() -> int:

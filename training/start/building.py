@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.distributed as dist
-from accelerate import Accelerator
 
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
@@ -30,7 +28,7 @@ from model.decoding.passing import in_place
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
 from training.checkpoints.state import load_optimizer
-from training.processes.collectives import group_of_hosts, sum_over
+from training.processes.group import Group
 from training.start.adapted import home_of
 from training.start.adapters import choose_trained
 from training.start.preference import objective_of
@@ -38,11 +36,11 @@ from training.start.schedules import layerwise_factors
 from training.start.startup import Start
 
 
-def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator | None = None) -> Engine:
+def build(begin: Start, choice: Choice, device: Device, group: Group | None = None) -> Engine:
     """Make the model, fill or load it, and put the engine around it; everything lies on the device, checked.
 
     Args:
-        accelerator: of the processes that train together; None: this one alone.
+        group: the processes that train together; None: this one.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
@@ -52,11 +50,9 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
-    hosts = None if accelerator is None else group_of_hosts(accelerator)
-    shards = None if choice.shards == 1 else Shards(dist.get_rank(), dist.get_world_size(), hosts)
-    resting = resting_store(
-        choice, device, weights_folder(config), 1 if accelerator is None else accelerator.num_processes
-    )
+    group = group or Group()
+    shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
+    resting = resting_store(choice, device, weights_folder(config), group.size)
     model = _make_model(begin, storage, device, shards, resting)
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -78,10 +74,7 @@ def build(begin: Start, choice: Choice, device: Device, accelerator: Accelerator
         scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,
     )  # fmt: skip
     update = Update(optimizer, config.train.max_grad_norm, scaling, weight_store)
-    if accelerator is None:
-        return Engine(walk, update, device, choice, checks, shards)
-    processes, sums = accelerator.num_processes, partial(sum_over, accelerator)
-    return Engine(walk, update, device, choice, checks, shards, processes, sums, hosts)
+    return Engine(walk, update, device, choice, checks, shards, group.size, group.all_reduce_sum, group.hosts)
 
 
 def _make_model(

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
@@ -37,7 +36,7 @@ from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError
 from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
 from training.checkpoints.state import TrainingState
-from training.processes.collectives import agree_on
+from training.processes.group import Group
 from training.report.wording import duration
 from training.start.adapted import base_of
 from training.start.building import build
@@ -55,9 +54,7 @@ _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
 
-def attach_reference(
-    begin: Start, steps: Steps, choice: Choice, device: Device, accelerator: Accelerator, tell: Tell
-) -> None:
+def attach_reference(begin: Start, steps: Steps, choice: Choice, device: Device, group: Group, tell: Tell) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
@@ -70,7 +67,7 @@ def attach_reference(
     is_recorded = begin.config.train.is_keep_training and (begin.run_dir / RECORD).is_file()
     if not is_recorded and not stores_reference(begin.config):
         return
-    record = _record(begin, choice, accelerator)
+    record = _record(begin, choice, group)
     last = steps.max_steps + len((begin.state.divergence or {}).get("skipped", ()))
     left_out = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
     evaluated = np.arange(begin.validation.num_rows) < begin.config.train.eval_rows
@@ -81,15 +78,15 @@ def attach_reference(
     }
     walk: Walk | None = None
     for loader, (name, (needed, rows)) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
-        store = ReferenceStore(record.folder / f"{name}.npy", loader.num_rows, accelerator.is_local_main_process)
-        accelerator.wait_for_everyone()
-        if _agreed(accelerator, needed & store.unknown()).any():
-            missing = _agreed(accelerator, rows & store.unknown())
+        store = ReferenceStore(record.folder / f"{name}.npy", loader.num_rows, group.is_first_here)
+        group.wait()
+        if _agreed(group, needed & store.unknown()).any():
+            missing = _agreed(group, rows & store.unknown())
             if walk is None:
-                walk = _reference_walk(begin, choice, device, record, accelerator)
-            job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, accelerator)
+                walk = _reference_walk(begin, choice, device, record, group)
+            job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, group)
             job.fill(store, np.flatnonzero(missing), f"reference log-probabilities of {name} rows", tell)
-        accelerator.wait_for_everyone()
+        group.wait()
         loader.attach(store.read())
     if walk is not None:
         del walk, job
@@ -168,11 +165,11 @@ class _Record:
     content: list[str] | None = None
 
 
-def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
+def _record(begin: Start, choice: Choice, group: Group) -> _Record:
     """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
     place = begin.run_dir / RECORD
     found: _Record | None = None
-    if accelerator.is_main_process:
+    if group.is_main:
         content = [begin.loader.content(), begin.validation.content()]
         if begin.config.train.is_keep_training and place.is_file():
             found = _read_record(place, Path(begin.config.data.cache_dir))
@@ -181,7 +178,7 @@ def _record(begin: Start, choice: Choice, accelerator: Accelerator) -> _Record:
             found = _Record(_store_folder(begin, choice, model), model, content)
             about = {"folder": found.folder.name, "model": found.model, "content": content}
             write_text(place, json.dumps(about) + "\n")
-    found = agree_on(accelerator, found)
+    found = group.broadcast(found)
     assert found is not None
     return found
 
@@ -235,10 +232,10 @@ def _reference_folder(begin: Start) -> Path:
     return Path(str(begin.config.train.finetune_from))
 
 
-def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, accelerator: Accelerator) -> Walk:
+def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, group: Group) -> Walk:
     folder = _reference_folder(begin)
-    unchanged = folder.is_dir() and model_digest(folder) == record.model if accelerator.is_main_process else None
-    if not agree_on(accelerator, unchanged):
+    unchanged = folder.is_dir() and model_digest(folder) == record.model if group.is_main else None
+    if not group.broadcast(unchanged):
         raise UserError(
             f"--finetune_from = {folder}, is not the model any more that this run has as its reference, and not all of the "
             f"reference log-probabilities are in {record.folder}; restore one of the two, or start another run"
@@ -256,12 +253,9 @@ def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDA
     return seen
 
 
-def _agreed(accelerator: Accelerator, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _agreed(group: Group, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The rows that any process misses: machines need not share their disk."""
-    if accelerator.num_processes == 1:
-        return rows
-    counts = torch.from_numpy(rows.astype(np.float32)).to(accelerator.device)
-    return accelerator.reduce(counts, reduction="sum").cpu().numpy() > 0  # type: ignore[no-any-return, union-attr]
+    return group.all_reduce(torch.from_numpy(rows.astype(np.int32))).numpy() > 0  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -272,7 +266,7 @@ class _Job:
     loader: StepLoader
     batch_size: int
     device: torch.device
-    accelerator: Accelerator
+    group: Group
 
     def fill(self, store: ReferenceStore, numbers: NDArray[np.int64], what: str, tell: Tell) -> None:
         """Compute the rows of these numbers and store them, block by block."""
@@ -289,9 +283,9 @@ class _Job:
                 last = now
 
     def _block(self, block: NDArray[np.int64]) -> NDArray[np.float32]:
-        values, processes = torch.zeros(len(block), 2), self.accelerator.num_processes
-        mine = np.arange(self.accelerator.process_index, len(block), processes)
-        for first in range(0, -(-len(block) // processes), self.batch_size):
+        values, group = torch.zeros(len(block), 2), self.group
+        mine = np.arange(group.rank, len(block), group.size)
+        for first in range(0, -(-len(block) // group.size), self.batch_size):
             places = mine[first : first + self.batch_size]
             # where weights are sharded, a rank without rows must take part in the forward all the same
             rows = block[places] if len(places) else block[:1]
@@ -299,6 +293,4 @@ class _Job:
             (losses,) = self.walk.token_losses([part])
             if len(places):
                 values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
-        if processes > 1:
-            values = self.accelerator.reduce(values.to(self.device), reduction="sum").cpu()  # type: ignore[union-attr]
-        return values.numpy()
+        return group.all_reduce(values).numpy()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 import devices
 from config import Config, load
@@ -20,6 +19,7 @@ from model.lora.adapter import adapters_of
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.evaluation.losses import evaluate, mean_metrics
+from training.processes.group import Group
 from training.report.results import Evaluation
 from training.start.beginning import begin
 from training.start.building import Engine, build
@@ -59,13 +59,13 @@ def steps_of(begin: Start) -> Steps:
 
 def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
     """The loop of the trainer: losses of the steps, evaluations before and after, and the metrics of the last step."""
-    device, accelerator = devices.pick("cpu"), Accelerator(cpu=True)
-    attach_reference(begin, steps_of(begin), choice, device, accelerator, lambda text: None)
+    device, group = devices.pick("cpu"), Group()
+    attach_reference(begin, steps_of(begin), choice, device, group, lambda text: None)
     engine = build(begin, choice, device)
     walk, losses, metrics = engine.walk, [], {}
 
     def measure() -> Evaluation:
-        return evaluate(walk, begin.validation.evaluation_batches(64, 3), accelerator, torch.device("cpu"))
+        return evaluate(walk, begin.validation.evaluation_batches(64, 3), group, torch.device("cpu"))
 
     evaluations = [measure()]
     for number in range(STEPS):
@@ -76,7 +76,7 @@ def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], l
         micro_batches = [to_micro_batch(batch, walk.model.config, torch.device("cpu")) for batch in batches]
         losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
         engine.update.finish()
-        metrics = mean_metrics(walk.objective, count, accelerator)
+        metrics = mean_metrics(walk.objective, count, group)
     return engine, losses, [*evaluations, measure()], metrics
 
 
@@ -118,7 +118,7 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     """Both ways to the reference give the same log-probabilities, after some steps too."""
     engine, *_ = train(begun(lora_rank=4, learning_rate=1e-2, run_name="adapters"))
     full = begun()
-    attach_reference(full, steps_of(full), CHOICE, devices.pick("cpu"), Accelerator(cpu=True), lambda text: None)
+    attach_reference(full, steps_of(full), CHOICE, devices.pick("cpu"), Group(), lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
     part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)

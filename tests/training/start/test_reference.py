@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 
 import devices
 from config import Config, load
@@ -19,6 +18,7 @@ from model import hf_format
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
+from training.processes.group import Group
 from training.start import reference as reference_module
 from training.start.beginning import begin
 from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference, model_digest
@@ -60,7 +60,7 @@ def attach(begin: Start) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
     steps = Steps.of(begin.config, BATCH, begin.loader.num_rows)
-    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Accelerator(cpu=True), told.append)
+    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Group(), told.append)
     return told
 
 

@@ -1,0 +1,166 @@
+"""The processes of a run: sums over all of them, and the main one's word for the others. One process is a group of one.
+
+Numbers and objects go over the hosts (gloo), so that no GPU is waited for. Where a process fails, its launcher ends the others on
+its machine, and the connections that break end those elsewhere; `liveness` finds machines that are lost without a word.
+"""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from settings.errors import UserError
+from training.processes.launch import local_processes
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator
+
+    from training.processes.liveness import Liveness
+
+Value = TypeVar("Value")
+PATIENCE = timedelta(hours=12)  # longer than preparing and saving ever take
+BROKEN_CONNECTION = ("gloo", "nccl", "connection", "socket", "peer", "broken pipe")
+
+
+class RankFailed(UserError):
+    """Another process of the run has failed, or its machine."""
+
+    exit_code = 1
+
+
+class Group:
+    """All processes of a run, which ask together; without an accelerator, this one alone, for which no torch is loaded.
+
+    Attributes:
+        rank: number of this process. size: how many there are. is_main: it speaks for all. is_first_here: on its machine.
+        hosts: over which tensors of the host are reduced; None: the default process group.
+    """
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.rank, self.size, self.is_main, self.is_first_here = 0, 1, True, True
+        self.hosts: dist.ProcessGroup | None = None
+        self._liveness: Liveness | None = None
+        self.resumes_by("")
+        if accelerator is not None and accelerator.num_processes > 1:
+            import torch.distributed as dist
+
+            self.rank, self.size = accelerator.process_index, accelerator.num_processes
+            self.is_main, self.is_first_here = accelerator.is_main_process, accelerator.is_local_main_process
+            if accelerator.device.type != "cpu":
+                self.hosts = dist.new_group(timeout=PATIENCE, backend="gloo")
+
+    def __enter__(self) -> Group:
+        if self.size > local_processes():
+            from training.processes.liveness import Liveness
+
+            self._liveness = Liveness(self.rank, self.size, self.broadcast(uuid.uuid4().hex))
+            self._liveness.told = self._gone
+        return self
+
+    def resumes_by(self, command: str) -> None:
+        """Note how the run is continued, for whoever has to say that a process is gone."""
+        way_on = f"continue with\n  {command}" if command else "start it again by the same command"
+        self._gone = (
+            "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says so), or its "
+            f"machine is gone; {way_on}"
+        )
+        if self._liveness is not None:
+            self._liveness.told = self._gone
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Make a broken connection a sentence: what broke it is told by the process that failed, or by its launcher."""
+        if self._liveness is not None:
+            self._liveness.leave()
+        words = str(error).lower()
+        if self.size > 1 and isinstance(error, RuntimeError) and any(sign in words for sign in BROKEN_CONNECTION):
+            with suppress(ValueError):  # the launcher's signal must not cut the explanation short
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise RankFailed(self._gone) from error
+
+    def gather(self, value: Value) -> list[Value]:
+        """The value of each process, on all of them."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.hosts)
+        return values
+
+    def all_reduce_sum(self, *numbers: float) -> list[float]:
+        """Each number summed over all processes, in float64: one process and two shall agree."""
+        return [sum(each) for each in self._of_each(numbers)]
+
+    def all_reduce_min(self, *numbers: float) -> list[float]:
+        """The least of each number: budgets are measured at different times, and machines differ."""
+        return [min(each) for each in self._of_each(numbers)]
+
+    def all_reduce_max(self, *numbers: float) -> list[float]:
+        """The largest of each number."""
+        return [max(each) for each in self._of_each(numbers)]
+
+    def _of_each(self, numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """For each number those of all processes."""
+        if self.size == 1:
+            return [(number,) for number in numbers]
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self.hosts)
+        return list(zip(*(theirs.tolist() for theirs in everyone), strict=True))
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, summed over all processes, in place."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(tensor, group=self.hosts)
+        return tensor
+
+    def broadcast(self, value: Value) -> Value:
+        """The main process's value."""
+        return self.gather(value)[0]
+
+    def first_of(self, value: Value | None) -> Value | None:
+        """The value of the first process that has one."""
+        return next((each for each in self.gather(value) if each is not None), None)
+
+    def run_on_main(self, work: Callable[[], Value]) -> Value:
+        """What the main process finds out, on all; what it refuses, all refuse.
+
+        Raises:
+            UserError: `work` did.
+        """
+        if self.size == 1:
+            return work()
+        result: tuple[Value | None, type[UserError], list[str]] = (None, UserError, [])
+        if self.is_main:
+            try:
+                result = (work(), UserError, [])
+            except UserError as error:
+                result = (None, type(error), error.problems)
+        found, kind, problems = self.broadcast(result)
+        if problems:
+            raise kind(*problems)
+        return found  # type: ignore[return-value]
+
+    @contextmanager
+    def first_here(self) -> Iterator[None]:
+        """A context that the first process of a machine leaves before the others enter it."""
+        if not self.is_first_here:
+            self.wait()
+        yield
+        if self.is_first_here:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once all processes have come here."""
+        self.gather(None)
