@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data.batches.loader import StepLoader
 
 MOST_IN_A_ROW = 3  # batches that may be to blame for themselves
@@ -92,7 +94,8 @@ class Divergence:
 
     def rows(self, loader: StepLoader, effective_batch_size: int) -> list[int]:
         """Numbers of the training rows of the batch passed over last."""
-        return loader.rows_of_steps(self.skipped[-1], 1, effective_batch_size).tolist()  # type: ignore[no-any-return]
+        rows: list[int] = loader.rows_of_steps(np.array(self.skipped[-1:]), effective_batch_size)[0].tolist()
+        return rows
 
     def figures(self) -> dict[str, Any]:
         """What the summary of a run says of it."""

@@ -9,7 +9,7 @@ microseconds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from config import Config, DataConfig
 from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
-from data.batches.mixture import Mixture, named_weights, temperature_weights
-from data.batches.objectives import corrupt, corrupted_lengths, lengths_of, pairs, preferences
+from data.batches.mixture import Mixture, named_weights
+from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
 from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
-from data.shards.store import COLUMNS, PAIRS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
 from data.shards.token_rows import TokenRows
 from settings.fields import AUTO
 
@@ -107,7 +107,8 @@ class StepLoader:
         if split != TRAIN or (data.mixture_weights is None and data.mixture_temperature == 1.0):
             return Order(self.num_rows, self.seed, block_rows)
         names, sizes = self._part_sizes(manifest, split)
-        weights = named_weights(data.mixture_weights, names) or temperature_weights(sizes, data.mixture_temperature)
+        by_temperature = [size ** (1 / data.mixture_temperature) for size in sizes]  # 1 is by size, large is even
+        weights = named_weights(data.mixture_weights, names) or by_temperature
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
         return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
 
@@ -142,22 +143,17 @@ class StepLoader:
             batches that hold, over all processes, each row of the step once; none where there are fewer rows than
             processes. With `group_by_length`, rows of a batch are of like length.
         """
-        row_numbers, keys = self._places(step, effective_batch_size)
-        if self.sorts_rows:
-            known = sorted(
-                self._rows(row_numbers, keys), key=lambda row: row.lengths
-            )  # ties stay in the order of places
-            rows = _taken_from(known[rank::num_processes])
-            del known
+        first = step * effective_batch_size
+        row_numbers = self._order.rows(first, effective_batch_size)
+        keys = row_keys(self.seed, np.arange(first, first + effective_batch_size))
+        if self.sorts_rows:  # ties stay in the order of places
+            sorted_rows = sorted(self._rows(row_numbers, keys), key=lambda row: row.lengths)[rank::num_processes]
+            sorted_rows.reverse()
+            rows: Iterator[AnyRow] = (sorted_rows.pop() for _ in range(len(sorted_rows)))  # none is held that was given
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._rows(row_numbers[share], keys[share])
         return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
-
-    def _places(self, step: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Row numbers and keys of one step, (count,) each."""
-        first = step * count
-        return self._order.rows(first, count), row_keys(self.seed, np.arange(first, first + count))
 
     def evaluation_batches(
         self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1
@@ -171,36 +167,28 @@ class StepLoader:
         """Give the rows of these numbers as one batch, with the keys of evaluation."""
         return self._collate(list(self._rows(numbers, row_keys(EVALUATION_SEED, numbers))))
 
-    def rows_of_steps(self, first: int, count: int, effective_batch_size: int) -> NDArray[np.int64]:
-        """Numbers of the rows that `count` steps see from step `first` on; a row may come more than once."""
-        return self._order.rows(first * effective_batch_size, count * effective_batch_size)
-
-    def rows_at_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
-        """The same of any steps, (S,), each in a row of its own: (S, effective_batch_size)."""
+    def rows_of_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
+        """Numbers of the rows that steps (S,) see: (S, effective_batch_size)."""
         places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
         return self._order.rows_at(places.ravel()).reshape(places.shape)
 
     def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
         """Read rows, each when it is asked for."""
-        read: Callable[[int, int], AnyRow] = self._preference if self.objective == PREFERENCES else self._row
-        return map(read, numbers.tolist(), keys.tolist())
+        return map(self._row, numbers.tolist(), keys.tolist())
 
-    def _preference(self, number: int, key: int) -> PreferenceRow:
+    def _row(self, number: int, key: int) -> AnyRow:
+        lengths, special = self.lengths, self.special
+        if self._windows is not None:
+            window = self._windows[number]
+            return Row(*corrupt(self.objective, window, key, special, lengths, self.density, self.mean_span), key)
         assert self._pairs is not None
-        row = self._pairs[number]
-        prompt, good, bad = (row[name].astype(np.int64) for name in COLUMNS[PREFERENCES])
-        (prompt, chosen), (_, rejected) = preferences(prompt, good, bad, self.special, self.lengths)
+        prompt, *answers = self._pairs[number].values()
+        inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
+        targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
+        if self.objective != PREFERENCES:
+            return Row(inputs, targets[0], key)
         known = None if self.reference is None else np.array(self.reference[number])
-        return PreferenceRow(prompt, chosen, rejected, key, known)
-
-    def _row(self, number: int, key: int) -> Row:
-        if self._pairs is not None:
-            row = self._pairs[number]
-            prompt, response = (row[name].astype(np.int64) for name in COLUMNS[PAIRS])
-            return Row(*pairs(prompt, response, self.special, self.lengths), key)
-        assert self._windows is not None
-        window = self._windows[number]
-        return Row(*corrupt(self.objective, window, key, self.special, self.lengths, self.density, self.mean_span), key)
+        return PreferenceRow(inputs, targets[0], targets[1], key, known)
 
     def _collate(self, rows: Sequence[AnyRow]) -> Batch:
         if self.objective == PREFERENCES:
@@ -221,10 +209,3 @@ def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: int | None) -> I
         tokens += size
     if group:
         yield group
-
-
-def _taken_from(rows: list[AnyRow]) -> Iterator[AnyRow]:
-    """Give rows in their order, and hold none that was given."""
-    rows.reverse()
-    while rows:
-        yield rows.pop()

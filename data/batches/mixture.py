@@ -20,11 +20,6 @@ from settings.fields import counted
 TURN = 2**16
 
 
-def temperature_weights(sizes: Sequence[int], temperature: float) -> list[float]:
-    """Weights by size^(1 / temperature): 1 is by size, large is even."""
-    return [size ** (1 / temperature) for size in sizes]
-
-
 def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
     """Read the weights of `--mixture_weights`, separated by commas; None where none are named.
 

@@ -99,36 +99,23 @@ def span_corruption_lengths(
     return raw, *corrupted_lengths(raw, density, mean_span, num_sentinels)
 
 
-def task_lengths(
-    objective: str,
-    max_seq_len: int,
-    max_target_len: int | None,
-    density: float,
-    mean_span: float,
-    num_sentinels: int = 100,
-) -> Lengths:
+def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Lengths:
     """Say how long windows, inputs and targets of an objective get.
 
     Args:
-        objective: span, ul2, prefix or pairs.
-        max_target_len: None: what the task needs (span, ul2), else `max_seq_len`.
+        objective: span, ul2, prefix, pairs or preferences. With `max_target_len` auto a target is as long as the task needs (span,
+            ul2), else as `max_seq_len`.
     """
+    source, target = data.max_seq_len, None if data.max_target_len == AUTO else int(data.max_target_len)
     if objective == "span":
-        return Lengths(*span_corruption_lengths(max_seq_len, density, mean_span, num_sentinels, max_target_len))
+        masking = data.noise_density, data.mean_noise_span_length
+        return Lengths(*span_corruption_lengths(source, *masking, num_sentinels, target))
     if objective == "ul2":
-        raw = max_seq_len - 1
+        raw = source - 1
         needed = max(corrupted_lengths(raw, *denoiser, num_sentinels)[1] for denoiser in (*R_DENOISERS, *X_DENOISERS))
-        return Lengths(raw, max_seq_len, max_target_len or needed)
-    target = max_target_len or max_seq_len
-    return Lengths(min(max_seq_len, max_seq_len + target - 2), max_seq_len, target)
-
-
-def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Lengths:
-    """Say the same from the settings."""
-    longest_target = None if data.max_target_len == AUTO else int(data.max_target_len)
-    return task_lengths(
-        objective, data.max_seq_len, longest_target, data.noise_density, data.mean_noise_span_length, num_sentinels
-    )
+        return Lengths(raw, source, target or needed)
+    target = target or source
+    return Lengths(min(source, source + target - 2), source, target)
 
 
 def _segment(rng: np.random.Generator, num_items: int, num_segments: int) -> Ids:
@@ -209,19 +196,8 @@ def ul2(tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Len
     return span_corruption(tokens[:fits], rng, special, density, mean_span)
 
 
-def pairs(prompt: Ids, response: Ids, special: SpecialIds, lengths: Lengths) -> tuple[Ids, Ids]:
-    """A pair, cut to the lengths with eos as the last token of each side."""
-    return _cut(prompt, lengths.input_tokens, special.eos), _cut(response, lengths.target_tokens, special.eos)
-
-
-def preferences(
-    prompt: Ids, chosen: Ids, rejected: Ids, special: SpecialIds, lengths: Lengths
-) -> tuple[tuple[Ids, Ids], tuple[Ids, Ids]]:
-    """Make the chosen and the rejected pair of one prompt, cut like pairs."""
-    return pairs(prompt, chosen, special, lengths), pairs(prompt, rejected, special, lengths)
-
-
-def _cut(ids: Ids, longest: int, eos: int) -> Ids:
+def cut(ids: Ids, longest: int, eos: int) -> Ids:
+    """A side of a pair, cut to a length with eos as its last token."""
     return ids if len(ids) <= longest else np.concatenate((ids[: longest - 1], [eos]))
 
 

@@ -7,7 +7,7 @@ where lengths depend on random masks (ul2, prefix), the steps that are looked at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.shards.store import COLUMNS, STREAM, Manifest
 
@@ -73,21 +74,24 @@ def step_lengths(
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
     if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
-        made = _made(loader, chosen, effective_batch_size, num_processes, len(chosen) == len(steps))
+        made = _made(
+            loader.micro_batches(
+                step, effective_batch_size=effective_batch_size, batch_size=effective_batch_size, rank=rank,
+                num_processes=num_processes,
+            )
+            for step in chosen for rank in range(num_processes)
+        )  # fmt: skip
+        found = StepLengths(*made, len(chosen) == len(steps))
         return (
-            made if manifest.kind == STREAM else made.with_longest(loader.longest)
+            found if manifest.kind == STREAM else found.with_longest(loader.longest)
         )  # the objective decides of a window
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
     lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
     at_once = max(1, PLACES_AT_ONCE // effective_batch_size)
     pieces = [np.array(chosen[first : first + at_once]) for first in range(0, len(chosen), at_once)]
-    numbers = np.concatenate([loader.rows_at_steps(piece, effective_batch_size) for piece in pieces])
-    sources, targets = lengths[0][numbers], lengths[1][numbers]
-    if loader.sorts_rows:
-        sources, targets = _sorted(sources, targets)
-    parts = _shares(effective_batch_size, num_processes, loader.sorts_rows)
-    found = StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), len(chosen) == len(steps))
-    return found.with_longest(loader.longest)
+    numbers = np.concatenate([loader.rows_of_steps(piece, effective_batch_size) for piece in pieces])
+    parts = _by_process(lengths[0][numbers], lengths[1][numbers], num_processes, loader.sorts_rows)
+    return StepLengths(*parts, len(chosen) == len(steps)).with_longest(loader.longest)
 
 
 def drawn_lengths(
@@ -104,10 +108,7 @@ def drawn_lengths(
     places = np.random.default_rng(0).integers(len(lengths[0]), size=(steps, effective_batch_size))
     sources, targets = (side[places] for side in lengths)
     sources[0, 0], targets[0, 0] = longest
-    if sorts_rows:
-        sources, targets = _sorted(sources, targets)
-    parts = _shares(effective_batch_size, num_processes, sorts_rows)
-    return StepLengths(_of_ranks(sources, parts), _of_ranks(targets, parts), False)
+    return StepLengths(*_by_process(sources, targets, num_processes, sorts_rows), False)
 
 
 def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1) -> StepLengths:
@@ -116,16 +117,9 @@ def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1
     if loader.objective == "span":
         ones = np.ones((1, max(1, -(-rows // num_processes))), np.int64)
         return StepLengths(ones * loader.longest[0], ones * loader.longest[1], True)
-    found = [
-        [
-            (int(source), int(target))
-            for batch in loader.evaluation_batches(min(rows, MOST_MADE_ROWS), 64, rank, num_processes)
-            for source, target in zip(batch.input_lengths, batch.decoder_lengths, strict=True)
-        ]
-        for rank in range(num_processes)
-    ]
-    sources, targets = (_filled([[row[side] for row in rank] for rank in found]) for side in (0, 1))
-    return StepLengths(sources, targets, rows <= MOST_MADE_ROWS).with_longest(loader.longest)
+    most = min(rows, MOST_MADE_ROWS)
+    made = _made(loader.evaluation_batches(most, 64, rank, num_processes) for rank in range(num_processes))
+    return StepLengths(*made, rows <= MOST_MADE_ROWS).with_longest(loader.longest)
 
 
 def _spaced(steps: range, most: int) -> Sequence[int]:
@@ -135,19 +129,16 @@ def _spaced(steps: range, most: int) -> Sequence[int]:
     return [steps[int(place)] for place in np.linspace(0, len(steps) - 1, most)]
 
 
-def _made(
-    loader: StepLoader, steps: Sequence[int], effective_batch_size: int, num_processes: int, is_complete: bool
-) -> StepLengths:
-    sources, targets = [], []
-    for step in steps:
-        for rank in range(num_processes):
-            batches = loader.micro_batches(
-                step, effective_batch_size=effective_batch_size, batch_size=effective_batch_size, rank=rank,
-                num_processes=num_processes,
-            )  # fmt: skip
-            sources.append([int(length) for batch in batches for length in batch.input_lengths])
-            targets.append([int(length) for batch in batches for length in batch.decoder_lengths])
-    return StepLengths(_filled(sources), _filled(targets), is_complete)
+def _made(shares: Iterable[Iterable[Batch]]) -> tuple[Lengths, Lengths]:
+    """Encoder and decoder tokens of batches that are read or made, those of each share in a row."""
+    sides: list[list[list[int]]] = [[], []]
+    for batches in shares:
+        lengths = [(batch.input_lengths.tolist(), batch.decoder_lengths.tolist()) for batch in batches]
+        for place, side in enumerate(sides):
+            side.append([length for batch in lengths for length in batch[place]])
+    most = max(1, max(map(len, sides[0])))
+    sources, targets = (np.array([row + [0] * (most - len(row)) for row in side], np.int64) for side in sides)
+    return sources, targets
 
 
 def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[Lengths, Lengths]:
@@ -167,27 +158,17 @@ def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple
     return (both[0].astype(np.uint16), both[1].astype(np.uint16)) if is_short else both
 
 
-def _sorted(sources: Lengths, targets: Lengths) -> tuple[Lengths, Lengths]:
-    """Rows of like length side by side, in each step."""
-    order = np.argsort(sources.astype(np.int64) * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
-    return np.take_along_axis(sources, order, 1), np.take_along_axis(targets, order, 1)
-
-
-def _shares(count: int, num_processes: int, is_sorted: bool) -> list[NDArray[np.int64]]:
-    """Which places of a step each process takes."""
-    places = np.arange(count)
-    if is_sorted:
-        return [places[rank::num_processes] for rank in range(num_processes)]
-    return list(np.array_split(places, num_processes))
-
-
-def _of_ranks(lengths: Lengths, parts: Sequence[NDArray[np.int64]]) -> Lengths:
-    """(S, R) of all processes -> (S x processes, R / processes)."""
-    most = max(len(part) for part in parts)
-    padded = [np.pad(lengths[:, part], ((0, 0), (0, most - len(part)))) for part in parts]
-    return np.concatenate(padded)
-
-
-def _filled(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    most = max(1, max(map(len, rows)))
-    return np.array([[*row, *[0] * (most - len(row))] for row in rows], np.int64)
+def _by_process(sources: Lengths, targets: Lengths, num_processes: int, sorts_rows: bool) -> tuple[Lengths, Lengths]:
+    """What each process takes of steps, (S, R) -> (S x processes, R / processes); sorted, rows of like length are side by side."""
+    places = np.arange(sources.shape[1])
+    shares = np.array_split(places, num_processes)
+    if sorts_rows:
+        order = np.argsort(sources.astype(np.int64) * (int(targets.max()) + 1) + targets, axis=1, kind="stable")
+        sources, targets = (np.take_along_axis(side, order, 1) for side in (sources, targets))
+        shares = [places[rank::num_processes] for rank in range(num_processes)]
+    most = max(map(len, shares))
+    sources, targets = (
+        np.concatenate([np.pad(side[:, share], ((0, 0), (0, most - len(share)))) for share in shares])
+        for side in (sources, targets)
+    )
+    return sources, targets

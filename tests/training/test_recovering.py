@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,7 +34,7 @@ class Live:
         self.group = Group()
         self.divergence, self.state = Divergence(), SimpleNamespace(step=4)
         self.last_good, self.has_saved, self.is_main = last_good, True, True
-        loader = SimpleNamespace(rows_of_steps=lambda first, count, rows: SimpleNamespace(tolist=lambda: [7, 8]))
+        loader = SimpleNamespace(rows_of_steps=lambda steps, rows: np.array([[7, 8]]))
         self.start = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.log = SimpleNamespace(event=lambda *name, **fields: self.asked.append(fields))
         self.engine = SimpleNamespace(checks=SimpleNamespace(first="the loss"))

@@ -249,7 +249,7 @@ def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDA
     seen = np.zeros(loader.num_rows, np.bool_)
     at_once = max(1, (1 << 16) // effective_batch_size)
     for first in range(0, steps, at_once):
-        seen[loader.rows_of_steps(first, min(at_once, steps - first), effective_batch_size)] = True
+        seen[loader.rows_of_steps(np.arange(first, min(first + at_once, steps)), effective_batch_size)] = True
     return seen
 
 

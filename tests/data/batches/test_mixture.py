@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data.batches import mixture as mixture_module
 from data.batches.loader import StepLoader
-from data.batches.mixture import TURN, Mixture, quotas, temperature_weights
+from data.batches.mixture import TURN, Mixture, quotas
 from data.prepare.preparing import find_prepared, prepare
 from settings.errors import UserError
 
@@ -46,11 +46,6 @@ def test_any_part_of_the_run_is_what_the_whole_run_says(position: int, count: in
     assert mixture.rows(position, count + 7)[:count].tolist() == mixture.rows(position, count).tolist()
 
 
-def test_temperature_evens_sizes_out() -> None:
-    assert temperature_weights([100, 1], 1.0) == [100, 1]
-    assert temperature_weights([100, 1], 2.0) == [10, 1]
-
-
 def files(tmp_path: Path, kind: str) -> str:
     paths = []
     for name, rows in (("a", 400), ("b", 40)):
@@ -79,14 +74,8 @@ def test_the_loader_mixes_the_parts_of_train_file(configure: Any, tmp_path: Path
 def test_weights_must_fit_the_parts(configure: Any, tmp_path: Path) -> None:
     spec = files(tmp_path, "pairs")
     prepared = prepare(configure(train_file=spec))
-    for weights, words in (
-        ("1,2,3", "has 3 weights for 2 parts"),
-        ("1,x", "not a list of weights"),
-        ("0,1", "above 0"),
-    ):
-        with pytest.raises(UserError, match=words):
-            StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_weights=weights))
-        with pytest.raises(UserError, match=words):  # before anything is prepared
+    for weights in ("1,2,3", "1,x", "0,1"):
+        with pytest.raises(UserError, match="--mixture_weights"):  # before anything is prepared
             find_prepared(configure(train_file=spec, mixture_weights=weights))
     plain = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec))
     warm = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_temperature=100))

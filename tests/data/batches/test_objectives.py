@@ -5,19 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config import DataConfig
 from data.batches.objectives import (
     Lengths,
     SpecialIds,
     corrupt,
     corrupted_lengths,
+    cut,
+    lengths_of,
     noise_mask,
-    pairs,
     prefix_lm,
     span_corruption,
     span_corruption_lengths,
-    task_lengths,
     ul2,
 )
+from settings.fields import AUTO
 
 EOS, FIRST_SENTINEL = 1, 10_000
 SPECIAL = SpecialIds(eos=EOS, pad=0, sentinels=tuple(range(FIRST_SENTINEL, FIRST_SENTINEL - 100, -1)))
@@ -27,6 +29,10 @@ DENSITIES, MEAN_SPANS = st.floats(0.01, 0.9), st.floats(1.0, 64.0)
 
 def generator(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
+
+
+def of_data(max_seq_len: int, max_target_len: int | None = None) -> DataConfig:
+    return DataConfig(max_seq_len=max_seq_len, max_target_len=max_target_len or AUTO)
 
 
 def is_sentinel(token: int) -> bool:
@@ -108,7 +114,7 @@ def test_a_prefix_and_its_continuation_are_the_window(length: int, share: float,
 @pytest.mark.parametrize("objective", ["span", "ul2", "prefix"])
 @given(max_seq_len=st.integers(8, 300), target=st.one_of(st.none(), st.integers(4, 300)), key=KEYS)
 def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, target: int | None, key: int) -> None:
-    lengths = task_lengths(objective, max_seq_len, target, 0.15, 3.0)
+    lengths = lengths_of(of_data(max_seq_len, target), objective)
     inputs, labels = corrupt(objective, np.arange(2, lengths.raw_tokens + 2), key, SPECIAL, lengths, 0.15, 3.0)
     assert len(inputs) <= lengths.input_tokens <= max_seq_len
     assert len(labels) <= lengths.target_tokens <= (target or 10**9)
@@ -116,7 +122,7 @@ def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, targ
 
 
 def test_ul2_draws_each_denoiser_as_often() -> None:
-    lengths = task_lengths("ul2", 512, None, 0.15, 3.0)
+    lengths = lengths_of(of_data(512), "ul2")
     tokens = np.arange(2, lengths.raw_tokens + 2)
     seen: dict[str, int] = {}
     for key in range(1400):
@@ -129,15 +135,14 @@ def test_ul2_draws_each_denoiser_as_often() -> None:
 
 
 def test_the_key_alone_decides() -> None:
-    lengths = task_lengths("span", 128, None, 0.15, 3.0)
+    lengths = lengths_of(of_data(128), "span")
     tokens = np.arange(2, lengths.raw_tokens + 2)
     again = [corrupt("span", tokens, key, SPECIAL, lengths, 0.15, 3.0)[0].tolist() for key in (5, 5, 6)]
     assert again[0] == again[1] != again[2]
 
 
 def test_pairs_stay_as_they_are_or_are_cut_before_the_end_of_text() -> None:
-    prompt, response = np.array([5, 6, 7, EOS]), np.array([8, EOS])
-    kept = pairs(prompt, response, SPECIAL, Lengths(8, 8, 8))
-    assert [ids.tolist() for ids in kept] == [[5, 6, 7, EOS], [8, EOS]]
-    cut = pairs(prompt, response, SPECIAL, Lengths(8, 3, 8))
-    assert cut[0].tolist() == [5, 6, EOS]
+    assert cut(np.array([5, 6, 7, EOS]), 8, EOS).tolist() == [5, 6, 7, EOS]
+    assert cut(np.array([5, 6, 7, EOS]), 3, EOS).tolist() == [5, 6, EOS]
+    assert lengths_of(of_data(48), "pairs").target_tokens == 48
+    assert lengths_of(of_data(48, 7), "pairs").target_tokens == 7

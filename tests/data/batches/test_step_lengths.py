@@ -13,7 +13,7 @@ import pytest
 from config import Config, load
 from data.batches import step_lengths as module
 from data.batches.loader import StepLoader
-from data.batches.step_lengths import evaluation_lengths, step_lengths
+from data.batches.step_lengths import drawn_lengths, evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
 
 ROWS = 150
@@ -94,3 +94,12 @@ def test_evaluation(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     assert np.sort(found.sources, axis=1).tolist() == lengths
+
+
+def test_drawn_steps_hold_the_longest_row() -> None:
+    lengths = np.arange(1, 11), np.arange(11, 21)
+    drawn, again = (drawn_lengths(lengths, (99, 50), 8) for _ in range(2))
+    assert drawn.sources.shape == (256, 8) and (drawn.sources == again.sources).all() and not drawn.is_complete
+    assert int(drawn.sources.max()) == 99 and int(drawn.targets.max()) == 50
+    halves = drawn_lengths(lengths, (99, 50), 8, num_processes=2, sorts_rows=True)
+    assert halves.sources.shape == (512, 4) and (np.diff(halves.sources[:256], axis=1) >= 0).all()

@@ -73,7 +73,7 @@ def test_they_are_those_of_the_model_and_only_of_rows_that_are_seen(configure: C
     told = attach(begin)
     assert [line.split(":")[0].split(" of ")[-1] for line in told] == ["train rows", "validation rows"]
     model = hf_format.load(tmp_path / "base")
-    seen = set(begin.loader.rows_of_steps(0, 3 + LEFT_OUT, BATCH).tolist())
+    seen = set(begin.loader.rows_of_steps(np.arange(3 + LEFT_OUT), BATCH).ravel().tolist())
     values = begin.loader.reference
     assert values is not None and values.shape == (begin.loader.num_rows, 2)
     assert set(np.flatnonzero(~np.isnan(values).any(1)).tolist()) == seen and len(seen) < begin.loader.num_rows
