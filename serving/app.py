@@ -1,9 +1,10 @@
-"""The addresses of the API. Each is a few lines: `asking` reads, `engine` writes, `replies` gives the form."""
+"""The addresses of the API: `asking` reads a request, `engine` writes its answers, `replies` gives the form."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -158,17 +159,26 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
         await asyncio.to_thread(api.engine.stop)
 
     guard = Middleware(Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal)
+
+    async def wrong_address(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return refusal(error.status_code, error.detail, headers=error.headers)
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        return refusal(500, "an error of this server; its terminal shows more")
+
     return Starlette(
         routes=_routes(api), middleware=[guard], lifespan=living,
-        exception_handlers={HTTPException: _http_error, Exception: _unforeseen},
+        exception_handlers={HTTPException: wrong_address, Exception: unforeseen},
     )  # fmt: skip
 
 
 def _routes(api: Api) -> list[Route]:
-    def route(method: str, path: str, answer: Callable[[Api, Request], Awaitable[Response]]) -> Route:
+    def route(method: str, path: str, answer: Callable[[Request], Response | Awaitable[Response]]) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
-                response = await answer(api, request)
+                response = answer(request)
+                response = await response if inspect.isawaitable(response) else response
             except Refused as refused:
                 headers = api.retry_headers(refused.status)
                 response = refusal(refused.status, refused.text, refused.param, refused.code, headers)
@@ -181,45 +191,41 @@ def _routes(api: Api) -> list[Route]:
 
         return Route(path, endpoint, methods=[method])
 
+    def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != api.name:
+            text = f"The model {name[:100]!r} does not exist here; there is {api.name!r}"
+            raise Refused(404, text, "model", "model_not_found")
+        return JSONResponse(api.about())
+
+    def health(request: Request) -> Response:
+        is_well = api.engine.is_alive
+        return JSONResponse({"status": "ok" if is_well else "ending"}, 200 if is_well else 503)
+
+    def metrics(request: Request) -> Response:
+        return PlainTextResponse(api.engine.meters.page(api.gauges()), media_type="text/plain; version=0.0.4")
+
+    async def question(request: Request) -> Response:
+        """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
+        asked = await api.asked(request, read_question)
+        (finished,) = await _whole(api, request, api.begin(asked))
+        return JSONResponse({"response": finished.text})
+
     return [
-        route("POST", "/v1/chat/completions", _chat),
-        route("POST", "/v1/completions", _completion),
-        route("GET", "/v1/models", _models),
-        route("GET", "/v1/models/{name}", _model),
-        route("POST", "/api/chat", _question),
-        route("GET", "/health", _health),
-        route("GET", "/metrics", _metrics),
+        route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, Form(True, api.name))),
+        route(
+            "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
+        ),
+        route("GET", "/v1/models", lambda request: JSONResponse({"object": "list", "data": [api.about()]})),
+        route("GET", "/v1/models/{name}", model),
+        route("POST", "/api/chat", question),
+        route("GET", "/health", health),
+        route("GET", "/metrics", metrics),
     ]
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return refusal(error.status_code, error.detail, headers=error.headers)
-
-
-async def _unforeseen(request: Request, error: Exception) -> Response:
-    return refusal(500, "an error of this server; its terminal shows more")
-
-
-# --- answers ---
-
-
-async def _chat(api: Api, request: Request) -> Response:
-    return await _respond(api, request, await api.asked(request, read_chat), Form(True, api.name))
-
-
-async def _completion(api: Api, request: Request) -> Response:
-    return await _respond(api, request, await api.asked(request, read_completion), Form(False, api.name))
-
-
-async def _question(api: Api, request: Request) -> Response:
-    """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
-    asked = await api.asked(request, read_question)
-    (finished,) = await _whole(api, request, api.begin(asked))
-    return JSONResponse({"response": finished.text})
-
-
-async def _respond(api: Api, request: Request, asked: Asked, form: Form) -> Response:
+async def _respond(api: Api, request: Request, read: Read, form: Form) -> Response:
+    asked = await api.asked(request, read)
     prompt_tokens = sum(len(ids) for ids in asked.prompts)
     flow = api.begin(asked)
     if asked.is_streamed:
@@ -303,28 +309,3 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
     if prompt_tokens is not None:
         yield form.count(prompt_tokens, sum(len(answer.tokens) for answer in flow.answers))
     yield END
-
-
-# --- what there is ---
-
-
-async def _models(api: Api, request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [api.about()]})
-
-
-async def _model(api: Api, request: Request) -> Response:
-    name = request.path_params["name"]
-    if name != api.name:
-        text = f"The model {name[:100]!r} does not exist here; there is {api.name!r}"
-        raise Refused(404, text, "model", "model_not_found")
-    return JSONResponse(api.about())
-
-
-async def _health(api: Api, request: Request) -> Response:
-    is_well = api.engine.is_alive
-    return JSONResponse({"status": "ok" if is_well else "ending"}, 200 if is_well else 503)
-
-
-async def _metrics(api: Api, request: Request) -> Response:
-    page = api.engine.meters.page(api.gauges())
-    return PlainTextResponse(page, media_type="text/plain; version=0.0.4")

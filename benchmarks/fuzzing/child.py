@@ -229,7 +229,7 @@ def use_checkpoint(folder: Path) -> None:
     state = read_training_state(folder)
     best = BestMetric.restore("loss", 3, state.best_metric)
     best.is_best(12, {"loss": 2.0})
-    _ = best.should_stop, best.got_no_better, best.describe(), state.step + 1, state.tokens + 1
+    _ = best.should_stop, best.remarks(12), state.step + 1, state.tokens + 1
     load_optimizer(folder, optimizer, torch.device("cpu"))
 
 

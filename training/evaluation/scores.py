@@ -1,4 +1,4 @@
-"""How near are generated answers to the right ones? Sums over rows, from which every score of a corpus follows.
+"""How near generated answers are to the right ones: sums over rows, from which every score of a corpus follows.
 
 No score needs the texts once a row is counted: exact match and token F1 are means, BLEU and chrF follow from summed
 n-gram counts, ROUGE is the mean of its rows. So a metric turns one row into a few numbers, numbers are added, and the
@@ -16,7 +16,9 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +33,6 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020
 _CJK_LETTER = re.compile(f"([{_CJK}])")
 _ROUGE_TOKEN = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
-class Metric(Protocol):
-    """One way to compare; `names` are those of its scores."""
-
-    names: tuple[str, ...]
-
-    def count(self, answer: str, reference: str) -> Sequence[float]:
-        """The numbers of one row, always as many."""
-
-    def scores(self, sums: Sums) -> Sequence[float]:
-        """The percentages, one for each name, of the summed numbers; the last sum is the number of rows."""
 
 
 def normalised(text: str) -> str:
@@ -62,79 +52,46 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(given) + len(wanted))
 
 
-class _Squad:
-    """Exact match and token F1."""
+@dataclass(frozen=True)
+class Metric:
+    """One way to compare, of one score or several.
 
-    names: tuple[str, ...] = ("exact_match", "f1")
+    Args:
+        names: of its scores. count: the numbers of one row, of answer and reference; always as many.
+        scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows: means of rows, unless
+            a metric says otherwise.
+    """
 
-    def count(self, answer: str, reference: str) -> Sequence[float]:
-        return [float(normalised(answer) == normalised(reference)), token_f1(answer, reference)]
-
-    def scores(self, sums: Sums) -> Sequence[float]:
-        return (100 * sums[:-1] / sums[-1]).tolist()
-
-
-class _Identical:
-    """Answers that are their reference letter for letter: where every mark counts, as in phones, dates and numbers."""
-
-    names: tuple[str, ...] = ("identical",)
-
-    def count(self, answer: str, reference: str) -> Sequence[float]:
-        return [float(answer.strip() == reference.strip())]
-
-    def scores(self, sums: Sums) -> Sequence[float]:
-        return [100 * sums[0] / sums[-1]]
+    names: tuple[str, ...]
+    count: Callable[[str, str], Sequence[float]]
+    scores: Callable[[Sums], Sequence[float]] = lambda sums: (100 * sums[:-1] / sums[-1]).tolist()
 
 
-class _Sacrebleu:
-    """A metric of sacrebleu, by the statistics that it sums itself."""
-
-    def __init__(self, name: str) -> None:
-        from sacrebleu.metrics import BLEU, CHRF
-
-        self.names: tuple[str, ...] = (name,)
-        made: dict[str, Callable[[], Any]] = {
-            "bleu": lambda: BLEU(force=True),
-            "char_bleu": lambda: BLEU(tokenize="zh", force=True),
-            "chrf": CHRF,
-        }
-        self._metric: Any = made[name]()
-
-    def count(self, answer: str, reference: str) -> Sequence[float]:
-        return self._metric._extract_corpus_statistics([answer], [[reference]])[0]
-
-    def scores(self, sums: Sums) -> Sequence[float]:
-        return [self._metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score]
-
-
-class _RougeTokens:
-    """Words for ROUGE: as its own tokenizer for English, and letters of Chinese."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return _ROUGE_TOKEN.findall(text.lower())
-
-
-class _Rouge:
-    """ROUGE-1, -2, -L and -Lsum: mean F over rows. For -Lsum the lines of a text are its sentences, as in rouge_score itself."""
-
-    names: tuple[str, ...] = ROUGE
-
-    def __init__(self) -> None:
+def _made(kind: str) -> Metric:
+    if kind == "squad":
+        return Metric(
+            ("exact_match", "f1"),
+            lambda answer, reference: [normalised(answer) == normalised(reference), token_f1(answer, reference)],
+        )
+    if kind == "identical":  # where every mark counts, as in phones, dates and numbers
+        return Metric(("identical",), lambda answer, reference: [answer.strip() == reference.strip()])
+    if kind == "rouge":  # for -Lsum the lines of a text are its sentences, as in rouge_score itself
         from rouge_score.rouge_scorer import RougeScorer
 
-        self._scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], tokenizer=_RougeTokens())
+        # words as its own tokenizer takes them for English, and letters of Chinese
+        tokenizer = SimpleNamespace(tokenize=lambda text: _ROUGE_TOKEN.findall(text.lower()))
+        scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], tokenizer=tokenizer)
+        return Metric(
+            ROUGE, lambda answer, reference: [score.fmeasure for score in scorer.score(reference, answer).values()]
+        )
+    from sacrebleu.metrics import BLEU, CHRF
 
-    def count(self, answer: str, reference: str) -> Sequence[float]:
-        return [score.fmeasure for score in self._scorer.score(reference, answer).values()]
-
-    def scores(self, sums: Sums) -> Sequence[float]:
-        return (100 * sums[:-1] / sums[-1]).tolist()
-
-
-def _make(name: str) -> Metric:
-    if name in ("squad", "identical"):
-        return _Squad() if name == "squad" else _Identical()
-    return _Rouge() if name == "rouge" else _Sacrebleu(name)
+    metric: Any = CHRF() if kind == "chrf" else BLEU(force=True, **({"tokenize": "zh"} if kind == "char_bleu" else {}))
+    return Metric(
+        (kind,),
+        lambda answer, reference: metric._extract_corpus_statistics([answer], [[reference]])[0],
+        lambda sums: [metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score],
+    )
 
 
 # word of --metrics -> what computes it
@@ -176,7 +133,7 @@ class AnswerScores:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._metrics = [_make(kind) for kind in dict.fromkeys(_WORDS[name] for name in names)]
+        self._metrics = [_made(kind) for kind in dict.fromkeys(_WORDS[name] for name in names)]
         widths = [len(metric.count("", "")) for metric in self._metrics]
         self._ends = np.cumsum(widths).tolist()
         self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows

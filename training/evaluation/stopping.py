@@ -76,40 +76,30 @@ class BestMetric:
             KeyError: it is not.
         """
         number = values[self.metric]
-        if math.isfinite(number) and (self.value is None or self._is_better(number, self.value)):
+        is_better = self.value is None or (number < self.value if self.metric == LOSS else number > self.value)
+        if math.isfinite(number) and is_better:
             self.value, self.step, self.evals_since = number, step, 0
             return True
         self.evals_since += 1
         return False
-
-    def _is_better(self, number: float, than: float) -> bool:
-        return number < than if self.metric == LOSS else number > than
 
     @property
     def should_stop(self) -> bool:
         """Whether the last evaluations were no better, as many as patience allows."""
         return 0 < self.patience <= self.evals_since
 
-    @property
-    def got_no_better(self) -> bool:
-        """Whether training has not helped: no evaluation was better than the one before the first step."""
-        return self.value is not None and self.step == 0 and self.evals_since > 0
-
-    def describe(self) -> str:
-        """Why a run stops, for the log."""
-        shown = "none" if self.value is None else f"{self.value:.4f}"
-        return (
-            f"stopped early: {counted(self.evals_since, 'evaluation')} in a row no better than {self.metric} {shown} "
-            f"at step {self.step}"
-        )
-
     def remarks(self, step: int) -> list[str]:
         """What is to be told at the end of a run, `step` being its last."""
-        found = [self.describe()] if self.should_stop else []
-        if self.got_no_better:
+        found: list[str] = []
+        if self.should_stop:
+            shown = "none" if self.value is None else f"{self.value:.4f}"
+            evaluations = counted(self.evals_since, "evaluation")
             found.append(
-                say("no evaluation was better than that of step 0: the model is that of step {step}", step=step)
+                f"stopped early: {evaluations} in a row no better than {self.metric} {shown} at step {self.step}"
             )
+        if self.value is not None and self.step == 0 and self.evals_since > 0:
+            told = "no evaluation was better than that of step 0: the model is that of step {step}"
+            found.append(say(told, step=step))
         return found
 
 
