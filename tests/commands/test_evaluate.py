@@ -14,23 +14,21 @@ import torch
 
 from commands import loading
 from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
-from commands.quantize import quantize
 from config import Config, GenerateConfig, load
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from memory.cost.generation import Weights, Writing, predict_loss
 from memory.observe.budget import Budget
-from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
-from settings.errors import DoesNotFit, OverBudget, UserError
+from settings.errors import DoesNotFit, UserError
 from tests.training.small_trained import save_trained
 from training.evaluation import samples as answering
-from training.evaluation.samples import generate_metrics, score_answers
+from training.evaluation.samples import generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
 from training.report.results import Sample
@@ -116,12 +114,6 @@ def test_all_rows_of_a_file_that_is_named_are_measured_though_its_run_evaluated_
     assert evaluate(settings(folder, tmp_path, model=run, eval_rows=3)).rows == 3
 
 
-def test_beams_are_used(folder: Path, tmp_path: Path) -> None:
-    greedy = evaluate(settings(folder, tmp_path, metrics="chrf"))
-    beams = evaluate(settings(folder, tmp_path, metrics="chrf", num_beams=4))
-    assert greedy.loss == beams.loss and greedy.metrics != beams.metrics
-
-
 def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
     base = ProcessTree().usage().anon_bytes
     shape, weights = loading.read_config(folder), Weights(0, False, "float32")
@@ -139,29 +131,7 @@ def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
         evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
 
 
-def test_quantizing_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
-    flags = {"model": folder, "output": tmp_path / "int8", "cache_dir": folder / "cache", "memory_budget": "50M"}
-    config = load("quantize", {name: str(value) for name, value in flags.items()})
-    with pytest.raises(DoesNotFit, match=r"--memory_budget = 50.0 MiB, does not hold 1 row "):
-        quantize(config.changed(validation_file=str(folder / "pairs.jsonl")))
-    assert not (tmp_path / "int8").exists()
-
-
-def test_who_takes_more_than_the_budget_says_so(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Full(Monitor):
-        def __exit__(self, *error: object) -> None:
-            super().__exit__(*error)
-            self.peak_bytes = 2**50
-
-    monkeypatch.setattr(loading, "Monitor", Full)
-    with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB"):
-        evaluate(settings(folder, tmp_path, eval_generate_rows=0))
-    assert "perplexity" in capsys.readouterr().out, "what was measured is told"
-
-
-@pytest.mark.parametrize("answer", ["AA BB", "AA <unk> BB <unk>", "AA NEVER BB SEEN"])
+@pytest.mark.parametrize("answer", ["AA <unk> BB <unk>"])
 def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str
 ) -> None:
@@ -197,20 +167,6 @@ class Rank(Group):
         return self.sums
 
 
-def test_answers_are_drawn_by_the_seed(folder: Path, tmp_path: Path) -> None:
-    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-
-    def drawn(seed: int) -> list[str]:
-        samples = generate_metrics(
-            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9, temperature=2.0), Group(),
-            rows=5, batch_size=5, names=metric_names("auto"), shown=9, seed=seed,
-        )[1]  # fmt: skip
-        return [sample.answer for sample in samples]
-
-    assert drawn(1) == drawn(1) != drawn(2)
-
-
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
@@ -229,23 +185,6 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
     assert sorted(sample.prompt for sample in samples) == sorted(PROMPTS)
     both = AnswerScores(names).result(np.sum([rank.sums[:-1] for rank in ranks], axis=0))
     assert both == pytest.approx(whole, rel=1e-12)
-
-
-def test_scores_within_a_training_run(folder: Path, tmp_path: Path) -> None:
-    """The same scores however little is free; nothing where nothing was asked for."""
-    config, _, loader = evaluation_rows(
-        settings(folder, tmp_path, eval_generate_rows=4, metrics="chrf,f1"), folder, folder
-    )
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    results = [
-        score_answers(trained.walk, loader, trained.tokenizer, config, Group(), 9, free, trained.monitor)
-        for free in (2**40, 0)
-    ]
-    assert results[0][0] == results[1][0] and list(results[0][0]) == ["f1", "chrf"]
-    assert len(results[0][1]) == 3
-    config = config.changed(eval_generate_rows="auto")
-    scored = score_answers(trained.walk, loader, trained.tokenizer, config, Group(), 9, 2**40, trained.monitor)
-    assert scored == ({}, [])
 
 
 def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import torch
 
 from commands import generate as answering
 from commands import loading
-from commands.chat import chat
 from commands.generate import generate, names_file
 from config import Config, load
 from devices.cpu import CpuDevice
@@ -85,17 +83,6 @@ def test_text_csv_and_parquet_give_the_same_answers(folder: Path, tmp_path: Path
     assert [row["response"] for row in answers["p.parquet"]] == [row["response"] for row in answers["p.txt"]]
 
 
-def test_every_cell_of_a_row_stands_beside_its_answer_as_json_knows_it(folder: Path, tmp_path: Path) -> None:
-    table, output = tmp_path / "p.parquet", tmp_path / "answers.jsonl"
-    columns = {"prompt": ["short"] * 3, "n": [0.5, math.nan, math.inf], "response": ["a"] * 3, "reference": ["b"] * 3}
-    pq.write_table(pa.table(columns), table)
-    generate(settings(folder, input=table, output=output))
-    assert "NaN" not in (text := output.read_text(encoding="utf8")) and "Infinity" not in text
-    rows = read(output)
-    assert [row["n"] for row in rows] == [0.5, None, None]
-    assert {(row["reference"], row["response_reference"]) for row in rows} == {("b", "a")}
-
-
 class Killed(Exception):
     """Stands for a kill."""
 
@@ -151,29 +138,6 @@ def test_long_prompts_are_cut_and_counted_or_refused(
         generate(settings(folder, input=source, output=tmp_path / "no.jsonl", max_seq_len=16, long_prompts="refuse"))
 
 
-def test_an_empty_prompt_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_prompts(tmp_path / "p.jsonl", ["short", " ", "other"])
-    with pytest.raises(UserError, match=r"p.jsonl, line 2: prompt is empty, there is nothing to answer"):
-        generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
-    generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
-    rows = read(tmp_path / "b.jsonl")
-    assert [(row["id"], bool(row["response"])) for row in rows] == [(0, True), (1, False), (2, True)]
-    assert "not answered: 1 row, such as" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--input = none, there is nothing to answer"):
-        generate(settings(folder, input=" "))
-
-
-def test_what_is_read_is_never_written_over(folder: Path, tmp_path: Path) -> None:
-    source = write_prompts(tmp_path / "prompts.jsonl")
-    before = source.read_bytes()
-    for output in (source, tmp_path / "x" / ".." / "prompts.jsonl"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        for overwrite in (True, False):
-            with pytest.raises(UserError, match="is a file that is read; name another one"):
-                generate(settings(folder, input=source, output=output, overwrite=overwrite))
-    assert source.read_bytes() == before
-
-
 def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,17 +152,6 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
     assert [(row["id"], bool(row["response"])) for row in read(output)] == [(0, True), (1, True), (2, False), (3, True)]
 
 
-def test_half_a_surrogate_pair_is_a_bad_row_in_the_prompt_and_kept_beside_it(folder: Path, tmp_path: Path) -> None:
-    source, output = tmp_path / "p.jsonl", tmp_path / "a.jsonl"
-    source.write_text('{"prompt": "x", "note": "\\ud83d"}\n{"prompt": "y \\ud83d"}\n', encoding="utf8")
-    with pytest.raises(UserError, match="line 2: prompt holds half of a surrogate pair"):
-        generate(settings(folder, input=source, output=output))
-    generate(settings(folder, input=source, output=tmp_path / "b.jsonl", skip_bad_rows=True))
-    assert [row.get("note") for row in read(tmp_path / "b.jsonl")] == ["\ud83d", None]
-    with pytest.raises(UserError, match=r"--input = .*, is not UTF-8"):
-        generate(settings(folder, input="x \udcff"))
-
-
 def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "p.jsonl"
     source.write_text('{"question": "a"}\n')
@@ -211,13 +164,6 @@ def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"--input = .*, no such file; name one that exists"):
             generate(settings(folder, input=tmp_path / name))
     assert not names_file("what does setup.py hold, and prompts.txt") and not names_file("why?")
-
-
-def test_one_text_on_the_screen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generate(settings(folder, input="short"))
-    first = capsys.readouterr().out
-    generate(settings(folder, input="short"))
-    assert capsys.readouterr().out == first and first.endswith("\n")
 
 
 def test_what_does_not_fit_is_refused_before_loading(
@@ -258,25 +204,12 @@ def test_who_takes_more_than_the_budget_says_so(
     assert capsys.readouterr().out, "the answer is there"
 
 
-def test_bf16_weights_are_widened_once_where_they_fit(tmp_path: Path) -> None:
-    folder = save_trained(tmp_path, dtype=torch.bfloat16)
-    config = settings(folder, input="x", mixed_precision="auto")
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    dtype, compute = trained.walk.model.embedding.dtype, trained.walk.weight_store.compute_dtype
-    assert dtype == compute  # either the device is fast in bf16, or everything is fp32
-    assert trained.weights.is_cast is False
-    assert trained.answer([[5, 6, 1]], config)
-
-
 @pytest.mark.parametrize(
     ("fast", "asked", "told", "storage"),
     [
         ([torch.float32], "fp16", "fp32 products: T5 overflows in fp16", torch.float32),
         ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
-        ([torch.bfloat16, torch.float32], "fp16", "bf16 products: T5 overflows in fp16", torch.bfloat16),
         ([torch.bfloat16, torch.float32], "bf16", "", torch.bfloat16),
-        ([torch.float32], "no", "", torch.float32),
-        ([torch.float32], "auto", "", torch.float32),
     ],
 )
 def test_products_in_another_dtype_than_asked_for_are_told_once(
@@ -295,7 +228,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     assert trained.walk.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
 
-@pytest.mark.parametrize("command", [generate, chat])
+@pytest.mark.parametrize("command", [generate])
 def test_several_processes_are_refused(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=f"{command.__name__}, works with one process"):
