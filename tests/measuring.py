@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import warm
 
 # what the child runs first: `measure(work)` gives the most anonymous memory that `work` held above what was there before;
 # with "VmRSS" the pages of files too
@@ -16,8 +16,6 @@ MEASURE = """
 import sys
 import threading
 import torch
-
-torch.set_num_threads(1)
 
 
 def held(what):
@@ -52,7 +50,9 @@ def in_child(code: str, *words: object) -> list[int]:
     """
     if not Path("/proc/self/status").exists():
         pytest.skip("this system has no /proc to read memory from")
-    command = [sys.executable, "-c", MEASURE + code, *map(str, words)]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    return [int(word) for word in child.stdout.split()]
+    with tempfile.TemporaryDirectory() as folder:
+        out, error = Path(folder, "out"), Path(folder, "error")
+        child = warm.start(MEASURE + code, [str(word) for word in words], out, error, os.environ)
+        child.join()
+        assert child.exitcode == 0, error.read_text(encoding="utf8")
+        return [int(word) for word in out.read_text(encoding="utf8").split()]

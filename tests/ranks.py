@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import warm
+from tests.warm import ROOT
 
 
 def free_port() -> int:
@@ -28,24 +28,23 @@ def run_ranks(script: Path, count: int, *words: str, kill_last: bool = False) ->
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(script), *words], env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-    try:
-        texts = [children[0].communicate(timeout=100)[1]]
-        for child in children[1:]:
-            if kill_last:
+    with tempfile.TemporaryDirectory() as folder:
+        errors = [Path(folder, f"error {rank}") for rank in range(count)]
+        children = [
+            warm.start(script, words, Path(os.devnull), error, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank, error in enumerate(errors)
+        ]
+        try:
+            for child in children:
+                if kill_last and child is not children[0]:
+                    child.kill()
+                child.join(100)
+            codes = [child.exitcode if child.exitcode is not None else -1 for child in children]
+            return [(code, error.read_text(encoding="utf8")) for code, error in zip(codes, errors, strict=True)]
+        finally:
+            for child in children:
                 child.kill()
-            texts.append(child.communicate(timeout=100)[1])
-        return [(child.returncode, text) for child, text in zip(children, texts, strict=True)]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+                child.join()
 
 
 def must_succeed(script: Path, count: int, *words: str) -> None:
