@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from language import say
 from memory.cleanup import clean_all
@@ -22,30 +22,6 @@ if TYPE_CHECKING:
     from devices.base import Device
 
 _NEEDED = re.compile(r"tried to allocate ([0-9.]+(?:e[0-9]+)?) ?([KMGT]i?B|bytes)?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class RecoveryRecord:
-    """What was changed because memory did not suffice.
-
-    Args:
-        reason: "out of memory", "pressure" (in use: too much of the budget), "peak" (a step was over it), "growth" (it would be,
-            some steps on) or "budget" (it has become smaller).
-        needed_bytes: None where no error says it. free_bytes: when it came.
-    """
-
-    phase: str
-    reason: str
-    old_batch_size: int  # rows of a micro-batch
-    batch_size: int
-    gradient_accumulation_steps: int | None  # None where the phase has no effective batch, as in evaluation
-    needed_bytes: int | None
-    free_bytes: int
-    report: str  # for the log
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields of a `recovery` event in metrics.jsonl."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Recovery:
         """The error came here or on another process: a smaller way there, the same rows again on all."""
         live = self.live
         if outcome.failure is not None:
-            live.keeper.after_out_of_memory(outcome.failure, "train", number)
+            live.keeper.after_out_of_memory(outcome.failure, number)
         (exhausted,) = live.group.all_reduce_sum(float(live.keeper.exhausted is not None))
         if exhausted:
             if not outcome.is_changed:

@@ -23,7 +23,7 @@ from memory.observe.budget import Budget, free_host_bytes, measure_budget
 from memory.observe.growth import FORESIGHT, Growth
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
-from memory.recovery import RecoveryRecord, Shortage, free_failed
+from memory.recovery import Shortage, free_failed
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from training.report.run_log import RunLog
@@ -37,7 +37,6 @@ SHARE_AFTER_ERROR = 0.7  # of the failed way's changeable part: what the next wa
 DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
 HEAP_BEYOND = 1.03  # times the planned peak, from which an untrimmed heap is trimmed after all
-PEAK = "peak"  # why a run goes on in a smaller way: a step was over the budget
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 
 # What the user fixed and what is given up, in this order, where nothing else fits.
@@ -95,7 +94,6 @@ class Keeper:
         self._cleaned(step, self.cleaner.before(what))
 
     def _cleaned(self, step: int, record: CleanupRecord) -> None:
-        """Tell what a cleaning gave back; those that are full and come inside training leave a memory record."""
         self._log.event("cleanup", step=step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
         if record.kind == "full" and record.reason in ("schedule", "pressure"):
             self._log.memory(step, "train")
@@ -121,7 +119,10 @@ class Keeper:
         """Clean if it is time or needed, and look at the budget. Returns whether `plan` has changed."""
         self._steps += 1
         before = self.plan
-        self._measure_ratio()
+        if self._steps >= SETTLED_STEPS and self.plan is self._first_plan:
+            separate = self._device.is_separate_memory
+            measured = self._device.memory_peak_bytes() if separate else self._monitor.peak_bytes
+            self._ratio = min(max(measured / self.plan.peak_bytes, 0.5), 1.5)
         record = self.cleaner.after_step(step)
         if record is not None:
             self._cleaned(step, record)
@@ -129,15 +130,20 @@ class Keeper:
             self._relieve(step)
         self._watch_peak(step)
         self._watch_growth(step)
-        self._watch_heap()
+        if self.plan.choice.malloc == "untrimmed" and self._monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
+            self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
+            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
         if self._clock() - self._looked >= LOOK_SECONDS:
             self._look(step)
         return self.plan is not before
 
-    def after_out_of_memory(self, error: BaseException, phase: str, step: int) -> None:
+    def after_out_of_memory(self, error: BaseException, step: int) -> None:
         """Free the failed step and take a smaller way; the caller runs the same rows again, or ends if `exhausted`."""
         shortage = free_failed(error, self._device)
-        self._shrink(step, phase, "out of memory", shortage, self._plan_within(self._share(SHARE_AFTER_ERROR)))
+        fixed = sum(size for name, size in self.plan.components.items() if name in FIXED)
+        wanted = self._plan_within(fixed + SHARE_AFTER_ERROR * (self.plan.peak_bytes - fixed))
+        story = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
+        self._shrink(step, "out of memory", story, wanted, shortage)
 
     def after_evaluation_out_of_memory(self, error: BaseException, batch_size: int, step: int) -> int:
         """Free the failed evaluation and halve its micro-batch. Returns it; the run is `exhausted` where it was one row."""
@@ -147,15 +153,17 @@ class Keeper:
             told = "{story}; a single row does not fit. What helps most: {advice}"
             self.exhausted = say(told, story=story, advice=say(ADVICE))
             return batch_size
-        report = say(
-            "{story}; continuing with micro-batch {micro}; the same rows are evaluated again",
-            story=story,
-            micro=smaller,
+        told = "{story}; continuing with micro-batch {micro}; the same rows are evaluated again"
+        self._recovered(
+            step,
+            "evaluation",
+            "out of memory",
+            say(told, story=story, micro=smaller),
+            batch_size,
+            smaller,
+            None,
+            shortage,
         )
-        record = RecoveryRecord(
-            "evaluation", "out of memory", batch_size, smaller, None, shortage.needed_bytes, shortage.free_bytes, report
-        )
-        self._log.event("recovery", report, step=step, **record.as_dict())
         self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=smaller))
         return smaller
 
@@ -165,21 +173,27 @@ class Keeper:
         """Measure the budget again; where the plan is over it, plan again for what is left."""
         self._looked = self._clock()
         now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
-        room = self._room(now)
+        room, expected = self._room(now), int(self.plan.peak_bytes * self._ratio)
         if room < self._room(self.budget):
             self.budget = now
             self._monitor.watch(max(now.host_bytes, 1), from_now=True)
         drift = min(DRIFT_BYTES, now.margin_bytes)
-        if room + drift < min(self.plan.budget_bytes, self._expected_peak()):
-            self._shrink(step, "train", "budget", None, self._plan_within(room / self._ratio))
+        if room + drift < min(self.plan.budget_bytes, expected):
+            story = say(
+                "the budget is now {size} ({why}), planned was {planned}",
+                size=format_size(self._room(self.budget)), why=self.budget.binding, planned=format_size(expected),
+            )  # fmt: skip
+            self._shrink(step, "budget", story, self._plan_within(room / self._ratio))
 
     def _relieve(self, step: int) -> None:
         """Clean at once; where that does not help, run in a smaller way, by as much as is used beyond what may be."""
         began = self._clock()
         self._cleaned(step, self.cleaner.under_pressure())
-        if self._monitor.pressure() > PRESSURE:
-            wanted = self.plan.peak_bytes * PRESSURE / max(self._monitor.pressure(), 1.0)
-            self._shrink(step, "train", "pressure", None, self._plan_within(wanted))
+        pressure = self._monitor.pressure()
+        if pressure > PRESSURE:
+            story = say("{share} of the budget is in use and cleaning did not help", share=f"{pressure:.0%}")
+            wanted = self._plan_within(self.plan.peak_bytes * PRESSURE / max(pressure, 1.0))
+            self._shrink(step, "pressure", story, wanted)
         self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
 
     def _watch_peak(self, step: int) -> None:
@@ -189,12 +203,17 @@ class Keeper:
         peak, most, monitor = self._monitor.counted_peak_bytes, self.plan.budget_bytes, self._monitor
         if self._device.is_separate_memory or peak <= most or monitor.counted_phase != "train":
             return
-        self._shrink(step, "train", PEAK, None, self._plan_within(self.plan.peak_bytes * most / peak))
+        told = "the peak of {peak} was over the budget of {budget}"
+        story = say(told, peak=format_size(peak), budget=format_size(most))
+        self._shrink(step, "peak", story, self._plan_within(self.plan.peak_bytes * most / peak))
         self._count_anew(step)
 
     def _watch_growth(self, step: int) -> None:
         """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
-        peak = self._peak_share()
+        if self._device.is_separate_memory:
+            peak = self._device.memory_peak_bytes() / max(1, self._room(self.budget))
+        else:
+            peak = self._monitor.peak_bytes / self._monitor.budget_bytes
         growth = self._growth.after_step(self._monitor.pressure(), peak)
         left = self._growth.steps_left(growth, peak)
         if left is None:
@@ -207,49 +226,41 @@ class Keeper:
             self._has_cleaned_growth = True
             self._cleaned(step, self.cleaner.under_pressure())
         else:
-            self._shrink(
-                step, "train", "growth", None, self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
-            )
+            wanted = self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
+            self._shrink(step, "growth", say("memory still grows after cleaning"), wanted)
 
-    def _watch_heap(self) -> None:
-        """Trim malloc's heap in each step from now on, where left untrimmed it has grown beyond the plan."""
-        choice = self.plan.choice
-        if choice.malloc == "untrimmed" and self._monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
-            self.plan = replace(self.plan, choice=replace(choice, malloc="fast"))
-            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
-
-    def _peak_share(self) -> float:
-        """The most that was held so far, as a share of the budget."""
-        if self._device.is_separate_memory:
-            return self._device.memory_peak_bytes() / max(1, self._room(self.budget))
-        return self._monitor.peak_bytes / self._monitor.budget_bytes
-
-    def _shrink(self, step: int, phase: str, reason: str, shortage: Shortage | None, wanted: Plan | None) -> None:
+    def _shrink(
+        self, step: int, reason: str, story: str, wanted: Plan | None, shortage: Shortage | None = None
+    ) -> None:
         """Take the plan that was found; where it would run no other shapes, or there is none, the next smaller ones."""
-        old, story = self.plan, self._story(phase, reason, shortage)
-        smaller = wanted
+        old, smaller = self.plan, wanted
         if reason != "budget" and (wanted is None or not _runs_smaller(wanted.choice, old.choice)):
             smaller = self._next_smaller()
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
-            over = reason not in ("pressure", "growth", PEAK) or self._monitor.pressure() > 1.0
+            over = reason not in ("pressure", "growth", "peak") or self._monitor.pressure() > 1.0
             self.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE)) if over else None
             return
         choice = smaller.choice
+        rows, times = choice.batch_size_per_gpu, choice.gradient_accumulation_steps
         report = say(
             "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch unchanged",
-            story=story, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
-            recomputed=recomputed(choice.saved_blocks, old.num_blocks),
-        )  # fmt: skip
-        free = shortage.free_bytes if shortage else free_host_bytes()
-        record = RecoveryRecord(
-            phase, reason, old.choice.batch_size_per_gpu, choice.batch_size_per_gpu, choice.gradient_accumulation_steps,
-            shortage.needed_bytes if shortage else None, free, report,
+            story=story, micro=rows, times=times, recomputed=recomputed(choice.saved_blocks, old.num_blocks),
         )  # fmt: skip
         self._count_anew(step)
         self.plan = replace(smaller, budget_bytes=min(self._room(self.budget), old.budget_bytes))
-        self._log.event("recovery", record.report, step=step, **record.as_dict())
+        self._recovered(step, "train", reason, report, old.choice.batch_size_per_gpu, rows, times, shortage)
         self._log.plan(self.plan)
+
+    def _recovered(
+        self, step: int, phase: str, reason: str, report: str, before: int, now: int, times: int | None, shortage: Shortage | None
+    ) -> None:  # fmt: skip
+        """Report a smaller way: rows of a micro-batch before and now, and micro-batches of a step."""
+        self._log.event(
+            "recovery", report, step=step, phase=phase, reason=reason, old_batch_size=before, batch_size=now,
+            gradient_accumulation_steps=times, needed_bytes=shortage.needed_bytes if shortage else None,
+            free_bytes=shortage.free_bytes if shortage else free_host_bytes(), report=report,
+        )  # fmt: skip
 
     def _count_anew(self, step: int) -> None:
         """What was held in another way is answered: it is no reason for the next one."""
@@ -285,48 +296,15 @@ class Keeper:
             return replace(self.budget, device_bytes=room_bytes)
         return replace(self.budget, host_bytes=room_bytes)
 
-    def _share(self, share: float) -> float:
-        """Bytes of the present way when what can be changed of it shrinks to this share."""
-        fixed = sum(size for name, size in self.plan.components.items() if name in FIXED)
-        return fixed + share * (self.plan.peak_bytes - fixed)
-
-    def _story(self, phase: str, reason: str, shortage: Shortage | None) -> str:
-        if shortage is not None:
-            return shortage.describe(phase, self.plan.choice.batch_size_per_gpu, self._shape)
-        if reason == "growth":
-            return say("memory still grows after cleaning")
-        if reason == PEAK:
-            peak, most = format_size(self._monitor.counted_peak_bytes), format_size(self.plan.budget_bytes)
-            return say("the peak of {peak} was over the budget of {budget}", peak=peak, budget=most)
-        if reason == "budget":
-            room, binding = format_size(self._room(self.budget)), self.budget.binding
-            return say(
-                "the budget is now {size} ({why}), planned was {planned}",
-                size=room, why=binding, planned=format_size(self._expected_peak()),
-            )  # fmt: skip
-        return say("{share} of the budget is in use and cleaning did not help", share=f"{self._monitor.pressure():.0%}")
-
     def _room(self, budget: Budget) -> int:
         separate = self._device.is_separate_memory and budget.device_bytes is not None
         return int(budget.device_bytes or 0) if separate else budget.host_bytes
 
-    def _measure_ratio(self) -> None:
-        if self._steps >= SETTLED_STEPS and self.plan is self._first_plan:
-            separate = self._device.is_separate_memory
-            measured = self._device.memory_peak_bytes() if separate else self._monitor.peak_bytes
-            self._ratio = min(max(measured / self.plan.peak_bytes, 0.5), 1.5)
-
-    def _expected_peak(self) -> int:
-        return int(self.plan.peak_bytes * self._ratio)
-
 
 def _runs_smaller(choice: Choice, than: Choice) -> bool:
-    """Whether the walk itself holds less, not only what surrounds it."""
-    fewer_rows = any(ours < theirs for ours, theirs in zip(_rows(choice), _rows(than), strict=True))
+    """Whether the walk itself holds less, not only what surrounds it: rows of a micro-batch, or of all that pass together."""
+    rows, old_rows = (
+        (way.batch_size_per_gpu, way.batch_size_per_gpu * way.micro_batches_per_pass) for way in (choice, than)
+    )
     trims = than.malloc == "untrimmed" != choice.malloc
-    return choice.saved_blocks < than.saved_blocks or fewer_rows or trims
-
-
-def _rows(choice: Choice) -> tuple[int, int]:
-    """Of a micro-batch, and of all that pass through a block together."""
-    return choice.batch_size_per_gpu, choice.batch_size_per_gpu * choice.micro_batches_per_pass
+    return choice.saved_blocks < than.saved_blocks or rows[0] < old_rows[0] or rows[1] < old_rows[1] or trims
