@@ -31,7 +31,7 @@ from data.progress import ProgressLine
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
-from data.text.conversations import Examples, Prompt, Row
+from data.text.conversations import Examples, Row
 from data.text.templates import Template
 from language import say
 from settings.errors import UserError
@@ -62,21 +62,17 @@ class Signer:
         examples = self.examples
         if self.how == NEAR and examples.template is not None:
             examples = replace(examples, template=Template())
-        left = examples.usable(rows)[0]
-        texts = ["\0".join(row) for row in left]
+        left = examples.usable(rows)
+        texts = ["\0".join(row) for row in left.texts]
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         if self.how == EXACT:
             digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
             return size, [np.frombuffer(digests, np.uint64)]
         signatures = minhash(texts)
-        apart = _turns_apart(left) if examples.each_turn else np.uint64(0)
+        # rows are alike only if they have as many turns
+        counts = [len(turns) or 1 for turns in left.turns]
+        apart = mix(np.array(counts, np.uint64)) if examples.each_turn else np.uint64(0)
         return size, [*(band ^ apart for band in bands(signatures)), signatures]
-
-
-def _turns_apart(rows: Sequence[Row]) -> NDArray[np.uint64]:
-    """(rows,) a number that two rows have in common if they have as many turns."""
-    counts = [len(row[0].turns) if isinstance(row[0], Prompt) else 1 for row in rows]
-    return mix(np.array(counts, np.uint64))
 
 
 def minhash(texts: Sequence[str]) -> NDArray[np.uint16]:

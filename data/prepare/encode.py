@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from data.batches.objectives import Lengths
 from data.shards.store import PAIRS, PREFERENCES
 from data.text.clean import Dropped
-from data.text.conversations import Examples, Prompt, Row
+from data.text.conversations import Examples, Row
+from data.text.templates import Turn
 from data.tokenizers.tokenizer import Tokenizer
 
 Ids = NDArray[np.int32]
@@ -73,13 +74,13 @@ class Encoder:
         return cls(Tokenizer.load(tokenizer_dir), examples, longest)
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
-        left, places, empty, dropped = self.examples.usable(rows)
-        columns, uncut, unknown = [], [], np.zeros(len(left), np.int64)
+        left = self.examples.usable(rows)
+        columns, uncut, unknown = [], [], np.zeros(len(left.texts), np.int64)
         for place, longest in enumerate(self.longest):
-            sides = self._ids([row[place] for row in left], place)
+            sides = self._ids([row[place] for row in left.texts], place)
             uncut.append(_lengths(sides))
-            if longest is not None:
-                sides = [self._shortened(row[place], ids, longest) for row, ids in zip(left, sides, strict=True)]
+            if longest is not None and place == 0:
+                sides = [self._shortened(turns, ids, longest) for turns, ids in zip(left.turns, sides, strict=True)]
             lengths = _lengths(sides)
             columns.append(self._ended(sides, lengths, longest))
             if sides and self.tokenizer.unk_id is not None:
@@ -87,7 +88,7 @@ class Encoder:
                 ends = np.cumsum(lengths - 1)
                 unknown += np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides))
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
-        return Encoded(columns, uncut, unknown, np.array(places, np.int64), empty, size, dropped)
+        return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
         template = self.examples.template
@@ -95,18 +96,18 @@ class Encoder:
             return self.tokenizer.encode_batch(texts)
         return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
 
-    def _shortened(self, text: str, ids: Ids, longest: int) -> Ids:
+    def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int) -> Ids:
         """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
-        if len(ids) < longest or not isinstance(text, Prompt):
+        if len(ids) < longest or not turns:
             return ids
-        later = [question for question in text.questions if question]  # what all of it holds is too long
+        shorter = self.examples.shorter_prompts(turns)
 
-        def ids_since(question: int) -> Ids:
-            return self._ids([text.since(question)], 0)[0]
+        def ids_of(prompt: Callable[[], str]) -> Ids:
+            return self._ids([prompt()], 0)[0]
 
         # the later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn
-        fits = bisect_left(later, True, key=lambda question: len(ids_since(question)) < longest)
-        return ids_since(later[min(fits, len(later) - 1)]) if later else ids
+        fits = bisect_left(shorter, True, key=lambda prompt: len(ids_of(prompt)) < longest)
+        return ids_of(shorter[min(fits, len(shorter) - 1)]) if shorter else ids
 
     def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
         """Lay rows end to end, each cut and with end of text."""

@@ -61,7 +61,7 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
     folder = worded or tokenizer_folder(config, task, once)
     examples, table = examples_of(config, task.kind, task.columns, folder), _columns_row(task.columns.sides())
     if worded is not None:
-        left, *_ = examples.usable(found.rows)
+        left = examples.usable(found.rows).texts
         table += [_side(place, text) for texts in left[:count] for place, text in enumerate(texts)]
     else:
         tokenizer = Tokenizer.load(folder)

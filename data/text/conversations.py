@@ -11,8 +11,9 @@ last answer of a conversation is learnt, or every one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from data.text.clean import Cleaning, Dropped
 from data.text.preferences import answers_fault
@@ -29,32 +30,20 @@ _KEYS = (("role", "content"), ("from", "value"))
 Row = tuple[str, ...]
 
 
-class Prompt(str):
-    """The words of a prompt with turns before it; the oldest can be left out."""
+@dataclass
+class Usable:
+    """Examples that are left of rows, each list in their order.
 
-    turns: Sequence[Turn]
-    template: Template
+    Args:
+        texts: what is encoded. turns: those that the prompt was worded of; none where there is no template.
+        places: among the rows. blank: rows that were. dropped: those that cleaning left out.
+    """
 
-    @classmethod
-    def of(cls, template: Template, turns: Sequence[Turn]) -> Prompt:
-        """Word turns, the newest of which is the user's."""
-        made = cls(template.prompt(turns))
-        made.template, made.turns = template, turns
-        return made
-
-    @property
-    def questions(self) -> Sequence[int]:
-        """Where questions stand among what was spoken, the newest last."""
-        return [place for place, turn in enumerate(self._spoken) if turn[0] == USER]
-
-    def since(self, question: int) -> Prompt:
-        """The same from one of `questions` on; rules stay."""
-        rules = [turn for turn in self.turns if turn[0] == SYSTEM]
-        return Prompt.of(self.template, [*rules, *self._spoken[question:]])
-
-    @property
-    def _spoken(self) -> list[Turn]:
-        return [turn for turn in self.turns if turn[0] != SYSTEM]
+    texts: list[Row] = field(default_factory=list)
+    turns: list[list[Turn]] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    blank: int = 0
+    dropped: Dropped = field(default_factory=Dropped)
 
 
 def turns_of(cell: object) -> list[Turn]:
@@ -135,28 +124,36 @@ class Examples:
     form: str = "plain"
     each_turn: bool = False
 
-    def usable(self, rows: Sequence[Row]) -> tuple[list[Row], list[int], int, Dropped]:
-        """Make the examples of rows, and leave out the blank and the bad ones.
-
-        Returns:
-            the examples that are left, the place among `rows` of each, how many were blank, and what was dropped.
-        """
-        left: list[Row] = []
-        places: list[int] = []
-        blank, dropped = 0, Dropped()
+    def usable(self, rows: Sequence[Row]) -> Usable:
+        """Make the examples of rows, and leave out the blank and the bad ones."""
+        left = Usable()
         for place, row in enumerate(rows):
             for before, raw in self._parts(row):
                 texts, fault = self.cleaning.row(raw)
                 if (unfit := answers_fault(texts)) is not None:
-                    dropped.add(unfit, texts)
+                    left.dropped.add(unfit, texts)
                 elif not all(text and not text.isspace() for text in texts):
-                    blank += 1
+                    left.blank += 1
                 elif fault is not None:
-                    dropped.add(fault, texts)
+                    left.dropped.add(fault, texts)
                 else:
-                    left.append(self._worded(before, texts))
-                    places.append(place)
-        return left, places, blank, dropped
+                    turns: list[Turn] = []
+                    if self.template is not None:
+                        turns = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
+                        turns.append((USER, texts[0]))
+                        texts = (self.template.prompt(turns), *texts[1:])
+                    left.texts.append(texts)
+                    left.turns.append(turns)
+                    left.places.append(place)
+        return left
+
+    def shorter_prompts(self, turns: Sequence[Turn]) -> list[Callable[[], str]]:
+        """What words turns from a later question on, each shorter than the one before; rules stay."""
+        assert self.template is not None
+        template, rules = self.template, [turn for turn in turns if turn[0] == SYSTEM]
+        spoken = [turn for turn in turns if turn[0] != SYSTEM]
+        later = [place for place, (role, _) in enumerate(spoken) if role == USER and place]
+        return [partial(template.prompt, [*rules, *spoken[place:]]) for place in later]
 
     def texts(self, row: Row) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""
@@ -182,9 +179,3 @@ class Examples:
             yield turns[: at - 1], (turns[at - 1][1], turns[at][1])
         if not chosen:
             yield [], ("", "")  # no question with an answer: a blank row
-
-    def _worded(self, before: list[Turn], texts: Row) -> Row:
-        if self.template is None:
-            return texts
-        clean = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
-        return (Prompt.of(self.template, [*clean, (USER, texts[0])]), *texts[1:])

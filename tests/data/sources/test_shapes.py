@@ -102,7 +102,7 @@ def test_a_shape_gives_what_its_documents_say(
     config, task = task_of(path, row, flags)
     rows = [row for batch in read_rows(task.sources, task.columns, BadRows()) for row in batch]
     examples = examples_of(config, task.kind, task.columns, tmp_path)
-    assert examples.usable(rows)[0] == [(asked, *answers)]
+    assert examples.usable(rows).texts == [(asked, *answers)]
     assert [cells for name, cells in passed_over(config, task.kind) if name == "not used"] == (
         [unused] if unused else []
     )

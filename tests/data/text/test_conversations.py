@@ -48,7 +48,7 @@ def test_other_shapes_are_named(cell: object, words: str) -> None:
 
 def made(form: str, row: tuple[str, ...], each: bool = False, clean: bool = False) -> list[tuple[str, ...]]:
     examples = Examples(Cleaning(clean, min_letters=0.0), Template.load("chat"), form, each)
-    return examples.usable([row])[0]
+    return examples.usable([row]).texts
 
 
 def test_the_last_answer_is_learnt_or_every_one() -> None:
@@ -68,13 +68,13 @@ def test_every_turn_is_cleaned_and_the_template_is_not() -> None:
 
 def test_conversations_without_an_answer_are_blank_rows() -> None:
     rows = [(json.dumps(turns),) for turns in ([], TURNS[:1], TURNS[1:2], [["user", " "], ["assistant", "x"]])]
-    left, _, blank, dropped = Examples(template=Template(), form="messages").usable(rows)
-    assert (left, blank, dropped.count) == ([], 4, 0)
+    left = Examples(template=Template(), form="messages").usable(rows)
+    assert (left.texts, left.blank, left.dropped.count) == ([], 4, 0)
 
 
 def test_places_name_the_row_of_each_example() -> None:
     rows = [(json.dumps(TURNS[:1]),), (json.dumps(TURNS),)]
-    assert Examples(template=Template(), form="messages", each_turn=True).usable(rows)[1] == [1, 1]
+    assert Examples(template=Template(), form="messages", each_turn=True).usable(rows).places == [1, 1]
 
 
 def write(folder: Path, kind: str, shape: int) -> Path:
