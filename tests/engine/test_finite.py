@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine import anomaly
-from engine.anomaly import checks_of
+from engine.anomaly import Anomalies
 from engine.checkpointing import Checkpointing
 from engine.finite import NotFinite, StepChecks, is_finite, norm_of
 from engine.optimizers import OPTIMIZERS, Step
@@ -21,7 +20,7 @@ CUTS = [[0, 1], [2, 3]]
 
 
 def walk_of(model: T5, saved: int, detect_anomaly: bool) -> tuple[Walk, StepChecks]:
-    checks = checks_of(model, None, detect_anomaly)
+    checks = Anomalies(model) if detect_anomaly else StepChecks()
     store = WeightStore(torch.float32)
     return Walk(model, Checkpointing(saved), store, LossSettings(), 0.0, check_loss=checks.loss), checks
 
@@ -65,21 +64,6 @@ def test_a_gradient_that_is_not_finite_is_told_behind_the_walk(max_grad_norm: fl
             break  # without clipping the weights are lost by now
 
 
-@pytest.mark.parametrize("saved", [0, 99])
-def test_the_block_of_the_first_bad_number_forward_is_named(saved: int) -> None:
-    model, batch = small_model(), Rectangle()
-    walk, checks = walk_of(model, saved, True)
-    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
-    assert checks.first is None
-    with torch.no_grad():
-        model.encoder.blocks[1].feed_forward.wo.weight[0, 0] = float("nan")
-    with pytest.raises(NotFinite):
-        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
-    assert checks.first == "encoder block 2 of 2, forward"
-    checks.begin()
-    assert checks.first is None
-
-
 @pytest.mark.parametrize("saved", [0])
 def test_the_block_of_the_first_bad_number_backward_is_named(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from model import layers
@@ -90,12 +74,3 @@ def test_the_block_of_the_first_bad_number_backward_is_named(saved: int, monkeyp
     monkeypatch.setattr(layers, "product_back", lambda grad, w: plain(grad, w) * (float("nan") if w is bad else 1.0))
     walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, checks.watching(lambda weights: None))
     assert checks.first == "decoder block 2 of 3, backward"
-
-
-def test_a_loss_that_alone_is_not_finite_is_named() -> None:
-    checks = anomaly.Anomalies(small_model())
-    checks.loss(torch.tensor(2.0))
-    assert checks.first is None
-    with pytest.raises(NotFinite):
-        checks.loss(torch.tensor(float("inf")))
-    assert checks.first == "the loss"

@@ -79,22 +79,3 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
     assert len(caught.value.problems) == 2
     assert "--freeze = enc, names no weight" in str(caught.value)
     assert "embedding, encoder, decoder" in str(caught.value) and "norms" in str(caught.value)
-
-
-def test_a_tied_head_is_the_embedding() -> None:
-    with pytest.raises(UserError, match="head, names no weight"):
-        freeze(small_model(), "head")
-    untied = small_model("t5-v1.1")
-    assert "head" not in freeze(untied, "head") and not untied.output_weight.requires_grad
-
-
-def test_something_must_be_left_to_train() -> None:
-    with pytest.raises(UserError, match="leaves nothing to train"):
-        freeze(small_model(), "*")
-
-
-def test_both_names_of_a_weight_count() -> None:
-    ours, theirs = small_model("t5-v1.1"), small_model("t5-v1.1")
-    assert freeze(ours, "decoder.blocks.1.feed_forward.gate.weight") == freeze(
-        theirs, "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
-    )

@@ -105,14 +105,3 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
     assert {key.rpartition("/")[0] for key in optimizer.state} == set(trained)
-
-
-def test_factors_scale_the_step_of_each_weight() -> None:
-    weights = {name: torch.nn.Parameter(torch.ones(3, 4)) for name in ("a", "b", "c")}
-    optimizer = OPTIMIZERS["adamw"](weights, None, {"a": 0.5, "b": 0.25})
-    for weight in weights.values():
-        weight.grad = torch.ones(3, 4)
-        optimizer.update(weight, Step(1, 0.1, weight_decay=0.1))
-    expected = {name: 1 - 0.1 * factor * (1 + 0.1) for name, factor in (("a", 0.5), ("b", 0.25), ("c", 1.0))}
-    for name, value in expected.items():  # the first step of Adam is one learning rate long
-        torch.testing.assert_close(weights[name].detach(), torch.full((3, 4), value), rtol=1e-5, atol=1e-6)

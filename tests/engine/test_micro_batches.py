@@ -13,7 +13,6 @@ from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.walk import Walk
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
-from model.rows import Rows
 from tests.engine.small_models import relative_error, small_model
 
 CPU = torch.device("cpu")
@@ -55,13 +54,6 @@ def test_batches_of_many_lengths_have_few_shapes() -> None:
     )
 
 
-def test_the_decoder_begins_with_its_own_token() -> None:
-    rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 4), 6)]
-    shape = T5ModelConfig(pad_token_id=1, decoder_start_token_id=0)
-    micro_batch = to_micro_batch(collate(rows, 1), shape, CPU, None)
-    assert micro_batch.decoder_ids.tolist() == [0, 2, 3, 4, 5, 0, 2]
-
-
 def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
     rows = [Row(np.arange(2, 10), np.arange(2, 7), 5), Row(np.arange(2, 10), np.arange(2, 9), 6)]
     micro_batch = to_micro_batch(collate(rows, 0), T5ModelConfig(), CPU, ((24,), (13, 20)))
@@ -73,14 +65,3 @@ def test_fillers_belong_to_no_row_and_no_label_judges_them() -> None:
         and (micro_batch.input_ids[16:] == 0).all()
         and micro_batch.num_labels == 12
     )
-
-
-def test_fillers_of_two_answers_stand_behind_all_rows() -> None:
-    """The encoder's output is spread over both answers, and its gradient gathered, with the fillers at the end."""
-    source = Rows((2, 3), filler=3)
-    micro_batch = MicroBatch(torch.arange(8), torch.arange(9), torch.arange(9), source, Rows((2, 1, 3, 3)), answers=2)
-    memory = torch.arange(8.0)[:, None]
-    spread = micro_batch.spread(memory)
-    assert spread[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
-    assert micro_batch.encoder_output_rows.lengths == (2, 3, 2, 3) and micro_batch.encoder_output_rows.num_tokens == 16
-    assert torch.equal(micro_batch.gather(spread), 2 * memory)

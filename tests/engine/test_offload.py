@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from devices.copies import ALIGNMENT, HostCopies, Pool
+from devices.copies import HostCopies, Pool
 from engine.checkpointing import BlockPass, Checkpointing
 from engine.offload import CheckpointedActivations, Offload
 from engine.walk import Walk
@@ -111,24 +111,6 @@ def test_a_step_broken_off_leaves_nothing_behind() -> None:
     held = held_bytes(offload.copies.pool)
     assert all(torch.equal(a, b) for a, b in zip(gradients(model, 0, offload), expected, strict=True))
     assert held_bytes(offload.copies.pool) == held
-
-
-def test_the_pool_is_a_stack_of_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.copies.SLAB_BYTES", 4 * ALIGNMENT)
-    pool = Pool(is_pinned=False)
-    shapes = [(100,), (3, 50), (1,), (700,), (40,)]  # of float32: 1, 2, 1, 6, 1 units
-    taken = [pool.take(torch.empty(shape)) for shape in shapes]
-    for number, tensor in enumerate(taken):
-        tensor.fill_(number)
-    assert [tuple(tensor.shape) for tensor in taken] == shapes
-    assert all(bool((tensor == number).all()) for number, tensor in enumerate(taken)), "no two may overlap"
-    assert held_bytes(pool) == (4 + 6 + 4) * ALIGNMENT
-    for tensor in [taken[3], taken[4], taken[2], taken[1], taken[0]]:
-        pool.give_back(tensor)
-    again = [pool.take(torch.empty(shape)) for shape in shapes]
-    assert [t.data_ptr() for t in again] == [t.data_ptr() for t in taken] and held_bytes(pool) == 14 * ALIGNMENT
-    pool.reset()
-    assert pool.take(torch.empty(5, dtype=torch.bfloat16)).data_ptr() == taken[0].data_ptr()
 
 
 @pytest.mark.cuda

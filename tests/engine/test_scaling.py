@@ -47,24 +47,6 @@ def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) ->
         assert relative_error(found[name] / 256.0, gradient) < 5e-2, name  # a ReLU near zero may switch
 
 
-def test_small_gradients_vanish_without_the_scale() -> None:
-    model, batch = small_model(), Rectangle()
-    _, expected = autograd_gradients(model, batch)
-    batch_share = 2.0**20  # as in a batch of a million labels
-
-    def error(scaling: LossScaling | None) -> float:
-        walk = fp16_walk(model, scaling)
-        walk.gradients(batch.micro_batches(model, CUTS), int(batch.num_labels * batch_share), lambda weights: None)
-        found = model.encoder.blocks[0].feed_forward.wi.weight.grad
-        assert found is not None
-        found = found.double() * batch_share / (scaling.scale if scaling else 1.0)
-        for weight in model.parameters():
-            weight.grad = None
-        return relative_error(found, expected[FIRST])
-
-    assert error(LossScaling(scale=2.0**22)) < 5e-2 < 0.3 < error(None)
-
-
 def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
     update.begin(Step(number, 0.01))
     fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
@@ -141,45 +123,3 @@ def test_says_so_where_no_scale_helps() -> None:
     assert not scaling.admits(False)
     with pytest.raises(UserError, match=r"mixed_precision = fp16.*bf16"):
         scaling.admits(False)
-
-
-def test_resumed_run_goes_on_as_if_never_stopped() -> None:
-    batch, whole, halves = Rectangle(), small_model(), small_model()
-    update = Update(OPTIMIZERS["adafactor"](dict(whole.named_parameters())), 0.0, LossScaling(2.0**26))
-    first = Update(OPTIMIZERS["adafactor"](dict(halves.named_parameters())), 0.0, LossScaling(2.0**26))
-    for number in range(1, 9):
-        step(whole, update, batch, number)
-    for number in range(1, 5):
-        step(halves, first, batch, number)
-    assert first.scaling is not None
-    second = Update(
-        OPTIMIZERS["adafactor"](dict(halves.named_parameters())), 0.0, LossScaling(**first.scaling.as_dict())
-    )
-    second.optimizer.load_state({name: tensor.clone() for name, tensor in first.optimizer.state.items()})
-    for number in range(5, 9):
-        step(halves, second, batch, number)
-    assert update.scaling == second.scaling and update.scaling.skipped_steps > 2  # type: ignore[union-attr]
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole).values(), weights_of(halves).values(), strict=True))
-
-
-def test_gradients_of_several_walks_add_up() -> None:
-    model, batch = small_model("umt5"), Rectangle()
-    scaling = LossScaling(scale=256.0)
-    expected = gradients(model, batch, scaling)
-    walk = fp16_walk(model, scaling)
-    for rows in CUTS:
-        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, lambda weights: None)
-    for name, weight in model.named_parameters():
-        assert weight.grad is not None and weight.grad.dtype == expected[name].dtype
-        assert relative_error(weight.grad, expected[name]) < 5e-3, name
-
-
-def test_a_step_that_another_process_has_left_out_moves_no_scale() -> None:
-    """That one saw its loss, before it looked at gradients: scales that differ would part the weights."""
-    model, batch = small_model(), Rectangle()
-    scaling = LossScaling(scale=2.0**28, good_steps=7)
-    update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())), 0.0, scaling)
-    step(model, update, batch, 1)
-    assert scaling == LossScaling(2.0**27, 0, 1)
-    update.keep_scale()
-    assert scaling == LossScaling(2.0**28, 7, 0)

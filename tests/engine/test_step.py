@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from engine.checkpointing import Checkpointing
 from engine.finite import OnReady, StepChecks
 from engine.micro_batches import MicroBatch
 from engine.optimizers import OPTIMIZERS, Step
-from engine.scaling import LossScaling
 from engine.step import Engine, Outcome, accumulate
 from engine.update import Update
 from engine.walk import Walk
@@ -137,25 +135,3 @@ def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[in
     assert [row for members in passes for row in members] == list(range(5))
     assert float(total) == 10.0 and handed_over == [len(sizes)]
     assert float(accumulate(walk, [], 0, 7, handed_over.append)) == 0.0, "a rank without rows"
-
-
-@pytest.mark.parametrize(("together", "planned", "sizes"), [(2, 2, [2, 2, 1]), (2, 1, [5])])
-def test_a_pass_takes_no_more_micro_batches_than_were_priced(
-    together: int, planned: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where tokens bound micro-batches there are more of them; in one pass all are, and are priced."""
-    engine, seen = engine_of(), list[int]()
-    engine.choice = replace(CHOICE, micro_batches_per_pass=together, accumulation_passes=planned)
-    plain = engine.walk.gradients
-    monkeypatch.setattr(engine.walk, "gradients", lambda part, *args: seen.append(len(part)) or plain(part, *args))
-    assert engine.step(Step(1, 1e-2), [rows(seed) for seed in range(5)], 50).is_done
-    assert seen == sizes
-
-
-@pytest.mark.parametrize("lost", [0.0, 1.0])
-def test_a_step_left_out_elsewhere_leaves_the_loss_scale(lost: float) -> None:
-    """A process whose loss was finite has admitted what another one has not: their scales stay equal."""
-    engine = engine_of(sum_over=lambda loss, failed, begun, *told: [loss, failed, begun, lost, 0.0])
-    engine.update.scaling = LossScaling()
-    engine.step(Step(1, 1e-2), [rows(1)], 10)
-    assert engine.loss_scaling == LossScaling(good_steps=1 - int(lost)).as_dict()

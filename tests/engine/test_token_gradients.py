@@ -42,12 +42,6 @@ def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: py
     assert ((table.double() - exact).abs() <= last_bit * exact.abs() + 1e-5).all()
 
 
-def test_rows_that_no_token_names_are_left() -> None:
-    table = torch.full((5, 3), 2.0, dtype=torch.bfloat16)
-    add_token_gradients(table, [torch.tensor([4, 1, 4])], [torch.ones(3, 3, dtype=torch.bfloat16)])
-    assert table[:, 0].tolist() == [2.0, 3.0, 2.0, 2.0, 4.0]
-
-
 def test_the_walk_loses_no_token_in_bf16() -> None:
     """Of ones that are added to each other in bf16, only the first 256 count."""
     model = small_model().bfloat16()

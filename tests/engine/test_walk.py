@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,12 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from engine.checkpointing import Checkpointing
-from engine.passage import Passage
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
-from model import layers
 from model.loss import LossSettings
-from model.quantization import product
 from model.t5 import T5
 from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
 
@@ -69,25 +64,6 @@ def test_gradients_equal_autograd_on_random_models(family, shape, lengths, saved
         assert float((gradients[name] - gradient).norm()) < 1e-5 * max(float(gradient.norm()), 1e-3 * largest), name
 
 
-def test_a_block_run_again_forms_all_products_but_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    formed: list[torch.Size] = []
-    monkeypatch.setattr(layers, "product", lambda x, weight: formed.append(weight.shape) or product(x, weight))
-    model, batch = small_model(), Rectangle()
-    counts = {}
-    for saved in (99, 0):
-        formed.clear()
-        walk_gradients(model, batch, CUTS["two"], saved)
-        counts[saved] = Counter(formed)
-    matrices = Counter({shape: 2 * count for shape, count in _shapes_of(model).items()})
-    assert counts[99] == matrices
-    last = model.encoder.blocks[0].feed_forward.wo.weight.shape
-    assert counts[0] == matrices + matrices - Counter({last: matrices[last]})
-
-
-def _shapes_of(model: T5) -> Counter[torch.Size]:
-    return Counter(module.weight.shape for module in model.modules() if isinstance(module, layers.Linear))
-
-
 @pytest.mark.parametrize("saved", [0, 99])
 def test_dropout_does_not_depend_on_micro_batches_or_recompute(saved: int) -> None:
     model, batch = small_model(), Rectangle()
@@ -122,21 +98,3 @@ def test_evaluation_loss_is_that_of_the_model() -> None:
     total = walk.loss(batch.micro_batches(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("saved", [99])
-def test_the_heap_is_trimmed_where_the_walk_holds_most(saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch, seen = small_model(), Rectangle(), []
-    walk = Walk(
-        model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0, trim=lambda: seen.append("trim")
-    )
-    for place, name in ((Passage, "forward"), (Walk, "_loss"), (Passage, "backward")):
-        inner = getattr(place, name)
-        monkeypatch.setattr(place, name, lambda *words, inner=inner, name=name: (seen.append(name), inner(*words))[1])
-    walk.gradients(batch.micro_batches(model, CUTS["two"]), batch.num_labels, lambda weights: None)
-    encoder, decoder = (["trim"] * (len(stack.blocks) + 1 if saved else 0) for stack in (model.encoder, model.decoder))
-    way = ["trim", "forward", *encoder, "forward", *decoder, "trim", "_loss", "backward", "trim", "backward"]
-    assert seen == way
-    seen.clear()
-    walk.loss(batch.micro_batches(model, CUTS["two"]))
-    assert seen == ["forward", "forward", "trim"]

@@ -20,26 +20,6 @@ def weights(dtype: torch.dtype) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(3, 2, dtype=dtype)), nn.Parameter(torch.ones(2))]  # a matrix, and a norm in fp32
 
 
-def test_the_compute_dtype_is_wide_and_products_take_narrow_weights() -> None:
-    narrow, cast = weights(torch.bfloat16), CastWeightStore(torch.float32)
-    with cast.in_compute_dtype(narrow):
-        assert narrow[0].dtype == torch.float32
-    with cast.for_products(narrow):
-        assert narrow[0].dtype == torch.bfloat16
-    assert narrow[0].dtype == torch.bfloat16
-
-
-def test_what_no_product_widens_is_in_the_compute_dtype() -> None:
-    wide, half = weights(torch.float32), CastWeightStore(torch.float16)
-    with half.for_products(wide):  # fp32 weights in fp16 products
-        assert wide[0].dtype == torch.float16
-    elsewhere = [nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16, device="meta"))]
-    with CastWeightStore(torch.float32).for_products(elsewhere):
-        assert elsewhere[0].dtype == torch.float32
-    with WeightStore(torch.float32).for_products(wide):
-        assert wide[0].dtype == torch.float32
-
-
 def test_a_gradient_is_formed_in_what_is_computed_in() -> None:
     for weight_store, expected in (
         (CastWeightStore(torch.float32), torch.float32),

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 import devices
-from config import Config, DoesNotFit, UserError, load
+from config import Config, load
 from engine.homes.making import resting_store
 from memory.cost.homes import (
     PIECE_ALIGNMENT,
     away_bytes,
-    piece_bytes,
-    pinned_bytes,
     resident_bytes,
     slots_bytes,
 )
@@ -23,7 +21,7 @@ from memory.cost.prediction import BASE_BYTES, Machine
 from memory.cost.work import DEVICE, FILE, RAM, Choice
 from memory.plan import Plan, make_work, plan
 from model import hf_format
-from model.shapes import STACKS, weight_counts
+from model.shapes import weight_counts
 from model.t5 import T5, in_memory
 from units import GIB, MIB
 
@@ -84,12 +82,6 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
         store.close()
 
 
-def test_weights_that_processes_share_rest_nowhere_else() -> None:
-    machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES, num_processes=2)
-    with pytest.raises(UserError, match="--weights_in = file, is for weights that are whole on each process"):
-        plan(settings_of(weights_in=FILE, shard_weights=True), machine, source_tokens=64, target_tokens=32)
-
-
 def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
     weights = 2 * weight_counts(settings_of().model)["total"]
     tight = planned(BASE_BYTES + weights)
@@ -99,18 +91,6 @@ def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
     assert (again.storage, again.compute, again.loss_chunk_bytes) == (
         tight.choice.storage, tight.choice.compute, tight.choice.loss_chunk_bytes,
     )  # fmt: skip
-
-
-def test_measured_disks_tell_times_and_choose_nothing() -> None:
-    weights = 2 * weight_counts(settings_of().model)["total"]
-    budget, config = BASE_BYTES + weights // 2 + 100 * MIB, settings_of(effective_batch_size=1)
-    slow, nominal = (
-        plan(
-            config, Machine(budget, 16 * GIB, BASE_BYTES, RATES, measured_disk=disk), source_tokens=64, target_tokens=32
-        )
-        for disk in ((1e7, 1e7), None)
-    )
-    assert slow.choice == nominal.choice and slow.seconds > 2 * nominal.seconds
 
 
 def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
@@ -137,32 +117,3 @@ def with_adapters(room: int, earlier: Choice | None = None, **flags: object) -> 
 def test_a_run_that_is_resumed_keeps_its_precision_with_less_memory_and_with_more(room: int) -> None:
     began = with_adapters(400 * MIB, lora_base="auto")
     assert with_adapters(room * MIB, began, lora_base="auto").precision == began.precision
-
-
-def test_pieces_are_pinned_in_powers_of_two() -> None:
-    """So many bytes torch takes from the system for each; a plan that counts fewer is more than there is."""
-    config = settings_of()
-    work = make_work(config, Machine(8 * GIB, 16 * GIB, 0, RATES), 64, 32)
-    choice = Choice(1, 1, 1, 0, 1, "bfloat16", "bfloat16", 2**20, away_blocks=24, weights_in=RAM)
-    pieces = [piece_bytes(work, choice, stack) for stack in STACKS]
-    assert pinned_bytes(work, choice) == sum(12 * (1 << (size - 1).bit_length()) for size in pieces)
-    assert away_bytes(work, choice) < pinned_bytes(work, choice) < 2 * away_bytes(work, choice)
-    in_file = replace(choice, weights_in=FILE)
-    assert pinned_bytes(work, in_file) == 1 << (max(pieces) + PIECE_ALIGNMENT - 1).bit_length()
-    weights = 2 * weight_counts(config.model)["total"]
-    assert planned(weights, host_bytes=pinned_bytes(work, choice), weights_in=RAM).choice.weights_in == RAM
-    with pytest.raises(DoesNotFit, match=r"--weights_in = ram, does not fit into .* of RAM beside the device"):
-        planned(weights, host_bytes=away_bytes(work, choice), weights_in=RAM)
-
-
-def test_files_that_rest_in_memory_are_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = 2 * weight_counts(settings_of().model)["total"]
-    monkeypatch.setattr("memory.homes.is_in_memory", lambda folder: folder == Path("here"))
-    tight = {"budget": BASE_BYTES + weights}
-    with pytest.raises(
-        UserError, match=r"would rest in here, whose files are in memory .* name a --weights_dir on a disk"
-    ):
-        planned(**tight, weights_in=FILE, weights_dir="here")
-    with pytest.raises(DoesNotFit):
-        planned(**tight, weights_dir="here")
-    assert planned(**tight, output_dir="here", weights_dir="elsewhere").choice.weights_in == FILE

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from config import ROOT, UserError, load
-from memory.machines import MACHINES_FILE, target_machine, this_machine, with_libraries
+from config import ROOT, UserError
+from memory.machines import MACHINES_FILE, target_machine
 from settings.fields import read_settings_file
 from units import GIB, MIB
 
@@ -32,18 +31,6 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
         target_machine(str(path))
 
 
-def test_an_unknown_machine_gets_the_nearest_name() -> None:
-    with pytest.raises(UserError, match=r"did you mean mac_8gb\?"):
-        target_machine("mac_18gb")
-
-
-def test_this_machine() -> None:
-    machine = this_machine(GIB)
-    assert machine.budget_bytes == GIB
-    assert 0 < machine.budget_bytes <= machine.available_bytes
-    assert machine.rate("float32") > 1e8
-
-
 def test_the_plan_command_does_without_torch() -> None:
     code = (
         "import sys, train_low_mem; code = train_low_mem.main(['plan', '--model_preset=t5-base', '--target=mac_16gb', '--json'])\n"
@@ -52,12 +39,3 @@ def test_the_plan_command_does_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"peak_bytes"' in done.stdout
-
-
-@pytest.mark.parametrize(("asked", "rows", "mebibytes"), [("auto", 4, 20), ("auto", 0, 0)])
-def test_libraries_of_scores_count_where_a_run_scores_answers(asked: str, rows: int, mebibytes: int) -> None:
-    machine = this_machine(GIB)
-    config = load("train", {"train_file": "any", "metrics": asked, "eval_generate_rows": str(rows)})
-    assert with_libraries(machine, config).base_bytes - machine.base_bytes == mebibytes << 20
-    elsewhere = replace(machine, base_bytes=0)
-    assert with_libraries(elsewhere, config) == elsewhere, "a device of its own"

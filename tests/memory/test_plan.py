@@ -46,19 +46,6 @@ def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, in
     assert not any("rows a step" in reason for reason in named.reasons), "nothing is left to say"
 
 
-@pytest.mark.parametrize(
-    ("flags", "is_told"),
-    [
-        ({}, True),
-        ({"optimizer": "adafactor"}, False),
-    ],
-)
-def test_what_learns_faster_from_random_weights_is_told(flags: dict[str, str], is_told: bool) -> None:
-    found = plan(settings_of(**{"model_preset": "tiny", **flags}), machine(4 * GIB))
-    told = [reason for reason in found.reasons if "--optimizer=muon" in reason]
-    assert len(told) == is_told
-
-
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 40),
@@ -159,18 +146,6 @@ def test_more_work_never_takes_less(
         ),
     ):
         assert peak_of(predict(*more, where))[1] >= peak
-
-
-def test_the_longest_target_follows_from_the_objective() -> None:
-    here = machine(8 * GIB)
-
-    def target(**flags: Any) -> int:
-        return make_work(settings_of(max_seq_len=400, **flags), here, None, None).target_tokens
-
-    assert target(objective="span", noise_density=0.15, mean_noise_span_length=3) == 104
-    assert target(objective="pairs") == 400 and target(objective="pairs", max_target_len=50) == 50
-    preferences = load("dpo", {"train_file": "x", "max_target_len": "50"})
-    assert make_work(preferences, here, None, None).target_tokens == 100, "two answers to each prompt"
 
 
 @pytest.mark.parametrize("preset", ["guide_config_1", "guide_config_2"])

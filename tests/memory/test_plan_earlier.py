@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from config import UserError, load
-from memory.choices import MICRO_BATCHES, newly_asked, step_settings
+from config import load
+from memory.choices import MICRO_BATCHES
 from memory.cost.prediction import Choice, Machine
 from memory.plan import Plan, plan
 from units import GIB, MIB
@@ -21,11 +21,6 @@ def planned(earlier: Choice, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
     machine = Machine(8 * GIB, 8 * GIB, rates=RATES)
     return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, anew=anew)
-
-
-@pytest.mark.parametrize("precision", ["auto", "fp16"])
-def test_goes_on_as_before(precision: str) -> None:
-    assert planned(EARLIER, mixed_precision=precision).choice == EARLIER
 
 
 @pytest.mark.parametrize(("precision", "storage"), [("no", "float32"), ("bf16", "bfloat16")])
@@ -68,12 +63,6 @@ def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
     assert "in which nothing fits here now: it continues, stored in bfloat16" in sentence
 
 
-def test_fp16_is_not_trained_in_where_the_device_has_none() -> None:
-    with pytest.raises(UserError, match="the run computes in fp16, which is not trained in on this device"):
-        on(FAST, ("float32", "float16"))
-    assert on(FAST, ("float32", "float16"), mixed_precision="bf16").choice.compute == "bfloat16"
-
-
 @pytest.mark.parametrize("name", MICRO_BATCHES)
 def test_a_size_that_is_asked_anew_goes_before_the_earlier_one(name: str) -> None:
     assert getattr(planned(EARLIER, (name,), **{name: 4}).choice, name) == 4
@@ -94,15 +83,3 @@ def test_a_saving_that_is_asked_anew_goes_before_the_earlier_way(name: str, valu
         assert planned(earlier, **flags).choice == earlier, (
             "what the run had to change stays, where nothing is asked anew"
         )
-
-
-def test_what_is_asked_anew_is_what_the_choice_was_not_made_for() -> None:
-    """The checkpoint tells what it was made for: settings saved beside a start that died say nothing of it."""
-    flags = {"train_file": "x", "effective_batch_size": 16}
-    before = step_settings(load("train", {**flags, "batch_size_per_gpu": 8}))
-    again = load("train", {**flags, "batch_size_per_gpu": 8})
-    other = load("train", {**flags, "batch_size_per_gpu": 4, "memory_mode": "ultra"})
-    assert newly_asked(again, before) == frozenset()
-    assert newly_asked(other, before) == {"batch_size_per_gpu", "memory_mode"}
-    assert newly_asked(load("train", flags), before) == {"batch_size_per_gpu"}, "auto, where a size was named"
-    assert newly_asked(other, None) == {"batch_size_per_gpu", "memory_mode"}, "of an older checkpoint: what is named"

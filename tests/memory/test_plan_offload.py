@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config import UserError, load
+from config import load
 from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, predict
 from memory.plan import plan
 from units import GIB, MIB
@@ -49,12 +49,3 @@ def test_what_leaves_the_device_comes_to_the_host() -> None:
     assert offloaded_bytes(work, stay, here) == 0
     # 12 blocks and a norm of 512 tokens, 12 blocks of 114 tokens; slabs leave little over
     assert 12 * of_blocks < offloaded_bytes(work, move, here) < 1.2 * 13 * of_blocks
-
-
-def test_refused_where_it_can_do_nothing() -> None:
-    with pytest.raises(UserError, match="offload_boundaries = True, moves checkpointed activations from a GPU"):
-        planned(24 * GIB, host=0, offload_boundaries=True)
-    for flags in ({"memory_mode": "standard"}, {"gradient_checkpointing": False}):
-        with pytest.raises(UserError, match="recompute none"):
-            planned(24 * GIB, offload_boundaries=True, **flags)
-    assert planned(24 * GIB, offload_boundaries=True).offload_boundaries

@@ -3,15 +3,13 @@ from __future__ import annotations
 import math
 from unittest import mock
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import limits
-from config import T5ModelConfig
-from model.attention import PositionBias, attend, position_buckets
+from model.attention import attend
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
 from tests.measuring import in_child
@@ -98,20 +96,6 @@ def test_tiled_is_dense(
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     for ours, theirs in zip(found, gradients(expected, leaves), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_bias_is_the_table_by_bucket(config: T5ModelConfig, bidirectional: bool) -> None:
-    module = PositionBias(config, bidirectional)
-    torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
-    bias = module(30)
-    assert bias.shape == (config.num_heads, 59)
-    for index, distance in enumerate(range(-29, 30)):
-        if distance > 0 and not bidirectional:
-            assert torch.isneginf(bias[:, index]).all()
-            continue
-        bucket = position_buckets(torch.tensor([distance]), bidirectional, 8, 20).item()
-        assert torch.equal(bias[:, index], module.table[bucket])
 
 
 def test_memory_is_linear_in_length() -> None:

@@ -46,12 +46,3 @@ def test_the_cut_of_the_batch_does_not_matter() -> None:
     order = [2, 0, 3, 1]
     other = Dropout(0.3, Rows(tuple(lengths[i] for i in order), row_keys[order]), site=7).kept(33)
     assert torch.equal(other, torch.cat([alone[i] for i in order]))
-
-
-def test_gradient_mask_is_the_forward_mask() -> None:
-    dropout = Dropout(0.4, Rows((6, 2), keys(2)))
-    x = torch.full((8, 50), 3.0).requires_grad_()
-    out = dropout(x)
-    out.sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad * 3.0, out.detach())

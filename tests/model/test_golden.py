@@ -51,17 +51,6 @@ def test_golden(family: str) -> None:
     compare(load(GOLDEN / family), load_file(GOLDEN / family / "expected.safetensors"))
 
 
-def test_bf16_is_near() -> None:
-    family = "umt5"
-    expected = load_file(GOLDEN / family / "expected.safetensors")
-    model = load(GOLDEN / family, dtype=torch.bfloat16)
-    rows = slice(1, 2)  # one short row: bf16 products are slow on many CPUs
-    labels, length = expected["labels"][rows], int(expected["attention_mask"][1].sum())
-    logits = model.logits(expected["input_ids"][rows, :length], model.shift_right(labels))
-    reference = expected["logits"][rows]
-    assert (logits - reference).norm() / reference.norm() < 0.1
-
-
 def test_buckets() -> None:
     distances = torch.arange(-300, 301)
     for name, expected in load_file(GOLDEN / "buckets.safetensors").items():

@@ -16,18 +16,10 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.int4 import LEVELS, Int4Weight, empty_int4, pack_into, unpack
 from model.layers import Linear
-from model.quantization import dequantize, few_rows, is_int4, is_int8, product, product_back, row_pieces, shape_of
+from model.quantization import dequantize, is_int4, is_int8, product_back, row_pieces, shape_of
 from model.shapes import is_block_matrix
 from model.t5 import T5
 from tests.measuring import in_child
-
-# what else there is in four bits: of Dettmers et al. 2023, appendix E, and whole numbers
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-WHOLE = tuple(number / 7 for number in range(-7, 8))
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
@@ -57,17 +49,6 @@ def nearest(groups: torch.Tensor, levels: tuple[float, ...], units: torch.Tensor
     """Each number of the groups as the nearest level times its group's unit, in float64."""
     table = torch.tensor(levels, dtype=torch.float64)
     return table[(groups / units).unsqueeze(-1).sub(table).abs().argmin(-1)] * units
-
-
-def test_normal_weights_lose_less_than_with_other_levels(ways: bool) -> None:
-    matrix = drawn(256, 1024)
-    groups = matrix.double().view(-1, INT4_GROUP)
-    largest = groups.abs().amax(1, keepdim=True)
-    ours = lost(matrix, unpack(packed(matrix).data, 1024, torch.float32))
-    assert ours == pytest.approx(0.0847, abs=5e-4)
-    assert (
-        ours < 0.93 * lost(groups, nearest(groups, NF4, largest)) < 0.8 * lost(groups, nearest(groups, WHOLE, largest))
-    )
 
 
 @pytest.mark.parametrize("columns", [11, 512])
@@ -131,14 +112,6 @@ def test_products_and_gradients_are_those_of_the_widened_matrix(
     torch.testing.assert_close(x.grad.double(), grad.double() @ wide.double(), rtol=1e-5, atol=1e-5)
     narrow = product_back(grad.bfloat16(), linear.weight)
     torch.testing.assert_close(narrow, grad.bfloat16() @ wide.bfloat16(), rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
-def test_a_row_that_is_written_does_not_depend_on_its_neighbours() -> None:
-    weight, x = packed(drawn(70, 128)), drawn(9, 128, 3)
-    with torch.no_grad(), few_rows():
-        whole = product(x, weight)
-        assert all(torch.equal(product(x[[row]], weight)[0], whole[row]) for row in range(9))
 
 
 def test_a_model_has_tables_in_int8_and_writes_as_its_widened_form(config: T5ModelConfig, tmp_path: Path) -> None:

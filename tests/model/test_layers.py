@@ -29,14 +29,6 @@ def test_norm_is_its_formula() -> None:
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_norm_of_large_bf16_is_finite_and_near() -> None:
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 1e15
-    out = RMSNorm(64, 1e-6)(x.bfloat16())
-    assert out.dtype == torch.bfloat16
-    wide = x.double()
-    torch.testing.assert_close(out.double(), wide / wide.square().mean(-1, keepdim=True).sqrt(), rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize("activation", ["relu", "gated-gelu", "gated-silu"])
 def test_feed_forward_is_its_formula(config: T5ModelConfig, activation: str) -> None:
     layer = FeedForward(dataclasses.replace(config, feed_forward_proj=activation))
@@ -70,22 +62,3 @@ def test_what_is_added_in_place_is_what_autograd_adds() -> None:
     (plain(x) * factor).sum().backward()
     assert added.weight.grad.data_ptr() == place
     torch.testing.assert_close(added.weight.grad, plain.weight.grad)
-
-
-@pytest.mark.parametrize("activation", ["gated-gelu"])
-def test_a_graph_without_its_result_has_the_same_gradients(config: T5ModelConfig, activation: str) -> None:
-    layer = FeedForward(dataclasses.replace(config, feed_forward_proj=activation))
-    generator = torch.Generator().manual_seed(1)
-    for weight in layer.parameters():
-        torch.nn.init.normal_(weight, generator=generator)
-    x, factor = (torch.randn(5, config.d_model, generator=generator) for _ in range(2))
-    dropout = Dropout(0.5, Rows((5,), torch.tensor([3])))
-    found = []
-    for graph_only in (False, True):
-        entry = x.clone().requires_grad_()
-        out = dropout.at(1)(layer(entry, dropout, graph_only), graph_only)
-        assert bool(out.any()) != graph_only
-        weights = [entry, *layer.parameters()]
-        found.append(torch.autograd.grad((out * factor).sum(), weights))
-    for expected, gradient in zip(*found, strict=True):
-        assert torch.equal(expected, gradient)

@@ -23,14 +23,12 @@ from engine.step import accumulate
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
-from memory.cost.homes import is_away
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
-from model.quantization import dequantize
 from model.t5 import T5
 from settings.errors import UserError
 from tests.engine.small_models import Rectangle, small_model
@@ -148,18 +146,6 @@ def test_adapters_over_a_base_in_a_file(
         assert all(map(torch.equal, adapter.parameters(), adapters_of(here)[path].parameters())), path
 
 
-def test_bytes_of_int4_that_are_not_there_cannot_be_used(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
-    hf_format.save(small_model(), tmp_path / "base")
-    store = resting(tmp_path, stores, (INT4, FP32), 5)
-    model = hf_format.load(tmp_path / "base", INT4, cut=store.make, filling=store.filling)
-    weight = model.encoder.blocks[0].feed_forward.wo.weight
-    with store.held([weight]):
-        here = dequantize(weight, FP32)
-    with pytest.raises(RuntimeError, match="view"):
-        dequantize(weight, FP32)
-    assert here.isfinite().all() and here.any()
-
-
 def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
     here = small_model("umt5")
     hf_format.save(here, tmp_path / "one")
@@ -190,19 +176,6 @@ def test_a_step_reads_each_block_twice_and_writes_it_once(tmp_path: Path, stores
     assert store.slots.read_bytes - read < 2 * whole, "at the turns a block is there already"
 
 
-def test_a_file_without_a_name_keeps_what_is_written_and_takes_its_room_at_once(tmp_path: Path) -> None:
-    file = NamelessFile(tmp_path, 3 * 4096 + 1)
-    assert file.size == 4 * 4096 and not list(tmp_path.iterdir())
-    source, target = aligned_buffer(8192), aligned_buffer(8192)
-    for is_direct in {file.is_direct, False}:
-        file.is_direct = is_direct
-        source.random_(0, 255)
-        file.write(4096, source)
-        file.read(4096, target)
-        assert torch.equal(source, target)
-    file.close()
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no room is taken ahead here")
 def test_a_disk_that_is_too_small_is_noticed_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,13 +203,6 @@ def test_a_disk_that_fails_says_so(
     monkeypatch.setattr(store.slots.home, fails, broken)
     with pytest.raises(UserError, match=r"weights_in.*Input/output error.*last checkpoint"):
         trained(model, store)
-
-
-def test_blocks_that_rest_elsewhere_are_spread_evenly() -> None:
-    for total, away in ((48, 37), (5, 2), (7, 7), (4, 1)):
-        places = [block for block in range(total) if is_away(block, total, away)]
-        gaps = {after - before for before, after in itertools.pairwise(places)}
-        assert len(places) == away and len(gaps) <= 2
 
 
 def test_a_file_tells_the_next_plan_how_fast_its_disk_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

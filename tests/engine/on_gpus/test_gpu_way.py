@@ -156,17 +156,6 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, mon
         assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
 
 
-def test_a_step_after_lost_weights_is_not_run_again() -> None:
-    draw = np.random.default_rng(0)
-    batch = collate([Row(draw.integers(2, 61, 9), draw.integers(2, 61, 5), 0)], 0)
-    with override_traits("cpu", CUDA):
-        engine = engine_of(small_model())
-        assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
-        engine.checks.earlier = torch.tensor(float("nan"))
-        outcome = engine.step(Step(2, 0.01), [batch], batch.num_labels)
-    assert not outcome.is_finite and outcome.is_changed
-
-
 @pytest.mark.parametrize(("dtype", "summed"), [(torch.bfloat16, 9000), (torch.float32, 1)])
 def test_each_row_of_the_embedding_is_rounded_once(dtype: torch.dtype, summed: int) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from engine.checkpointing import Checkpointing
 from engine.scaling import LossScaling
 from engine.schedule import Schedule
-from engine.sharing.reduce import Reducer, StepFailed
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
@@ -36,14 +34,6 @@ slow = pytest.mark.slow
 )
 def test_a_failed_process_stops_all_at_the_same_place(place: str) -> None:
     must_succeed(CHILD, 2, *place.split())
-
-
-def test_one_process_passes_straight_on() -> None:
-    seen: list[object] = []
-    reducer = Reducer(seen.extend, 1)
-    reducer.ready([1, 2])  # type: ignore[list-item]
-    reducer.finish()
-    assert seen == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -85,13 +75,3 @@ def test_who_abandons_a_walk_sends_what_the_others_send(family: str, dtypes: str
         walk.zero_gradients(group)
     assert forms() == expected
     assert {weight.dtype for weight in model.parameters()} <= {torch.float32, storage}, "the wide copy has stayed"
-
-
-@pytest.mark.parametrize("is_under_way", [True, False])
-def test_a_step_that_failed_elsewhere_waits_for_what_is_on_its_way(is_under_way: bool) -> None:
-    """Else its gradients would be freed while they are being summed."""
-    reducer, waited = Reducer(lambda weights: None, 2), list[bool]()
-    reducer._pending = SimpleNamespace(wait=lambda: waited.append(True)) if is_under_way else None  # type: ignore[assignment]
-    with pytest.raises(StepFailed, match="before group 3"):
-        reducer._complete(SimpleNamespace(wait=lambda: True, index=3, parts=[]))  # type: ignore[arg-type]
-    assert waited == [True] * is_under_way and reducer._pending is None

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pytest
-
 from config import Config, T5ModelConfig, load
-from memory.cost.duration import RENEWED_STEPS, Renewal, Schedule, predict_times, schedule_of
+from memory.cost.duration import Schedule, predict_times, schedule_of
 from memory.cost.prediction import Choice, Machine, Work
-from memory.cost.shapes import Shapes
-from memory.cost.speed import Amount, typical_seconds
 from memory.plan import plan
 from units import GIB, MIB
 
@@ -46,17 +41,6 @@ def test_what_is_left_of_a_run_is_counted() -> None:
     assert (scored.scored_batches, scored.scored_tokens) == (2, 48)
 
 
-def test_rows_count_with_their_own_lengths() -> None:
-    sources, targets = np.array([[128, 10, 0], [64, 64, 64]]), np.array([[64, 5, 0], [30, 20, 10]])
-    mean = Amount.mean_of(Shapes(sources, targets))
-    parts = [Amount.of_rows(1, s, t) for s, t in zip(sources.ravel(), targets.ravel(), strict=True) if s]
-    assert mean == Amount(*(sum(values) / 2 for values in zip(*(vars(part).values() for part in parts), strict=True)))
-    longest = Shapes.longest(8, 128, 64)
-    short = Shapes(np.array([[128, *[16] * 7]]), np.array([[64, *[8] * 7]]))
-    assert typical_seconds(replace(WORK, shapes=longest), CHOICE, MACHINE) == typical_seconds(WORK, CHOICE, MACHINE)
-    assert typical_seconds(replace(WORK, shapes=short), CHOICE, MACHINE) < 0.5 * typical_seconds(WORK, CHOICE, MACHINE)
-
-
 def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
     nominal = predict_times(WORK, CHOICE, MACHINE, SCHEDULE)
     fast = predict_times(WORK, CHOICE, replace(MACHINE, measured=(("float32", 1.6e11),)), SCHEDULE)
@@ -64,15 +48,6 @@ def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
     ranges = [times.total() for times in (nominal, fast)]
     assert all(one.low < one.seconds < one.high for one in ranges)
     assert ranges[1].high / ranges[1].low < ranges[0].high / ranges[0].low
-
-
-def test_the_time_is_renewed_once_from_what_the_steps_took() -> None:
-    renewal = Renewal(1.0, 150.0, 100)  # half a second around each step
-    told = [renewal.after_step(9.0 if number < 3 else 2.0) for number in range(40)]
-    left = told[RENEWED_STEPS - 1]
-    assert [number for number, one in enumerate(told) if one is not None] == [RENEWED_STEPS - 1] and left is not None
-    assert left.seconds == pytest.approx(80 * 2.0 + 0.8 * 2 * 50), "the first steps do not count"
-    assert left.low < left.seconds < left.high < 1.2 * left.seconds
 
 
 def test_a_falsified_speed_changes_what_is_told_and_not_what_is_chosen() -> None:

@@ -35,18 +35,6 @@ def test_micro_batches_together_are_filled_up_each_and_empty_ones_are_not() -> N
     assert alone.together(2, 2, sizes) == Tokens(16, 8), "two rows of four are no rows"
 
 
-def test_the_largest_micro_batch_may_lie_in_a_smaller_step() -> None:
-    shapes = Shapes(np.array([[5, 5, 5, 5], [1, 1, 1, 12]]), np.array([[1, 1, 1, 1], [1, 1, 1, 1]]))
-    assert [len(step) for step in shapes.worst_steps(1)] == [4, 4] and ((12, 1),) in shapes.worst_steps(1)[1]
-    assert shapes.widest_micro_batch(1) == ((12, 1),)
-    assert len(shapes.worst_steps(4)) == 1
-
-
-def test_the_largest_pass_may_lie_in_neither() -> None:
-    shapes = Shapes(np.array([[6, 6, 6, 6], [10, 10, 1, 1], [12, 1, 1, 1]]), np.ones((3, 4), int))
-    assert [step[0] for step in shapes.worst_steps(1, 2)] == [((6, 1),), ((12, 1),), ((10, 1),)]
-
-
 @pytest.mark.parametrize(("most", "batch_size"), [(500, 6), (2000, 64)])
 def test_a_bound_of_tokens_is_priced_as_the_loader_cuts(most: int, batch_size: int) -> None:
     draw = np.random.default_rng(0)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from config import load
 from memory.cost.prediction import Choice, Machine, Work, predict
-from memory.cost.sharing import communication_seconds
 from memory.plan import plan
 from model.shapes import weight_counts
-from settings.errors import DoesNotFit, UserError
+from settings.errors import DoesNotFit
 from units import GIB
 
 BASE = 200 * 2**20
@@ -62,26 +59,6 @@ def test_auto_shares_where_whole_weights_do_not_fit() -> None:
         )
 
 
-def test_sharing_takes_several_processes() -> None:
-    with pytest.raises(UserError, match="shard_weights = True, shares the weights out over processes"):
-        plan(config_of(shard_weights="True"), machine(1), source_tokens=128, target_tokens=64)
-    with pytest.raises(UserError, match="max_grad_norm"):
-        config_of(shard_weights="True", max_grad_norm="1.0")
-
-
-def test_fp16_is_never_sharded() -> None:
-    """Its loss scale follows from all gradients, of which a process would see its own rows alone."""
-    rates = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
-    four = replace(machine(4, 6.0), rates=rates)
-    facts = {"source_tokens": 128, "target_tokens": 64}
-    assert plan(config_of(optimizer="adamw_rms"), four, **facts).choice.shards == 4
-    with pytest.raises(DoesNotFit):
-        plan(config_of(optimizer="adamw_rms", mixed_precision="fp16"), four, **facts)
-    earlier = Choice(1, 2, 1, 0, 2, "float32", "float16", 2**24, shards=4)
-    roomy = replace(machine(4), rates=rates)
-    assert plan(config_of(mixed_precision="auto"), roomy, earlier=earlier, **facts).choice.shards == 1
-
-
 def test_a_resumed_run_shares_as_it_is_asked_to_now() -> None:
     facts = {"source_tokens": 128, "target_tokens": 64}
     earlier = plan(config_of(shard_weights="True"), machine(2), **facts).choice
@@ -89,10 +66,3 @@ def test_a_resumed_run_shares_as_it_is_asked_to_now() -> None:
     assert plan(config_of(), machine(2), earlier=earlier, **facts).choice == earlier
     assert plan(config_of(shard_weights="False"), machine(2), earlier=earlier, **facts).choice.shards == 1
     assert plan(config_of(), machine(4), earlier=earlier, **facts).choice.shards == 1
-
-
-def test_bytes_on_the_wire() -> None:
-    """Ring all-reduce: 2 (p-1)/p n; sharded: two gathers and a reduce-scatter."""
-    assert communication_seconds(1000, 1, 1, 4, 4, 1.0) == 0
-    assert communication_seconds(1000, 4, 1, 4, 4, 1.0) == pytest.approx(2 * 0.75 * 4000)
-    assert communication_seconds(1000, 4, 4, 2, 4, 1.0) == pytest.approx(0.75 * (2 * 2000 + 4000))

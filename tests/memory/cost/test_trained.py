@@ -12,10 +12,10 @@ from memory.alternatives import cheapest_changes
 from memory.cost.prediction import predict, predict_seconds
 from memory.cost.step_peaks import StepPeaks
 from memory.cost.trained import trained_counts
-from memory.cost.work import BASE_BYTES, Machine
+from memory.cost.work import Machine
 from memory.plan import Plan, make_work, plan
 from model.lora.freezing import freeze
-from model.shapes import STACKS, weight_counts
+from model.shapes import weight_counts
 from model.t5 import T5
 from training.start.adapters import choose_trained
 
@@ -60,21 +60,6 @@ def test_adapters(targets: str, dora: bool) -> None:
     assert counts.embedding == counts.head == 0
 
 
-def test_a_base_in_int8_is_the_last_resort() -> None:
-    rows = {"max_seq_len": 32, "effective_batch_size": 2}
-    config = settings_of(
-        "t5-base", lora_rank=4, is_finetune=True, num_layers=12, num_decoder_layers=12, vocab_size=8192, **rows
-    )
-    weights = 4 * weight_counts(config.model)["total"]
-    machine = Machine(BASE_BYTES + 8 * weights, 16 * 10**9)
-    assert plan(config, machine).choice.storage in ("float32", "bfloat16")
-    config = config.changed(mixed_precision="no")
-    tight = replace(machine, budget_bytes=BASE_BYTES + int(0.9 * weights))
-    assert plan(config, tight).choice.storage == "int8"
-    named = plan(config.changed(lora_base="fp32"), tight).choice
-    assert named.storage == "float32" and named.away_blocks, "a dtype that is named is kept, and rests in a file"
-
-
 def over(base: str, **machine: Any) -> tuple[Plan, StepPeaks, float]:
     """The plan of adapters over such a base of t5-base's blocks, its step peaks, and seconds of a step."""
     shape = {
@@ -103,13 +88,3 @@ def test_int4_is_taken_where_it_is_named_and_told_where_it_would_help() -> None:
     config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base="bf16")
     changes = cheapest_changes(config, peaks.work, peaks.machine, chosen.choice, 20)
     assert "lora_base=int4" in {change.label for change in changes}
-
-
-def test_quantized_weights_are_widened_a_piece_at_a_time_but_on_a_device() -> None:
-    whole = {kind: 4 * weight_counts(over("bf16")[1].c)[kind] for kind in STACKS}
-    for base in ("int8", "int4"):
-        here, there = over(base)[1], over(base, widens_whole=True)[1]
-        for kind in STACKS:
-            assert here.cast(kind) < 0.25 * whole[kind]
-            assert 4 * 768 * 3072 <= there.cast(kind) < whole[kind], "the largest matrix"
-    assert over("bf16")[1].cast("decoder") == whole["decoder"]

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from memory.observe import budget
-from memory.observe.budget import free_host_bytes, host_limits, measure_budget
-from settings.errors import UserError
+from memory.observe.budget import free_host_bytes, measure_budget
 from tests.fake_device import FakeDevice
-from tests.memory.fake_machine import GIB, ME, MIB, FakeMachine
+from tests.memory.fake_machine import GIB, ME, FakeMachine
 
 CPU = FakeDevice()
 
@@ -78,11 +76,6 @@ def test_limits_of_a_process(tmp_path, name):
     assert ask(machine).available_bytes == 5 * GIB
 
 
-def test_old_kernels_without_memavailable(machine):
-    machine.write("proc/meminfo", "MemTotal: 999999999 kB\nMemFree: 1048576 kB\nBuffers: 1024 kB\nCached: 1024 kB\n")
-    assert ask(machine).available_bytes == GIB + 2 * MIB
-
-
 def test_separate_device_memory_has_its_own_budget(machine):
     device = FakeDevice(8 * GIB)
     device.allocate(GIB)
@@ -109,29 +102,6 @@ def test_free_bytes_are_the_least_limit_less_what_is_held(tmp_path):
     machine.groups("0::/job\n")
     machine.v2("job", limit=4 * GIB, used=2 * GIB)
     assert free_host_bytes(root=tmp_path, pid=ME) == 2 * GIB
-
-
-def test_this_machine_has_a_budget():
-    got = measure_budget("auto", CPU)
-    assert 0 < got.host_bytes < got.available_bytes and budget.free_host_bytes() > 0
-
-
-def test_a_process_alone_owns_nothing_of_those_beside_it(tmp_path):
-    """A shell has many children; only those of a launcher are ranks of one run."""
-    machine = FakeMachine(tmp_path, available=4 * GIB, anon=GIB)
-    machine.process(50, parent=1)
-    machine.process(101, parent=50, anon=2 * GIB)
-    assert ask(machine).available_bytes == 5 * GIB
-    assert ask(machine, ranks=2).available_bytes == (4 + 1 + 2) * GIB // 2
-
-
-def test_where_nothing_tells_of_the_memory_that_is_said(tmp_path, monkeypatch):
-    def unread():
-        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
-
-    monkeypatch.setattr("psutil.virtual_memory", unread)
-    with pytest.raises(UserError, match=r"/proc/meminfo, cannot be read, .*; mount /proc"):
-        host_limits(root=tmp_path)
 
 
 RANK = "PATH=/bin\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0LOCAL_RANK={rank}\0"

@@ -34,13 +34,6 @@ def test_version_1_ignores_its_huge_number(machine):
     assert found(machine) == {"cgroup /a memory.limit_in_bytes": 2 * GIB}
 
 
-def test_version_1_groups_without_hierarchy_do_not_limit_their_children(machine):
-    machine.groups("4:memory:/a/b\n", V1_MOUNT.format(root="/"))
-    machine.v1("a/b", limit=2 * GIB, hierarchy=0)
-    machine.v1("a", limit=GIB, hierarchy=0)
-    assert found(machine) == {"cgroup /a/b memory.limit_in_bytes": 2 * GIB}
-
-
 def test_hybrid_machine_with_memory_in_version_1(machine):
     mounts = V1_MOUNT.format(root="/") + V2_MOUNT.format(root="/", where="/sys/fs/cgroup/unified")
     machine.groups("4:cpu,memory:/a\n0::/a\n", mounts)
@@ -55,24 +48,11 @@ def test_container_with_a_namespace_sees_its_group_as_the_root(machine):
     assert found(machine) == {"cgroup / memory.max": GIB}
 
 
-def test_container_without_a_namespace_finds_its_group_at_the_mount(machine):
-    machine.groups("4:memory:/docker/ab12/inner\n", V1_MOUNT.format(root="/docker/ab12"))
-    machine.v1("", limit=GIB)
-    machine.v1("inner", limit=2 * GIB)
-    assert sorted(found(machine).values()) == [GIB, 2 * GIB]
-
-
 @pytest.mark.parametrize("path", ["/../../elsewhere", "/not/mounted"])
 def test_a_path_outside_the_mount_falls_back_to_the_mount(machine, path):
     machine.groups(f"0::{path}\n", V2_MOUNT.format(root="/pod", where="/sys/fs/cgroup"))
     machine.v2("", limit=GIB)
     assert found(machine) == {"cgroup / memory.max": GIB}
-
-
-def test_mount_points_with_spaces_are_decoded(machine):
-    machine.groups("0::/\n", V2_MOUNT.format(root="/", where=r"/sys/fs/my\040groups"))
-    machine.write("sys/fs/my groups/memory.max", f"{GIB}\n")
-    assert list(found(machine).values()) == [GIB]
 
 
 def test_used_leaves_out_file_pages(machine):

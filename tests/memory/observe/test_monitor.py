@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from memory.observe.monitor import HostAlone, Monitor
+from memory.observe.monitor import Monitor
 from memory.observe.processes import Usage, has_proc
 from tests.fake_device import FakeDevice
 
@@ -65,17 +65,6 @@ def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_b
     assert monitor.counted_phase == "train"
 
 
-def test_a_device_may_come_later():
-    """What was measured before stays, and its budget presses from then on."""
-    monitor, device = make(700, 200, device=HostAlone()), FakeDevice(900 * MIB)
-    monitor.sample("prepare")
-    assert monitor.pressure() == 0.7 and "host memory" in monitor.line(0)
-    device.allocate(450 * MIB)
-    monitor.watch_device(device, 500 * MIB)
-    assert monitor.sample().device_bytes == 450 * MIB and monitor.pressure() == 0.9
-    assert monitor.peak_bytes == monitor.phase_peaks["prepare"] == 700 * MIB
-
-
 def test_peaks_are_kept_by_phase():
     monitor = make(100, 300, 200, 600, 500, 150)
     monitor.sample()  # start: 100
@@ -85,13 +74,6 @@ def test_peaks_are_kept_by_phase():
             pass
     assert monitor.phase_peaks == {"start": 100 * MIB, "train": 300 * MIB, "evaluation": 600 * MIB}
     assert monitor.peak_bytes == 600 * MIB and monitor.sample().phase == "start"
-
-
-def test_a_phase_ends_with_its_error():
-    monitor = make(100)
-    with pytest.raises(KeyError), monitor.phase("train"):
-        raise KeyError
-    assert monitor.sample().phase == "start"
 
 
 def test_line_is_one_line_that_can_be_grepped():
@@ -115,14 +97,6 @@ def test_pressure_is_the_higher_of_host_and_device():
     device.release(300 * MIB)  # idle blocks do not press
     monitor.sample()
     assert monitor.pressure() == pytest.approx(0.3)
-
-
-def test_memory_shared_with_the_device_presses_on_one_budget():
-    device = FakeDevice(900 * MIB, separate=False)
-    device.allocate(400 * MIB)
-    monitor = make(300, device=device)
-    assert monitor.pressure() == pytest.approx(0.7)
-    assert monitor.peak_bytes == monitor.counted_peak_bytes == 700 * MIB, "and its peak is held against it"
 
 
 def test_the_thread_samples_until_it_is_stopped():

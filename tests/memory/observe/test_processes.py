@@ -38,11 +38,6 @@ def test_shared_memory_counts_once_and_ended_processes_not_at_all(machine):
     assert usage_of([ME, 101, 102, 4040], machine.root) == Usage((10 + 20 + 40 + 3) * MIB, 5 * MIB)
 
 
-def test_a_zombie_holds_nothing(machine):
-    machine.write("proc/101/status", "Name:\tpy\nState:\tZ (zombie)\n")
-    assert process_usage(101, machine.root) == Usage(0, 0)
-
-
 def test_a_new_child_counts_once_it_has_settled(machine, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])

@@ -10,12 +10,11 @@ from torch import nn
 
 from config import T5ModelConfig
 from model.decoding.choosing import Choice, Penalties
-from model.decoding.generation import generate, stream
+from model.decoding.generation import generate
 from model.decoding.kv_cache import Decoding
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
 from settings.errors import UserError
-from tests.measuring import in_child
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
 
@@ -123,34 +122,10 @@ def test_sampled_shares(choice: Choice, expected: list[float]) -> None:
     assert [share > 0 for share in shares.tolist()] == [share > 0 for share in expected]
 
 
-def test_stream_is_generate(config: T5ModelConfig) -> None:
-    model = lively(config)
-    for row, answer in zip(ROWS, generate(model, ROWS, max_new_tokens=12), strict=True):
-        written = stream(model, row, max_new_tokens=12)
-        assert list(written) == answer
-    sampled = generate(model, ROWS[:1], max_new_tokens=12, temperature=1.0, seed=4)[0]
-    assert list(stream(model, ROWS[0], max_new_tokens=12, temperature=1.0, seed=4)) == sampled
-
-
-def test_limits_and_empty_input(config: T5ModelConfig) -> None:
-    model = build(config)
-    assert generate(model, [], max_new_tokens=5) == []
-    assert all(len(answer) <= 3 for answer in generate(model, ROWS, max_new_tokens=3))
-    with pytest.raises(ValueError, match="at least one token"):
-        generate(model, [[5, 1], []], max_new_tokens=3)
-
-
 @pytest.mark.parametrize("foreign", [37])
 def test_foreign_token_is_named(config: T5ModelConfig, foreign: int) -> None:
     with pytest.raises(UserError, match=rf"token id {foreign}, .*0 to 36.*tokenizer"):
         generate(build(config), [[5, 1], [foreign, 1]], max_new_tokens=3)
-
-
-def test_training_mode_drops_nothing_and_leaves_no_graph(config: T5ModelConfig) -> None:
-    model = build(config, dropout_rate=0.5).train()
-    logits = Decoding(model, ROWS).step(torch.tensor([0, 0, 0]))
-    assert not logits.requires_grad
-    torch.testing.assert_close(logits, Decoding(model.eval(), ROWS).step(torch.tensor([0, 0, 0])))
 
 
 @contextmanager
@@ -178,14 +153,6 @@ def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bo
     assert {name: weight.dtype for name, weight in narrow.named_parameters()} == before
 
 
-def test_prompts_pass_the_encoder_in_groups(config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = lively(config)
-    together = generate(model, ROWS, max_new_tokens=12)
-    for tokens in (1, 6, 13):
-        monkeypatch.setattr("model.decoding.kv_cache.ENCODER_TOKENS", tokens)
-        assert generate(model, ROWS, max_new_tokens=12) == together
-
-
 def test_one_beam_or_many_equal_beams_are_greedy(config: T5ModelConfig) -> None:
     """Beams that all follow the first one see its tokens, past the first buffers too."""
     model = build(config)
@@ -197,13 +164,6 @@ def test_one_beam_or_many_equal_beams_are_greedy(config: T5ModelConfig) -> None:
         logits = several.step(tokens.flatten()).view(3, 3, -1)
         torch.testing.assert_close(logits[:, 0], expected, rtol=1e-4, atol=1e-4)
         several.follow(torch.zeros(3, 3, dtype=torch.long))
-
-
-def test_beams_of_a_prompt_share_its_keys_and_values(config: T5ModelConfig) -> None:
-    one, many = Decoding(build(config), ROWS), Decoding(build(config), ROWS, num_beams=8)
-    for a, b in zip(one.caches, many.caches, strict=True):
-        assert a.cross_k.shape == b.cross_k.shape and a.cross_v.shape == b.cross_v.shape
-        assert b.self_k.numel() == 8 * a.self_k.numel()
 
 
 @pytest.mark.parametrize("num_beams", [3])
@@ -228,21 +188,3 @@ def test_penalties_by_hand() -> None:
         [False, False, True, False]
     ]
     assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)
-
-
-def test_choosing_among_beams_takes_little_beside_their_scores() -> None:
-    (used,) = in_child("""
-from model.decoding.beams import _best
-
-totals = torch.randn(2, 32, 65536)  # 16 MiB
-_best(totals[:1, :2], 4)
-print(measure(lambda: _best(totals, 64)))
-""")
-    assert used < 4 * 2**20
-
-
-def test_a_temperature_next_to_0_takes_the_likeliest() -> None:
-    scores = torch.randn(3, 20)
-    for top_p in (1.0, 0.9):
-        choice = Choice(temperature=1e-46, top_p=top_p)
-        assert torch.equal(choice(scores, [choice.generator([1])] * 3), scores.argmax(1))

@@ -117,11 +117,3 @@ def test_a_head_beside_tied_ones_counts_from_version_5_on(version: str, is_own: 
     assert (model.config.tie_word_embeddings, (logits - torch.tensor(kept["logits"])).abs().max() < 1e-3) == (
         not is_own, not is_own,
     )  # fmt: skip
-
-
-def test_two_embeddings_are_refused(tmp_path: Path) -> None:
-    kept = GOLDEN["families"]["madlad400-3b-mt"]
-    shape = kept["tensors"]["shared.weight"]
-    write(tmp_path, kept["config"], {**kept["tensors"], "encoder.embed_tokens.weight": shape})
-    with pytest.raises(UserError, match=r"other numbers in encoder\.embed_tokens\.weight than in shared\.weight"):
-        load(tmp_path)

@@ -57,21 +57,6 @@ def test_each_number(
     hf_format.load(made)
 
 
-def test_other_files_are_those_of_the_last(config: T5ModelConfig, tmp_path: Path) -> None:
-    for seed in range(2):
-        saved(tmp_path / str(seed), config, seed)
-        (tmp_path / str(seed) / "tokenizer.json").write_text(str(seed))
-        (tmp_path / str(seed) / "checksums.json").write_text("{}")
-        (tmp_path / str(seed) / "state").mkdir()
-    made = tmp_path / "made"
-    made.mkdir()
-    write_mean([tmp_path / "0", tmp_path / "1"], made)
-    assert (made / "tokenizer.json").read_text() == "1"
-    assert sorted(path.name for path in made.iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
-
-
 def test_models_of_other_shapes_have_none(tmp_path: Path) -> None:
     for name, width in (("0", 4), ("1", 8)):
         (tmp_path / name).mkdir()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from config import T5ModelConfig
 from model import hf_format
-from model.formats.adapter_folder import adapter_bytes, is_adapter, read_info
+from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters, use_adapters
 from model.lora.form import LoraSettings
@@ -135,23 +135,3 @@ def test_peft_computes_the_same(config: T5ModelConfig, form: LoraSettings, famil
     for path, adapter in adapters_of(back).items():
         for part, weight in adapter.named_parameters():
             assert torch.equal(weight, dict(adapters_of(model)[path].named_parameters())[part])
-
-
-@pytest.mark.parametrize("change", [{"r": 10**12}, {"lora_dropout": 2}])
-def test_an_adapter_asks_for_no_size_that_none_has(
-    config: T5ModelConfig, tmp_path: Path, change: dict[str, object]
-) -> None:
-    adapted(config, LoraSettings(2, 4.0, ("q",)), tmp_path)
-    file = tmp_path / "adapter" / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(UserError, match=f"adapter, {next(iter(change))} = .*, is wrong"):
-        read_info(tmp_path / "adapter")
-
-
-def test_what_an_adapter_takes_is_read_from_its_header(config: T5ModelConfig, tmp_path: Path) -> None:
-    model = adapted(config, FORMS[0], tmp_path)
-    held = sum(weight.numel() for name, weight in model.named_parameters() if ".adapter." in name)
-    assert adapter_bytes(tmp_path / "adapter") == 4 * held > 0
-    path = tmp_path / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "init_lora_weights": "gaussian"}))
-    assert read_info(tmp_path / "adapter").settings.rank == FORMS[0].rank

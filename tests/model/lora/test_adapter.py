@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from config import T5ModelConfig
 from model.lora.adapter import LoraAdapter, adapters_of, adapters_off, add_adapters, merge
 from model.lora.form import LoraSettings, resolve_targets
 from model.quantization import quantize
-from model.shapes import targets_of
 from model.t5 import T5
 from settings.errors import UserError
 
@@ -83,23 +80,6 @@ def test_merged_model_answers_as_the_adapted_one(config: T5ModelConfig, form: Lo
     torch.testing.assert_close(logits(model), adapted, rtol=1e-4, atol=1e-4)
 
 
-def test_names_of_targets_are_those_of_the_family(config: T5ModelConfig) -> None:
-    plain, gated = T5(config), T5(dataclasses.replace(config, **GATED))
-    assert targets_of(plain.config) == ("q", "k", "v", "o", "wi", "wo")
-    assert targets_of(gated.config) == ("q", "k", "v", "o", "wi_0", "wi_1", "wo")
-    assert resolve_targets(gated.config, "all") == targets_of(gated.config) and resolve_targets(
-        plain.config, "auto"
-    ) == ("q", "v")
-    assert resolve_targets(plain.config, "wo, q") == ("q", "wo")
-    paths = set(add_adapters(gated, LoraSettings(2, 4, ("wi_0",))))
-    assert paths == {f"{s}.blocks.{i}.feed_forward.gate" for s, n in (("encoder", 2), ("decoder", 3)) for i in range(n)}
-
-
 def test_unknown_targets_list_those_that_exist(config: T5ModelConfig) -> None:
     with pytest.raises(UserError, match=r"wi_0, z is no module.*allowed: q, k, v, o, wi, wo, or all"):
         resolve_targets(config, "q,wi_0,z")
-
-
-def test_a_rank_above_the_width_is_refused(config: T5ModelConfig) -> None:
-    with pytest.raises(UserError, match=r"--lora_rank = 13.*allowed: 1 to 12"):
-        add_adapters(T5(config), LoraSettings(13, 26.0))
