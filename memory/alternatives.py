@@ -49,10 +49,13 @@ class Alternative:
 
 def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative]:
     """The planned way first, then ways that differ from it in one thing, the fastest first."""
-    blocks = work.model.num_layers + work.model.num_decoder_layers
+    blocks, rows = work.model.num_layers + work.model.num_decoder_layers, choice.batch_size_per_gpu
     ways = [
         *(("saved blocks", replace(choice, saved_blocks=saved)) for saved in (0, blocks // 2, blocks)),
-        *(("micro-batch", _cut(work, choice, rows)) for rows in _micro_batches(work, choice)),
+        *(
+            ("micro-batch", _cut(work, choice, count))
+            for count in sorted({1, max(1, rows // 2), min(work.rows, 2 * rows)})
+        ),
         *(("malloc", replace(choice, malloc=malloc)) for malloc in ("fast", "small")),
     ]
     if choice.compute == "float32" and choice.storage not in QUANTIZED:
@@ -63,11 +66,6 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
     found = {way: _priced(label, work, way, machine) for label, way in reversed(ways) if way != choice}
     planned = _priced("planned", work, choice, machine)
     return [planned, *sorted(found.values(), key=lambda one: one.seconds)]
-
-
-def _micro_batches(work: Work, choice: Choice) -> list[int]:
-    rows = choice.batch_size_per_gpu
-    return sorted({1, max(1, rows // 2), min(work.rows, 2 * rows)})
 
 
 def _cut(work: Work, choice: Choice, rows: int) -> Choice:
@@ -184,12 +182,10 @@ def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list
         parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
         source=longest.source, target=longest.target, free=format_size(free),
     )  # fmt: skip
-    budget = say("--memory_budget={enough}M would hold it as it is", enough=math.ceil(peak / MIB))
-    return [told, *map(_sentence, cheapest_changes(config, work, machine, least, most=2)), budget]
-
-
-def _sentence(change: Alternative) -> str:
-    if not change.fits:
-        told = "--{flag} alone would need about {peak}: not enough, but it helps most"
-        return say(told, flag=change.label, peak=format_size(change.peak_bytes))
-    return say("--{flag} would fit, with about {peak}", flag=change.label, peak=format_size(change.peak_bytes))
+    changes = []
+    for change in cheapest_changes(config, work, machine, least, most=2):
+        helps = "--{flag} would fit, with about {peak}"
+        if not change.fits:
+            helps = "--{flag} alone would need about {peak}: not enough, but it helps most"
+        changes.append(say(helps, flag=change.label, peak=format_size(change.peak_bytes)))
+    return [told, *changes, say("--memory_budget={enough}M would hold it as it is", enough=math.ceil(peak / MIB))]

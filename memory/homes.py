@@ -85,7 +85,10 @@ def ways_at(
     else:
         few = (way for way in whole if way.saved_blocks == fewest)
         moved = [_fewest_away(replace(way, weights_in=home), work, machine, total) for way in few]
-    return [way for way in moved if _is_beside(way, work, machine)]
+    if not machine.host_bytes:  # it computes in the RAM, which is the budget itself
+        return moved
+    needs = [pinned_bytes(work, way) + offloaded_bytes(work, way, machine) for way in moved]
+    return [way for way, beside in zip(moved, needs, strict=True) if beside <= machine.host_bytes]
 
 
 def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choice:
@@ -96,9 +99,3 @@ def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choic
 
     counts = range(1, total + 1)
     return replace(way, away_blocks=min(total, 1 + bisect_left(counts, True, key=fits)))
-
-
-def _is_beside(way: Choice, work: Work, machine: Machine) -> bool:
-    """Whether the RAM beside a device suffices; where it computes in the RAM, that is the budget itself."""
-    beside = pinned_bytes(work, way) + offloaded_bytes(work, way, machine)
-    return not machine.host_bytes or beside <= machine.host_bytes

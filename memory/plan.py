@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from language import english, say
+from language import english
 from limits import MALLOCS
 from memory.alternatives import refusal
 from memory.choices import as_asked, choices, kernels_of, passes_and_shards, scores_of
@@ -34,10 +34,9 @@ from memory.cost.prediction import (
 )
 from memory.cost.shapes import Shapes
 from memory.cost.trained import adapted_by, trained_counts
-from memory.cost.work import state_bytes
 from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
-from memory.reasons import FASTER, dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
 from settings.fields import AUTO
 from units import format_size
 
@@ -144,10 +143,9 @@ def plan(
         best,
         reasons=(
             *size_reasons(config, best.choice, machine),
-            *optimizer_reasons(config, *_of_faster(work, best.choice, machine)),
+            *optimizer_reasons(config, work, best.choice, machine),
             *home_reasons(best.choice, best.num_blocks),
             *dtype_reasons(config, best.choice, machine, began),
-            *_fp16_reasons(config, machine, best.choice),
             *kernel_reasons(
                 best.choice, had_kernels, "" if config.run.compiled_kernels is False else machine.no_kernels
             ),
@@ -283,26 +281,15 @@ def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
     return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
-def _of_faster(work: Work, choice: Choice, machine: Machine) -> tuple[int, float]:
-    """What the optimizer that learns faster takes: bytes of state beyond the planned one's, and times the seconds of a step."""
-    faster = replace(work, optimizer=FASTER)
-    more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
-    return more_bytes, typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
-
-
-def _fp16_reasons(config: Config, machine: Machine, choice: Choice) -> Iterator[str]:
-    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
-        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
-        yield say(told, compute=choice.compute)
-
-
 def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
     """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-    return is_beside and is_all and _shares_as_asked(config, machine, choice)
+    is_whole = choice.shards == 1 or choice.compute != FLOAT16
+    shares_as_asked = is_whole and choice.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}
+    return is_beside and is_all and shares_as_asked
 
 
 def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:
@@ -317,9 +304,3 @@ def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precisio
             "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
         )
     return precision
-
-
-def _shares_as_asked(config: Config, machine: Machine, earlier: Choice) -> bool:
-    """Whether an earlier choice shares weights out as is asked for now."""
-    is_whole = earlier.shards == 1 or earlier.compute != "float16"
-    return is_whole and earlier.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}

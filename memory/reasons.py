@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from config import Config
 from language import say
-from memory.cost.precision import Precision
-from memory.cost.prediction import Choice, Machine
-from memory.cost.work import FILE
+from memory.cost.precision import FLOAT16, Precision
+from memory.cost.prediction import Choice, Machine, Work, typical_seconds
+from memory.cost.work import FILE, state_bytes
 from memory.first_guess import table_guess
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
@@ -39,13 +40,11 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
         yield say(told, asked=asked, rows=counted(rows, "row"), **sizes)
 
 
-def optimizer_reasons(config: Config, more_bytes: int, times: float) -> Iterator[str]:
-    """What would learn faster, where nobody has named an optimizer and weights are random.
-
-    Args:
-        more_bytes: of state that it keeps. times: the seconds of a step that its step takes.
-    """
-    train = config.train
+def optimizer_reasons(config: Config, work: Work, choice: Choice, machine: Machine) -> Iterator[str]:
+    """What would learn faster, where nobody has named an optimizer and weights are random."""
+    train, faster = config.train, replace(work, optimizer=FASTER)
+    more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
+    times = typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
     if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO and times < WORTH:
@@ -83,6 +82,9 @@ def kernel_reasons(choice: Choice, had_kernels: bool, missing: str) -> Iterator[
 
 def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
+    if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
+        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        yield say(told, compute=choice.compute)
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
     if began and began != choice.precision:
         yield say(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from language import join, say
-from memory.observe.cgroup import group_limits
+from memory.observe.cgroup import group_limits, text_of
 from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -108,18 +108,30 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
 
 def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
     """The same budget, and what the device offers."""
-    warnings = list(budget.warnings)
-    on_device = _device_bytes(flag, device, budget.host_bytes, warnings)
-    return replace(budget, device_bytes=on_device, warnings=tuple(warnings))
+    if device.memory_total_bytes() == 0:
+        return budget
+    free = device.memory_free_bytes() + device.memory_now_bytes() - device.memory_idle_bytes()
+    offered = free - margin_of(free)
+    if not device.is_separate_memory:  # a share of the same RAM; host and device together keep to host_bytes
+        return replace(budget, device_bytes=min(offered, budget.host_bytes))
+    warnings = budget.warnings
+    if flag != AUTO and int(flag) > offered:
+        told = "{device} has {size} free; that is used there instead"
+        instead = say(told, device=device.describe(), size=format_size(offered))
+        warnings = (*warnings, _too_much(int(flag), instead))
+    on_device = offered if flag == AUTO else min(offered, int(flag))
+    return replace(budget, device_bytes=on_device, warnings=warnings)
 
 
 def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:
     """Everything but the user that limits one rank's memory on the host; never empty."""
     pid = os.getpid() if pid is None else pid
     own = usage_of(_own_pids(pid, local_processes, root), root).anon_bytes
-    limits = [Limit("available RAM", (_available_bytes(root) + own) // local_processes)]
-    for what, left in ((NODES, _nodes_bytes(pid, root)), (COMMITTED, _uncommitted_bytes(root))):
-        limits += [] if left is None else [Limit(what, (left + own) // local_processes)]
+    left: dict[str, int | None] = {"available RAM": _ram_bytes(root)[0], NODES: _nodes_bytes(pid, root)}
+    if text_of(root / "proc/sys/vm/overcommit_memory").strip() == "2":  # the system grants no more than it holds
+        kib = _kib_of(text_of(root / "proc/meminfo"))
+        left[COMMITTED] = max(0, kib.get("CommitLimit", 0) - kib.get("Committed_AS", 0)) * 1024
+    limits = [Limit(what, (size + own) // local_processes) for what, size in left.items() if size is not None]
     for group in group_limits(pid, root):
         others = max(0, group.used_bytes - own)
         limits.append(Limit(group.what, max(0, group.limit_bytes - others) // local_processes))
@@ -130,7 +142,7 @@ def installed_bytes(local_processes: int = 1, *, root: Path = ROOT, pid: int | N
     """What one rank could have if nothing else ran: the RAM, and what control groups allow. It does not change as others work."""
     pid = os.getpid() if pid is None else pid
     groups = [group.limit_bytes for group in group_limits(pid, root)]
-    return min([_total_bytes(root), *groups]) // local_processes
+    return min([_ram_bytes(root)[1], *groups]) // local_processes
 
 
 def free_host_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:
@@ -154,21 +166,6 @@ def _too_much(asked: int, instead: str, processes: int = 1) -> str:
             size=size, count=processes, all=format_size(processes * asked), instead=instead,
         )  # fmt: skip
     return say("--memory_budget = {size}, is more than there is: {instead}", size=size, instead=instead)
-
-
-def _device_bytes(flag: int | str, device: Device, host: int, warnings: list[str]) -> int | None:
-    total = device.memory_total_bytes()
-    if total == 0:
-        return None
-    free = device.memory_free_bytes() + device.memory_now_bytes() - device.memory_idle_bytes()
-    offered = free - min(free, max(LEAST_MARGIN, min(MOST_MARGIN, int(MARGIN_SHARE * free))))
-    if not device.is_separate_memory:
-        return min(offered, host)  # a share of the same RAM; host and device together keep to host_bytes
-    if flag != AUTO and int(flag) > offered:
-        told = "{device} has {size} free; that is used there instead"
-        instead = say(told, device=device.describe(), size=format_size(offered))
-        warnings.append(_too_much(int(flag), instead))
-    return offered if flag == AUTO else min(offered, int(flag))
 
 
 def _own_pids(pid: int, local_processes: int, root: Path) -> list[int]:
@@ -195,26 +192,36 @@ def _rank_mark(pid: int, root: Path) -> bytes:
     return b" ".join(sorted(word for word in words if word.startswith(RANK_MARKS))) if is_rank else b""
 
 
-def _available_bytes(root: Path) -> int:
+def _ram_bytes(root: Path) -> tuple[int, int]:
+    """RAM that is available, and all of it.
+
+    Raises:
+        UserError: Linux does not tell; psutil reads the same files.
+    """
+    kib = _kib_of(text_of(root / "proc/meminfo"))
+    if "MemTotal" in kib:
+        before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
+        return kib.get("MemAvailable", before_3_14) * 1024, kib["MemTotal"] * 1024
+    import psutil
+
     try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return _told_by_psutil("available")
-    kib = _kib_of(lines)
-    before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
-    return kib.get("MemAvailable", before_3_14) * 1024
+        told = psutil.virtual_memory()
+    except OSError as error:
+        raise UserError(
+            say("{file}, cannot be read, where the system tells of its memory; mount /proc", file=error.filename)
+        ) from None
+    return int(told.available), int(told.total)
 
 
 def _nodes_bytes(pid: int, root: Path) -> int | None:
     """What is free on the memory nodes that a process may use, as `docker --cpuset-mems`; None where it may use all."""
-    allowed = _list_of(_text(root / f"proc/{pid}/status").partition("Mems_allowed_list:")[2].split("\n")[0])
-    there = _list_of(_text(root / "sys/devices/system/node/online"))
+    allowed = _list_of(text_of(root / f"proc/{pid}/status").partition("Mems_allowed_list:")[2].split("\n")[0])
+    there = _list_of(text_of(root / "sys/devices/system/node/online"))
     if not allowed or not there - allowed:
         return None
     total = 0
     for node in allowed & there:
-        lines = _text(root / f"sys/devices/system/node/node{node}/meminfo").splitlines()
-        kib = _kib_of([line.partition(f"Node {node} ")[2] for line in lines])
+        kib = _kib_of(text_of(root / f"sys/devices/system/node/node{node}/meminfo").replace(f"Node {node} ", ""))
         total += kib.get("MemFree", 0) + kib.get("Active(file)", 0) + kib.get("Inactive(file)", 0)
     return total * 1024
 
@@ -228,46 +235,9 @@ def _list_of(text: str) -> set[int]:
     return found
 
 
-def _uncommitted_bytes(root: Path) -> int | None:
-    """What may still be asked for where the system grants no more than it holds (vm.overcommit_memory = 2); None elsewhere."""
-    if _text(root / "proc/sys/vm/overcommit_memory").strip() != "2":
-        return None
-    kib = _kib_of(_text(root / "proc/meminfo").splitlines())
-    return max(0, kib.get("CommitLimit", 0) - kib.get("Committed_AS", 0)) * 1024
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _total_bytes(root: Path) -> int:
-    try:
-        return _kib_of((root / "proc/meminfo").read_text().splitlines())["MemTotal"] * 1024
-    except (OSError, KeyError):
-        return _told_by_psutil("total")
-
-
-def _told_by_psutil(name: str) -> int:
-    """The RAM of systems other than Linux.
-
-    Raises:
-        UserError: under Linux it reads the same files.
-    """
-    import psutil
-
-    try:
-        return int(getattr(psutil.virtual_memory(), name))
-    except OSError as error:
-        raise UserError(
-            say("{file}, cannot be read, where the system tells of its memory; mount /proc", file=error.filename)
-        ) from None
-
-
-def _kib_of(lines: list[str]) -> dict[str, int]:
-    return {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+def _kib_of(text: str) -> dict[str, int]:
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()}
 
 
 # limits of each process: of addresses, and of mappings that it alone writes to; neither counts memory

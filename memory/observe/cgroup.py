@@ -59,7 +59,7 @@ def group_limits(pid: int, root: Path) -> list[GroupLimit]:
         root: "/" or a folder that holds a copy of /proc and /sys.
     """
     limits: list[GroupLimit] = []
-    for line in _read(root / f"proc/{pid}/cgroup").splitlines():
+    for line in text_of(root / f"proc/{pid}/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -71,12 +71,15 @@ def group_limits(pid: int, root: Path) -> list[GroupLimit]:
 
 def _limits_up(version: _Version, path: str, pid: int, root: Path) -> Iterator[GroupLimit]:
     mount_point, mount_root = _find_mount(version, pid, root)
-    inside = _path_inside(path, mount_root)
+    group, top = PurePosixPath(path), PurePosixPath(mount_root)
+    inside = PurePosixPath("/")  # the mount point itself, where the path leads outside what is mounted
+    if ".." not in (*group.parts, *top.parts) and group.is_relative_to(top):
+        inside /= group.relative_to(top)
     for depth, level in enumerate([inside, *inside.parents]):
         folder = root / mount_point.lstrip("/") / str(level).lstrip("/")
-        if depth and _read(folder / "memory.use_hierarchy").strip() == "0":
+        if depth and text_of(folder / "memory.use_hierarchy").strip() == "0":
             return  # version 1: groups above do not count their children
-        limits = {name: _number(_read(folder / name)) for name in version.limits}
+        limits = {name: _number(text_of(folder / name)) for name in version.limits}
         if not depth:  # that of a group above which cannot be seen from here, as inside a container
             limits[ABOVE] = int(_stat(folder).get(ABOVE, UNLIMITED))
             if limits[ABOVE] == limits[version.limits[0]]:
@@ -87,7 +90,7 @@ def _limits_up(version: _Version, path: str, pid: int, root: Path) -> Iterator[G
 
 
 def _find_mount(version: _Version, pid: int, root: Path) -> tuple[str, str]:
-    for line in _read(root / f"proc/{pid}/mountinfo").splitlines():
+    for line in text_of(root / f"proc/{pid}/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2) if after.count(" ") >= 2 else (after, "", "")
         if kind == ("cgroup2" if version is V2 else "cgroup") and (version is V2 or "memory" in options.split(",")):
@@ -96,22 +99,14 @@ def _find_mount(version: _Version, pid: int, root: Path) -> tuple[str, str]:
     return version.default_mount, "/"
 
 
-def _path_inside(path: str, mount_root: str) -> PurePosixPath:
-    """The group's path below the mount point; the mount point itself where the path leads outside what is mounted."""
-    group, top = PurePosixPath(path), PurePosixPath(mount_root)
-    if ".." in group.parts or ".." in top.parts:
-        return PurePosixPath("/")
-    return PurePosixPath("/") / group.relative_to(top) if group.is_relative_to(top) else PurePosixPath("/")
-
-
 def _used(version: _Version, folder: Path) -> int:
-    used = _number(_read(folder / version.usage)) or 0
+    used = _number(text_of(folder / version.usage)) or 0
     stat = _stat(folder)
     return max(0, used - sum(int(stat.get(name, 0)) for name in version.file_pages))
 
 
 def _stat(folder: Path) -> dict[str, str]:
-    return dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+    return dict(line.split() for line in text_of(folder / "memory.stat").splitlines() if line.count(" ") == 1)
 
 
 def _number(text: str) -> int | None:
@@ -119,7 +114,8 @@ def _number(text: str) -> int | None:
     return int(word) if word.isdigit() else None  # "max", or no such file
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a file of the system; "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf8", errors="replace")
     except OSError:

@@ -13,6 +13,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,13 +37,12 @@ class Usage:
 def has_proc(root: Path = ROOT) -> bool:
     """Whether /proc tells anonymous and file-backed memory apart here (Linux 4.5 or later)."""
     try:
-        return b"RssAnon:" in (root / f"proc/{_some_pid(root)}/status").read_bytes()
+        pid = os.getpid()
+        if root != ROOT:
+            pid = next(int(path.name) for path in (root / "proc").iterdir() if path.name.isdigit())
+        return b"RssAnon:" in (root / f"proc/{pid}/status").read_bytes()
     except (OSError, StopIteration):
         return False
-
-
-def _some_pid(root: Path) -> str:
-    return str(os.getpid()) if root == ROOT else next(p.name for p in (root / "proc").iterdir() if p.name.isdigit())
 
 
 def process_usage(pid: int, root: Path = ROOT) -> Usage | None:
@@ -61,7 +61,11 @@ def usage_of(pids: list[int], root: Path = ROOT) -> Usage:
 def tree_pids(pid: int, root: Path = ROOT) -> list[int]:
     """A process and all its descendants, the process first."""
     if not has_proc(root):
-        return _psutil_tree(pid)
+        import psutil
+
+        with suppress(psutil.Error):
+            return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        return [pid]
     if (root / f"proc/{pid}/task/{pid}/children").exists():
         return _walk_tree(pid, lambda parent: _listed_children(parent, root))
     children: dict[int, list[int]] = defaultdict(list)  # without CONFIG_PROC_CHILDREN: ask all for their parents
@@ -98,14 +102,10 @@ class ProcessTree:
         now = time.monotonic()
         settled = [pid for pid, seen in self._first_seen.items() if now - seen >= SETTLED_SECONDS]
         if now >= self._next_listing:
-            self._list(now)
+            start = time.thread_time()
+            self._first_seen = {pid: self._first_seen.get(pid, now) for pid in tree_pids(self.pid, self.root)[1:]}
+            self._next_listing = now + max(LISTING_SECONDS, (time.thread_time() - start) / LISTING_SHARE)
         return usage_of([self.pid, *(pid for pid in settled if pid in self._first_seen)], self.root)
-
-    def _list(self, now: float) -> None:
-        start = time.thread_time()
-        children = tree_pids(self.pid, self.root)[1:]
-        self._first_seen = {pid: self._first_seen.get(pid, now) for pid in children}
-        self._next_listing = now + max(LISTING_SECONDS, (time.thread_time() - start) / LISTING_SHARE)
 
 
 def _read_fields(pid: int, root: Path) -> tuple[int, int, int] | None:
@@ -142,15 +142,6 @@ def _walk_tree(pid: int, children_of: Callable[[int], list[int]]) -> list[int]:
     for parent in pids:  # grows while it is walked
         pids += [child for child in children_of(parent) if child not in pids]
     return pids
-
-
-def _psutil_tree(pid: int) -> list[int]:
-    import psutil
-
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return [pid]
 
 
 def _psutil_fields(pid: int) -> tuple[int, int, int] | None:

@@ -175,7 +175,10 @@ class _Planner:
             before, chosen = chosen, spec.plan
             if not result.was_killed and (chosen.choice == before.choice or trial is not before):
                 break
-        unprobed = sum(_uncorrected(chosen)) if is_measured else None
+        uncorrected = (  # of each phase, as they were predicted before any probe
+            sum(size for name, size in parts.items() if name != CORRECTION) for parts in chosen.phase_parts.values()
+        )
+        unprobed = max(uncorrected) if is_measured else None
         told_of = replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed)
         return replace(spec, plan=told_of)
 
@@ -189,29 +192,19 @@ class _Planner:
         return None
 
     def _probe(self, chosen: Plan) -> ProbeResult:
-        choice = chosen.choice
+        choice, made = chosen.choice, self.begin.prepared
         lengths, evaluated = self.rows.lengths, self.rows.evaluation
         assert lengths is not None and evaluated is not None, "a run has looked at its rows"
         steps = lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
         evaluation = evaluated.worst_steps(choice.eval_batch_size_per_gpu)[-1]
         request = ProbeRequest(
             self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
-            self.begin.base, local_rank(), _data_of(self.begin),
+            self.begin.base, local_rank(),
+            ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, self.begin.loader.reopens),
         )  # fmt: skip
         if rank() != 0:
             return ProbeResult(failed="left to the first process, whose plan is taken by all")
         return probe(request, Path(self.begin.config.data.cache_dir))
-
-
-def _data_of(begin: Start) -> ProbeData:
-    made = begin.prepared
-    return ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, begin.loader.reopens)
-
-
-def _uncorrected(chosen: Plan) -> list[int]:
-    """The parts of the highest phase as they were predicted before any probe."""
-    phases = [[size for name, size in parts.items() if name != CORRECTION] for parts in chosen.phase_parts.values()]
-    return max(phases, key=sum)
 
 
 def _told(result: ProbeResult, chosen: Plan) -> str:

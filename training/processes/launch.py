@@ -12,11 +12,8 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from psutil import Process
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -139,17 +136,12 @@ def _launcher() -> str:
 
     try:
         above = next(parent for parent in psutil.Process().parents() if RESTARTS not in parent.environ())
-        return f"{platform.node()} {above.pid} {_start_of(above)}"
+        begun = f"{above.create_time():.2f}"
+        with suppress(OSError):  # by a clock that nobody sets, under Linux
+            begun = Path(f"/proc/{above.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{platform.node()} {above.pid} {begun}"
     except (psutil.Error, OSError, StopIteration):  # in a container of its own, or another user's
         return f"{platform.node()} unknown"
-
-
-def _start_of(process: Process) -> str:
-    """When a process began, by a clock that nobody sets."""
-    try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:  # no Linux
-        return f"{process.create_time():.2f}"
 
 
 def _number(name: str, default: int) -> int:
