@@ -72,7 +72,12 @@ def here(environ: Mapping[str, str] = os.environ, root: Path = ROOT, machine: st
         environ, root: the process's own unless a test says otherwise. machine: as `platform.machine` names it.
     """
     flags = flags_of(root)
-    return class_of(_flags_of_torch() if flags is None else flags, environ, machine or platform.machine())
+    if flags is None:  # Windows: what torch knows; nothing where it is not loaded
+        known = {"avx512f": "_is_avx512_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
+        known |= {"amx_tile": "_is_amx_tile_supported", "amx_bf16": "_is_amx_tile_supported"}
+        cpu = getattr(sys.modules.get("torch"), "cpu", None)
+        flags = frozenset(flag for flag, name in known.items() if getattr(cpu, name, bool)())
+    return class_of(flags, environ, machine or platform.machine())
 
 
 def class_of(flags: frozenset[str], environ: Mapping[str, str], machine: str) -> Processor:
@@ -102,14 +107,6 @@ def name_of(root: Path = ROOT) -> str:
 def describe_here() -> str:
     """This processor's name and class: whose measured speeds are whose."""
     return f"{name_of()}, {here().describe()}"
-
-
-def _flags_of_torch() -> frozenset[str]:
-    """What torch knows where the system does not tell (Windows); nothing where it is not loaded."""
-    known = {"avx512f": "_is_avx512_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
-    known |= {"amx_tile": "_is_amx_tile_supported", "amx_bf16": "_is_amx_tile_supported"}
-    cpu = getattr(sys.modules.get("torch"), "cpu", None)
-    return frozenset(flag for flag, name in known.items() if getattr(cpu, name, bool)())
 
 
 def _lowered(environ: Mapping[str, str]) -> frozenset[str]:

@@ -78,7 +78,9 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
 
 def memory_facts(root: Path = ROOT) -> dict[str, Any]:
     """RAM, swap, and every limit between the two and a run; the lowest one binds."""
-    ram, swap = psutil.virtual_memory(), _swap()
+    ram, swap = psutil.virtual_memory(), (0, 0)
+    with suppress(OSError, RuntimeError):  # containers that hide /proc/vmstat; Windows without performance counters
+        swap = psutil.swap_memory()[:2]
     limits = sorted(host_limits(root=root, pid=os.getpid()), key=lambda limit: limit.bytes)
     lowest = limits[0]
     return {
@@ -178,14 +180,6 @@ def _core_quota(root: Path) -> float | None:
         if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
             return round(int(words[0]) / int(words[1]), 2)
     return None
-
-
-def _swap() -> tuple[int, int]:
-    try:
-        swap = psutil.swap_memory()
-    except (OSError, RuntimeError):  # containers that hide /proc/vmstat; Windows without performance counters
-        return 0, 0
-    return swap.total, swap.used
 
 
 def _version(name: str) -> str | None:

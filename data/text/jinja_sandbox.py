@@ -16,12 +16,10 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from childproc import MEMORY, TIME, ChildDied, call
 
@@ -46,38 +44,6 @@ class Generation(Extension):
         return caller()
 
 
-class PlainNamespace(Namespace):
-    """A namespace without names that begin with an underscore."""
-
-    def __init__(*args: Any, **named: Any) -> None:
-        self, *given = args  # `namespace(self=...)` is allowed
-        attributes = dict(*given, **named)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace holds no names that begin with an underscore: {name!r}")
-
-
-class DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the type."""
-
-    def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
-        """`dict(...)`."""
-        return dict(*args, **named)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """`dict.fromkeys(...)`."""
-        return dict.fromkeys(*args)
-
-
 def _raise(message: str) -> str:
     raise TemplateError(message)
 
@@ -88,10 +54,6 @@ def _json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 @cache
 def _compiled(source: str) -> Template:
     if len(source) > LONGEST_TEMPLATE:
@@ -100,9 +62,7 @@ def _compiled(source: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = _json
-    environment.globals |= {
-        "raise_exception": _raise, "strftime_now": _now, "dict": DictMaker(), "namespace": PlainNamespace,
-    }  # fmt: skip
+    environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(source)
 
 

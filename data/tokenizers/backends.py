@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Protocol
 
@@ -13,11 +14,33 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from settings.errors import UserError
+
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TOKENIZER_FILE, SPIECE_FILE = "tokenizer.json", "spiece.model"
+OF_LIBRARIES = (Exception, ValueError, TypeError, OverflowError, RuntimeError, IndexError, UnicodeDecodeError)
 Ids = NDArray[np.int32]
+
+
+@contextmanager
+def failure_is_user_error(what: str) -> Iterator[None]:
+    """Turn a failure inside of a library into one sentence.
+
+    The `tokenizers` library raises bare `Exception`, and where its Rust code gives up, such as at a regular expression that never ends,
+    pyo3's `PanicException`, which is no `Exception` at all, can be imported from nowhere, and would pass every handler.
+
+    Args:
+        what: the beginning of the sentence, which names the file.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException" and type(error) not in OF_LIBRARIES:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{what} ({reason}); name another tokenizer, or fetch it again") from None
 
 
 class Backend(Protocol):

@@ -12,7 +12,7 @@ padding, end and unknown are called; ids are given as by the tokenizers of trans
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from data.text.chat_templates import special_tokens
-from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, Backend, LibraryBackend
-from data.tokenizers.panics import failure_is_user_error
+from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, Backend, LibraryBackend, failure_is_user_error
 from settings.errors import UserError
 from settings.published_keys import check_keys
 from storage import MOST_TABLE_BYTES, read_bytes, read_text
@@ -292,7 +291,10 @@ def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -
     Args:
         strip: whether blanks beside padding, end and unknown in a text vanish, as with ByT5 in transformers.
     """
-    letters = list(_letters_of_bytes())
+    # the visible letter that stands for each byte in byte-level tokenizers (GPT-2's `bytes_to_unicode`)
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = iter(range(256, 512))
+    letters = [chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256)]
     names = [PAD, EOS, UNK]
     vocabulary = {token: number for number, token in enumerate([*names, *letters])}
     backend = LibraryTokenizer(models.BPE(vocabulary, []))
@@ -304,10 +306,3 @@ def byte_backend(num_sentinels: int = NUM_BYTE_SENTINELS, strip: bool = False) -
     backend.add_special_tokens([special(f"<extra_id_{number}>") for number in range(num_sentinels)])
     end_with(backend, EOS)
     return backend
-
-
-def _letters_of_bytes() -> Iterator[str]:
-    """The visible letter that stands for each byte in byte-level tokenizers (GPT-2's `bytes_to_unicode`)."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = iter(range(256, 512))
-    return (chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256))

@@ -20,8 +20,7 @@ import numpy as np
 import tokenizers
 
 from data.text.templates import Template
-from data.tokenizers.backends import Backend, Ids, LibraryBackend
-from data.tokenizers.panics import failure_is_user_error
+from data.tokenizers.backends import Backend, Ids, LibraryBackend, failure_is_user_error
 from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, read_published
 from settings.errors import UserError
 
@@ -66,7 +65,7 @@ class Tokenizer:
         if self.size > MOST_IDS:
             raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
         ids = {role: self._backend.token_to_id(token) for role, token in self.names.items()}
-        named = tuple(self._named_sentinels())
+        named = self._named_sentinels
         self.sentinel_ids = named if sentinel_ids is None else tuple(sentinel_ids)
         self._roles = frozenset(number for number in ids.values() if number is not None)
         self._special = self._roles | frozenset(self._backend.special_ids) | frozenset(named)
@@ -153,7 +152,7 @@ class Tokenizer:
     @property
     def has_own_masks(self) -> bool:
         """Whether the masks of span corruption are others than <extra_id_0>, <extra_id_1>, ..., as ByT5's are."""
-        return self.sentinel_ids != tuple(self._named_sentinels())
+        return self.sentinel_ids != self._named_sentinels
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its name; None where there is none."""
@@ -241,15 +240,11 @@ class Tokenizer:
         found = self._reserved[ids] if names is None else np.isin(ids, list(names))
         if not found.any():
             return ids
-        parts = [
-            self._letters(int(number)) if is_name else ids[at : at + 1]
-            for at, (number, is_name) in enumerate(zip(ids, found, strict=True))
-        ]
-        return np.concatenate(parts)
-
-    def _letters(self, number: int) -> Ids:
-        letters = map(self._backend.token_to_id, self._backend.id_to_token(number) or "")
-        return np.array([self.unk_id if letter is None else letter for letter in letters], np.int32)
+        spelt = list[int]()
+        for number, is_name in zip(ids.tolist(), found, strict=True):
+            letters = map(self._backend.token_to_id, self._backend.id_to_token(number) or "") if is_name else [number]
+            spelt += [int(self.unk_id or 0) if letter is None else letter for letter in letters]
+        return np.array(spelt, np.int32)
 
     def _encode_long(self, text: str, special: bool) -> Ids:
         """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
@@ -268,18 +263,18 @@ class Tokenizer:
         return np.concatenate([*found, ids])
 
     def _sentinel_names(self) -> list[str]:
-        return [self._backend.id_to_token(number) or "" for number in self._named_sentinels()]
+        return [self._backend.id_to_token(number) or "" for number in self._named_sentinels]
 
-    def _named_sentinels(self) -> Iterator[int]:
+    @cached_property
+    def _named_sentinels(self) -> tuple[int, ...]:
         """Ids of <extra_id_0>, <extra_id_1>, ..., which mT5's files call ▁<extra_id_0>, ..."""
-        number = 0
+        sentinels = list[int]()
         while True:
-            found = (self._backend.token_to_id(f"{blank}<extra_id_{number}>") for blank in ("", "▁"))
-            token = next((token for token in found if token is not None), None)
+            named = (self._backend.token_to_id(f"{blank}<extra_id_{len(sentinels)}>") for blank in ("", "▁"))
+            token = next((token for token in named if token is not None), None)
             if token is None:
-                return
-            yield token
-            number += 1
+                return tuple(sentinels)
+            sentinels.append(token)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def train_tokenizer(
         raise UserError(f"{source}, holds no text to train a tokenizer on; name a file with text")
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
-    return _with_end_of_text(backend)
+    end_with(backend, EOS)
+    return Tokenizer(backend)
 
 
 def check_vocabulary(kind: str, vocab_size: int) -> None:
@@ -71,11 +72,6 @@ def check_vocabulary(kind: str, vocab_size: int) -> None:
         raise UserError(
             f"--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more"
         )
-
-
-def _with_end_of_text(backend: Backend) -> Tokenizer:
-    end_with(backend, EOS)
-    return Tokenizer(backend)
 
 
 def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, cut: pre_tokenizers.PreTokenizer | None) -> None:
@@ -124,7 +120,7 @@ def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backe
     )  # fmt: skip
     _learn(backend, trainer, most_frequent(counts, room.unigram_letters, len), None)
     vocabulary = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
-    scores = dict(_unigram_scores(backend))
+    scores: dict[str, float] = dict(json.loads(backend.to_str())["model"]["vocab"])
     never = min(scores.values()) - 100.0  # for pieces that a text must not match literally
     pieces = [(piece, never if piece in SPECIAL else scores[piece]) for piece, _ in vocabulary]
     pieces += [(piece, never) for piece in byte_pieces]
@@ -156,10 +152,6 @@ def _without_rare_letters(counts: dict[str, int], num_letters: int) -> dict[str,
             if part:
                 left[part] = left.get(part, 0) + count
     return left
-
-
-def _unigram_scores(backend: Backend) -> list[tuple[str, float]]:
-    return [(piece, score) for piece, score in json.loads(backend.to_str())["model"]["vocab"]]
 
 
 def _isolated(letters: str) -> pre_tokenizers.PreTokenizer:

@@ -80,14 +80,14 @@ def _impossible(raw: dict[str, Any]) -> list[str]:
     targets = raw.get("target_modules") or []
     names = targets if isinstance(targets, list) else [targets]
     numbers = (
-        ("r", 8, int, 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
+        ("r", 8, (int,), 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
         ("lora_alpha", 8, (int, float), -1e9, 1e9, "a number"),
         ("lora_dropout", 0.0, (int, float), 0, 1, "0 up to 1"),
     )
     problems = [
         f"{name} = {str(raw[name])[:60]}, is wrong; allowed: {allowed}"
         for name, default, kind, low, high, allowed in numbers
-        if not _is_number(raw.get(name, default), kind, low, high)
+        if type(value := raw.get(name, default)) not in kind or not low <= value <= high
     ]
     if not all(isinstance(name, str) for name in names):
         problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
@@ -98,10 +98,6 @@ def adapter_bytes(folder: Path) -> int:
     """What an adapter takes in memory, where its numbers are fp32. Raises as `open_weights`."""
     with open_weights(folder) as stored:
         return sum(4 * math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-
-
-def _is_number(value: Any, kind: Any, low: float, high: float) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
 
 
 def open_weights(folder: Path, framework: str = "numpy") -> Any:

@@ -117,29 +117,20 @@ class TensorHeaders:
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, bit by bit. Memory: two pieces of FILE_CHUNK_BYTES."""
-        pairs = [(first, second)]
+        names = [(first, second)]
         if first + SCALE in self._opening and second + SCALE in self._opening:
-            pairs.append((first + SCALE, second + SCALE))
-        return all(self._same_bits(a, b) for a, b in pairs)
-
-    def _same_bits(self, first: str, second: str) -> bool:
-        one, other = self._entry(first), self._entry(second)
-        if (one["dtype"], one["shape"]) != (other["dtype"], other["shape"]):
+            names.append((first + SCALE, second + SCALE))
+        kinds = [[(self._slice(name).get_dtype(), self.shape(name)) for name in pair] for pair in names]
+        if any(one != other for one, other in kinds):
             return False
-        pieces = zip(self._bytes(first, one), self._bytes(second, other), strict=True)
-        return all(a == b for a, b in pieces)
+        return all(a == b for pair in names for a, b in zip(*map(self._bytes, pair), strict=True))
 
-    def _entry(self, name: str) -> dict[str, Any]:
-        """What the header says of a tensor; its bytes are counted from the beginning of the file."""
-        with self._files[name].open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            entry: dict[str, Any] = json.loads(file.read(length))[self._stored[name]]
-        return {**entry, "bytes": [8 + length + offset for offset in entry["data_offsets"]]}
-
-    def _bytes(self, name: str, entry: dict[str, Any]) -> Iterator[bytes]:
-        start, end = entry["bytes"]
+    def _bytes(self, name: str) -> Iterator[bytes]:
+        """The bytes of a tensor in pieces, by the header's own offsets: numpy, which safetensors would read by, has no bf16."""
         with self._files[name].open("rb", buffering=0) as file:
-            file.seek(start)
+            length = int.from_bytes(file.read(8), "little")
+            start, end = json.loads(file.read(length))[self._stored[name]]["data_offsets"]
+            file.seek(8 + length + start)
             for begin in range(start, end, FILE_CHUNK_BYTES):
                 yield file.read(min(FILE_CHUNK_BYTES, end - begin))
 

@@ -44,8 +44,10 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
         UserError: as `freeze`.
     """
     theirs, unknown, frozen = hf_names(shape), [], set[str]()
+    # an adapter's weights are meant by the name of the matrix that they stand beside
+    beside = {name: f"{name.partition('.adapter.')[0]}.weight" if ".adapter." in name else name for name in learns}
     for pattern in (word.strip() for word in patterns.split(",") if word.strip()):
-        found = [name for name in learns if is_meant(pattern, name, theirs[_matrix_of(name)])]
+        found = [name for name in learns if is_meant(pattern, name, theirs[beside[name]])]
         if not found:
             unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(learns)}")
         frozen.update(found)
@@ -55,12 +57,6 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     if not trained:
         raise UserError(f"--freeze = {patterns}, leaves nothing to train; name less")
     return trained
-
-
-def _matrix_of(name: str) -> str:
-    """The weight itself; of an adapter the matrix that it stands beside."""
-    path, dot, _ = name.partition(".adapter.")
-    return f"{path}.weight" if dot else name
 
 
 def _parts(names: Iterable[str]) -> str:
