@@ -88,7 +88,7 @@ def test_a_plain_tokenizer_gets_none(tmp_path: Path) -> None:
 # template -> what is said of it
 HOSTILE = {
     "{{ messages.__class__.__mro__ }}": "unsafe",
-    "{% set n = namespace(__class__=1) %}": "underscore",
+    "{{ dict.__class__.__mro__ }}": "unsafe",
     "{% set _ = messages.append(1) %}": "unsafe",
     "{% for x in range(10**9) %}{% endfor %}": "Range too big",
     "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
