@@ -101,7 +101,10 @@ class ArrowTable:
             number = int(np.searchsorted(self._starts, row, side="right")) - 1
             inside = row - int(self._starts[number])
         if self._open is None:
-            self._open = self._opened()
+            file = (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
+            if file.size() != self._size:
+                raise pa.ArrowInvalid("its size has changed since it was opened")
+            self._open = file, pa.ipc.open_file(file) if self._offsets is None else None
         file, reader = self._open
         if reader is not None:
             batch = reader.get_batch(number)
@@ -113,12 +116,6 @@ class ArrowTable:
         if self.mode == REOPEN:
             self.close()
         return values
-
-    def _opened(self) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader | None]:
-        file = (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
-        if file.size() != self._size:
-            raise pa.ArrowInvalid("its size has changed since it was opened")
-        return file, pa.ipc.open_file(file) if self._offsets is None else None
 
     def close(self) -> None:
         """Let go of the file."""

@@ -18,7 +18,7 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
-from data.sources.reading import column_names, read_rows, recognised_columns
+from data.sources.reading import CONVERSATIONS, read_rows, recognised_columns, what_it_teaches
 from data.text.clean import Cleaning
 from data.text.conversations import Examples
 from data.text.templates import template_of
@@ -92,13 +92,10 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
 
 def _objective(data: DataConfig, source: Source) -> str:
     """What the columns of a file are for: pairs, or text that is masked."""
-    names, pairs = column_names(source, data.text_column), recognised_columns(data, PAIRS, source)
-    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
-        return PAIRS
-    is_text = data.text_column in names
-    if {data.chosen_column, data.rejected_column} <= {*names} and (data.prompt_column in names or not is_text):
+    taught, _ = what_it_teaches(data, source)
+    if taught == PREFERENCES:
         raise _for_dpo(data)
-    return PAIRS if pairs is not None and (not pairs.texts or not is_text) else "span"
+    return PAIRS if taught in (PAIRS, CONVERSATIONS) else "span"
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:

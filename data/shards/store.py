@@ -176,14 +176,11 @@ def _fault(value: Any, wanted: Any, name: str = "it") -> str:
     elif wanted is int:  # ids, rows and bytes: none is below 0
         return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is no whole number"
     else:
-        fits = isinstance(value, (int, float) if wanted is float else wanted) and (name != "file" or _is_name(value))
+        fits = isinstance(value, (int, float) if wanted is float else wanted)
+        if name == "file":  # in the folder itself, no other place
+            fits = fits and value == Path(value).name and value not in ("", ".", "..")
         return "" if fits else f"{name} is not what belongs there"
     return next((fault for fault in faults if fault), "")
-
-
-def _is_name(text: Any) -> bool:
-    """Whether a text names a file in the folder itself, no other place."""
-    return text == Path(text).name and text not in ("", ".", "..")
 
 
 def is_shards(path: str | Path) -> bool:

@@ -15,7 +15,7 @@ from config import DataConfig
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
 from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
-from data.sources.reading import Row, head_of, read_rows, reading, recognised_columns
+from data.sources.reading import Row, head_of, read_rows, reading, what_it_teaches
 from data.sources.tables import parquet_file
 from formats import JSON, PARQUET, TEXT
 from settings.errors import UserError
@@ -27,7 +27,6 @@ MOST_FILES, MOST_CHARS = 16, 512 * 1024  # that are read, and of each
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24
 PREVIEW_BYTES = 1024**3  # of memory that a preview may take
-CONVERSATIONS, PREFERENCES, PAIRS = "conversations", "preferences", "pairs"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def preview(spec: str) -> dict[str, Any]:
     """
     source, data = find(spec)[0], DataConfig()
     names = [data.text_column] if source.kind == TEXT else head_of(source).names
-    task, known = _task(source, names, data)
+    task, known = what_it_teaches(data, source)
     wanted = known or Columns(tuple(name for name in names if _is_text(source, name)))
     found = peek([source] if wanted.kinds(names) else [], wanted, COUNTED_ROWS)
     return {
@@ -132,20 +131,6 @@ def preview(spec: str) -> dict[str, Any]:
         "counted": len(found.rows), "is_whole": found.is_all, "broken": found.bad_rows.count,
         "lengths": {name: _lengths([len(row[place]) for row in found.rows]) for place, name in enumerate(wanted.cells())},
     }  # fmt: skip
-
-
-def _task(source: Source, names: list[str], data: DataConfig) -> tuple[str | None, Columns | None]:
-    """What a file teaches, and the columns that say so."""
-    pairs, preferences = (recognised_columns(data, kind, source) for kind in (PAIRS, PREFERENCES))
-    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
-        return PAIRS, pairs
-    if preferences is not None:
-        return PREFERENCES, preferences
-    if pairs is not None and not pairs.texts:
-        return CONVERSATIONS, pairs
-    if data.text_column in names:
-        return TEXT, Columns((data.text_column,))
-    return (None, None) if pairs is None else (PAIRS, pairs)
 
 
 def _is_text(source: Source, column: str) -> bool:

@@ -29,6 +29,7 @@ from formats import ENCRYPTED, TEXT
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 
+PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
@@ -107,15 +108,6 @@ def _head(source: Source, size: int, changed: int) -> Head:
     return Head(names, names, dict.fromkeys(names, ""), dialect=dialect)
 
 
-def column_names(source: Source, text_column: str = "text") -> list[str]:
-    """The columns of a file, of objects those of the first; plain text has the one named `text_column`.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    return [text_column] if source.kind == TEXT else head_of(source).names
-
-
 def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
     """The columns of pairs, preferences or prompts in a file, by the settings or a well-known shape; None where it has none.
 
@@ -124,6 +116,25 @@ def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns |
     """
     head = head_of(source)
     return None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
+
+
+def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
+    """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so; None where no name is known.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    names = [data.text_column] if source.kind == TEXT else head_of(source).names
+    pairs, preferences = (recognised_columns(data, kind, source) for kind in (PAIRS, PREFERENCES))
+    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
+        return PAIRS, pairs
+    if preferences is not None and (data.prompt_column in names or data.text_column not in names):
+        return PREFERENCES, preferences
+    if pairs is not None and not pairs.texts:
+        return CONVERSATIONS, pairs
+    if data.text_column in names:
+        return TEXT, Columns((data.text_column,))
+    return (None, None) if pairs is None else (PAIRS, pairs)
 
 
 def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[int, Record]]:

@@ -18,7 +18,7 @@ import pytest
 from data.sources import csv_rows, json_rows, lines, reading, tables
 from data.sources.files import find
 from data.sources.lines import BadRows
-from data.sources.reading import BATCH_ROWS, column_names, read_rows
+from data.sources.reading import BATCH_ROWS, head_of, read_rows
 from settings.errors import UserError
 
 ROWS = [(f"prompt {number} 你好", f'response, "{number}"\nsecond line') for number in range(600)]
@@ -72,7 +72,7 @@ def zstd(content: bytes) -> bytes:
 def test_text_formats_give_the_same_rows(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert rows_of(tmp_path / name) == ROWS
-    assert set(COLUMNS) <= set(column_names(find(str(tmp_path / name))[0]))
+    assert set(COLUMNS) <= set(head_of(find(str(tmp_path / name))[0]).names)
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])

@@ -17,7 +17,7 @@ from data.prepare.unread import passed_over
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
-from data.sources.reading import column_names, head_of, read_rows
+from data.sources.reading import head_of, read_rows
 from data.text.templates import USER, Template
 from settings.errors import UserError
 
@@ -196,7 +196,7 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
     path = tmp_path / "a.tsv"
     path.write_text(text)
     (source,) = find(str(path))
-    assert head_of(source).is_quoted == is_read_as_quoted and column_names(source) == ["prompt", "response"]
+    assert head_of(source).is_quoted == is_read_as_quoted and head_of(source).names == ["prompt", "response"]
     rows = [row for batch in read_rows([source], ["prompt", "response"], BadRows()) for row in batch]
     how = {} if is_read_as_quoted else {"quoting": 3}
     assert rows == list(pandas.read_csv(path, sep="\t", **how).itertuples(index=False, name=None))
