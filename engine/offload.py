@@ -44,7 +44,10 @@ class Offload(CheckpointedActivations):
 
     def after_forward(self, row: Sequence[BlockPass]) -> None:
         """Begin to copy this block's inputs to the host, and release those that were copied while it was computed."""
-        self._let_go()
+        for block_pass in self._leaving:
+            self.copies.release(self._parked[id(block_pass)])
+            block_pass.x = None  # it waits on the host
+        self._leaving = []
         for block_pass in row:
             if not block_pass.is_saved:
                 assert block_pass.x is not None
@@ -60,9 +63,3 @@ class Offload(CheckpointedActivations):
         for block_pass in following:
             if id(block_pass) in self._parked:
                 self.copies.begin_fetch(self._parked[id(block_pass)])
-
-    def _let_go(self) -> None:
-        for block_pass in self._leaving:
-            self.copies.release(self._parked[id(block_pass)])
-            block_pass.x = None  # it waits on the host
-        self._leaving = []

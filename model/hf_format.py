@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,7 +108,15 @@ def load(
     raw = read_json(path)
     config = shape_from(path, raw, stored)
     if expect is not None:
-        _compare(folder, config, expect)
+        names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in _FREE_FIELDS]
+        different = [name for name in names if getattr(config, name) != getattr(expect, name)]
+        if different:
+            shown = ", ".join(
+                f"{name} is {getattr(config, name)} and not {getattr(expect, name)}" for name in different
+            )
+            raise UserError(
+                f"{folder}, is a checkpoint of another shape: {shown}; name the model that it was made with"
+            )
     is_frozen = dtype in QUANTIZED
     sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
@@ -121,23 +128,11 @@ def load(
         for name, parameter in () if is_frozen else model.named_parameters():
             with filling(parameter):
                 stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
-        if _needs_folding(raw):
+        # a UMT5 as published was trained without scaled outputs; our own folders say what they are
+        is_unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
+        if raw.get("model_type") == "umt5" and is_unscaled:
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
-
-
-def _needs_folding(raw: dict[str, Any]) -> bool:
-    """Whether this is a UMT5 as published, trained without scaled outputs; our own folders say what they are."""
-    unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
-    return raw.get("model_type") == "umt5" and unscaled
-
-
-def _compare(folder: str | Path, found: T5ModelConfig, expect: T5ModelConfig) -> None:
-    names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in _FREE_FIELDS]
-    different = [name for name in names if getattr(found, name) != getattr(expect, name)]
-    if different:
-        shown = ", ".join(f"{name} is {getattr(found, name)} and not {getattr(expect, name)}" for name in different)
-        raise UserError(f"{folder}, is a checkpoint of another shape: {shown}; name the model that it was made with")
 
 
 def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:

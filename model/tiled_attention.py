@@ -106,7 +106,9 @@ class _Tiles:
     def weigh(self, q: Tensor, k: Tensor, group: Group, part: slice, scores: Tensor, weights: Tensor) -> None:
         """Fill `weights` (b H, t, M) with the softmax of a tile; q (b H, t, K) last query first, k (b H, M, K)."""
         rows, keys = group.num_rows, k.shape[1]
-        blank = None if group.blank is None else _blank(group.blank[:, :keys], scores.dtype)
+        blank = None
+        if group.blank is not None:  # (b, M) bool -> (b, 1, 1, M): -inf where there is no key, else 0
+            blank = scores.new_zeros((rows, 1, 1, keys)).masked_fill_(group.blank[:, None, None, :keys], -math.inf)
         if self.bias is not None:
             start = self.window_start(group, part)
             # each query sees the bias one place further: a view of overlapping rows
@@ -138,11 +140,6 @@ class _Tiles:
         if kept is None:
             return weights
         return torch.mul(weights, kept, out=out).mul_(self.dropout.scale)
-
-
-def _blank(blank: Tensor, dtype: torch.dtype) -> Tensor:
-    """(b, M) bool -> (b, 1, 1, M): -inf where there is no key, else 0."""
-    return torch.zeros(blank.shape, dtype=dtype, device=blank.device).masked_fill_(blank, -math.inf)[:, None, None]
 
 
 class TiledAttention(torch.autograd.Function):

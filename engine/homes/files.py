@@ -146,18 +146,17 @@ class NamelessFile:
     def _tries_direct(self) -> bool:
         """Whether the file system really passes by its cache; some say so and then refuse."""
         try:
-            self.write_page()
+            self._file.seek(0)
+            self._file.write(aligned_buffer(ALIGNMENT).zero_().numpy().data)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            _through_cache(self._file.fileno())
+            import fcntl
+
+            handle = self._file.fileno()
+            fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~getattr(os, "O_DIRECT", 0))
             return False
         return True
-
-    def write_page(self) -> None:
-        """One page at the beginning."""
-        self._file.seek(0)
-        self._file.write(aligned_buffer(ALIGNMENT).zero_().numpy().data)
 
     def _drop(self, first: int, count: int) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -185,9 +184,3 @@ def _passes_by_cache(handle: int) -> bool:
             fcntl.fcntl(handle, fcntl.F_NOCACHE, 1)
             return True
     return False
-
-
-def _through_cache(handle: int) -> None:
-    import fcntl
-
-    fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~getattr(os, "O_DIRECT", 0))

@@ -141,13 +141,11 @@ class Slots:
         if piece != self._way[1]:
             self._after[self._way] = piece
             self._way = (self._way[1], piece)
-        likely = self._after.get(self._way, self._neighbour(piece))
+        before = self._way[0]
+        neighbour = piece - 1 if before is not None and before > piece else piece + 1
+        likely = self._after.get(self._way, neighbour)
         if 0 <= likely < len(self.pieces) and not all(slot.used for slot in self._slots):
             self._bring(likely)
-
-    def _neighbour(self, piece: int) -> int:
-        before = self._way[0]
-        return piece - 1 if before is not None and before > piece else piece + 1
 
 
 def _wait(slot: Slot) -> None:

@@ -13,10 +13,7 @@ from engine.optimizers.base import Optimizer, Step
 __all__ = ["OPTIMIZERS", "Optimizer", "Step"]
 
 
-def _class(made_by: str) -> type[Optimizer]:
-    module, _, name = made_by.partition(":")
-    found: type[Optimizer] = getattr(import_module(f"{__name__}.{module}"), name)
-    return found
-
-
-OPTIMIZERS = {name: _class(facts.made_by) for name, facts in optimizers.OPTIMIZERS.items()}
+OPTIMIZERS: dict[str, type[Optimizer]] = {}
+for _name, _facts in optimizers.OPTIMIZERS.items():
+    _module, _, _class = _facts.made_by.partition(":")
+    OPTIMIZERS[_name] = getattr(import_module(f"{__name__}.{_module}"), _class)

@@ -96,7 +96,9 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     passing = encoder if is_reading else step
     held = _fixed(model, weights, base_bytes, passing)
     if weights.compute == BFLOAT16:
-        held["libraries"] += _products_bytes(w)
+        # what is kept of products with keys and with values, of each number of keys and of rows that are still being written
+        keys = len({filled_tokens(length) for length in range(1, min(w.new_tokens, 2**12) + 1)})
+        held["libraries"] += PRODUCT_BYTES * min(MOST_PRODUCTS, 2 * keys * min(w.rows, MOST_SIZES))
     parts = held | {
         "keys and values": source + (0 if is_reading else own),
         "encoder" if is_reading else "logits": passing,
@@ -204,12 +206,6 @@ def _encoder_bytes(model: T5ModelConfig, weights: Weights, w: Writing) -> int:
         kernels=weights.kernels and model.d_kv in KERNEL_WIDTHS,
     )  # fmt: skip
     return blocks.encoder_answering() + tokens * model.d_model * e + 8 * tokens
-
-
-def _products_bytes(w: Writing) -> int:
-    """What is kept of products with keys and with values, of each number of keys and of rows that are still being written."""
-    keys = len({filled_tokens(length) for length in range(1, min(w.new_tokens, 2**12) + 1)})
-    return PRODUCT_BYTES * min(MOST_PRODUCTS, 2 * keys * min(w.rows, MOST_SIZES))
 
 
 def _step_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:

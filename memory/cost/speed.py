@@ -203,14 +203,11 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
     busy = max(computing + 0.05 * copying, copying) + passing
-    return busy + _waiting_seconds(work, choice, machine, pace, busy / (passes + recompute), busy) + exchange
-
-
-def _waiting_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, forward: float, busy: float) -> float:
-    """How long a step waits for weights that rest elsewhere: forward and back, each beside what it computes."""
+    # weights that rest elsewhere are waited for, forward and back, each beside what it computes
     bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)
-    bringing *= choice.accumulation_passes
-    return max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
+    bringing, forward = bringing * choice.accumulation_passes, busy / (passes + recompute)
+    waiting = max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
+    return busy + waiting + exchange
 
 
 def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:

@@ -120,7 +120,11 @@ class Decoding:
     def step(self, ids: Tensor) -> Tensor:
         """Append one token to each beam: ids (B G,) int64, beams of a prompt side by side -> next logits (B G, V) fp32."""
         if self.length == self.capacity:
-            self._grow()
+            self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
+            for cache in self.caches:
+                cache.grow(self.capacity)
+            self._passing.trim()
+            self._biases = self._passing.biases(self.capacity)
         self.length += 1
         seen = min(
             self.capacity, filled_tokens(self.length)
@@ -132,13 +136,6 @@ class Decoding:
             for cache, bias in zip(self.caches, self._biases, strict=True)
         ]
         return self._passing.step(ids, ways)
-
-    def _grow(self) -> None:
-        self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
-        for cache in self.caches:
-            cache.grow(self.capacity)
-        self._passing.trim()
-        self._biases = self._passing.biases(self.capacity)
 
     def _foreign(self, seen: int) -> Tensor:
         """(B, 1, G, seen G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
