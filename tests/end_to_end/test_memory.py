@@ -12,7 +12,7 @@ import pytest
 
 from devices.kernels import build
 from tests.end_to_end.conftest import SHAPE, World
-from tests.end_to_end.running import ENVIRONMENT
+from tests.end_to_end.running import ENVIRONMENT, Place
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 MARGIN = 32 * 2**20  # what the budget leaves free below a limit of this size
@@ -101,41 +101,44 @@ LEAST = (
 )  # fmt: skip
 
 
-def over_budget(world: World, kind: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def over_budget(world: World, place: Place, kind: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A run whose second step takes 700 MiB that no plan knows; its name is `kind`."""
-    words = world.place.command("train", f"--train_file={world.text}", *LEAST, f"--run_name={kind}", *flags)[1:]
+    words = place.command("train", f"--train_file={world.text}", *LEAST, f"--run_name={kind}", *flags)[1:]
     command = [sys.executable, str(CHILD), "2", kind, "700", *words]
-    return subprocess.run(command, cwd=world.place.folder, env=ENVIRONMENT, capture_output=True, text=True)
+    return subprocess.run(command, cwd=place.folder, env=ENVIRONMENT, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="passing peaks are known where the kernel tells them"
 )
-def test_a_run_that_was_over_its_budget_says_so_last_saves_and_ends_with_3(world: World) -> None:
-    done = over_budget(world, "passing")
+def test_a_run_that_was_over_its_budget_says_so_last_saves_and_ends_with_3(world: World, tmp_path: Path) -> None:
+    place = world.beside(tmp_path)
+    done = over_budget(world, place, "passing")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "step 2: the peak of" in done.stdout and "the run goes on, saves, and ends with exit code 3" in done.stdout
     last = done.stderr.strip().splitlines()[-2:]
     assert last[0] == "train: done, but over its memory budget"
     assert last[1].startswith("  --memory_budget = 600.0 MiB, was exceeded, first at step 2: the peak was ")
-    assert f"all is saved in {world.place.runs / 'passing'}" in last[1]
-    assert list(world.place.losses("passing")) == [1, 2, 3, 4]
-    assert (world.place.runs / "passing" / "checkpoints" / "step_00000004" / "state").is_dir()
+    assert f"all is saved in {place.runs / 'passing'}" in last[1]
+    assert list(place.losses("passing")) == [1, 2, 3, 4]
+    assert (place.runs / "passing" / "checkpoints" / "step_00000004" / "state").is_dir()
     enough = int(last[1].partition("--memory_budget=")[2].partition("M,")[0])
-    assert 2**20 * enough >= world.place.events("passing")[-1]["measured_peak_bytes"] > 2**20 * (enough - 1)
+    assert 2**20 * enough >= place.events("passing")[-1]["measured_peak_bytes"] > 2**20 * (enough - 1)
 
 
 @pytest.mark.slow
-def test_a_run_over_its_budget_that_cannot_shrink_saves_and_ends_with_3(world: World) -> None:
-    done = over_budget(world, "lasting")
+def test_a_run_over_its_budget_that_cannot_shrink_saves_and_ends_with_3(world: World, tmp_path: Path) -> None:
+    place = world.beside(tmp_path)
+    done = over_budget(world, place, "lasting")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "step 2: the peak of" in done.stdout
     told, last = done.stderr.strip().splitlines()[-2:]
-    assert "nothing is left to shrink" in told and f"step 2 is saved in {world.place.runs / 'lasting'}" in told
+    assert "nothing is left to shrink" in told and f"step 2 is saved in {place.runs / 'lasting'}" in told
     assert "train --is_keep_training=True --run_name=lasting" in last
-    assert (world.place.runs / "lasting" / "checkpoints" / "step_00000002" / "state").is_dir()
+    assert (place.runs / "lasting" / "checkpoints" / "step_00000002" / "state").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
 def test_kernels_are_compiled_before_the_process_has_grown(world: World, tmp_path: Path) -> None:
     """The compiler shares the limit that the run is under: it comes before torch, and after a failure not again."""

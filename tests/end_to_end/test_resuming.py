@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from tests.end_to_end import running
 from tests.end_to_end.conftest import STEPS, World
-from tests.end_to_end.running import ENVIRONMENT, Place
+from tests.end_to_end.running import ENVIRONMENT
 from training.checkpoints.run_lock import RunLock
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -30,20 +31,14 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def killed(world: World, folder: Path) -> tuple[Place, tuple[str, ...]]:
-    """A run that was killed without a word at step 13, with checkpoints at 10 and 12; and the flags of its start."""
-    place, flags = world.beside(folder), (*world.train_flags, "--run_name=cut", "--keep_latest_n_ckp=3")
-    place.stop_at(13, signal.SIGKILL, "train", *flags)
-    names = {path.name for path in (place.runs / "cut" / "checkpoints").iterdir()}
-    assert {"step_00000010", "step_00000012"} <= names and f"step_{STEPS:08}" not in names
-    return place, flags
-
-
 def test_a_launchers_restart_goes_on_and_replaces_nothing(
     pretrained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=3")
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "0")
-    place, flags = killed(pretrained, tmp_path)
+    place.stop_at(13, signal.SIGKILL, "train", *flags)
+    names = {path.name for path in (place.runs / "cut" / "checkpoints").iterdir()}
+    assert {"step_00000010", "step_00000012"} <= names and f"step_{STEPS:08}" not in names
     (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")
     done = place.do("train", *flags, "--overwrite=True")
@@ -63,7 +58,9 @@ def test_a_run_goes_on_inside_the_budget_and_with_the_threads_that_it_began_with
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: World, tmp_path: Path) -> None:
-    place, _ = killed(pretrained, tmp_path)
+    place = pretrained.beside(tmp_path)
+    for part in ("runs", "logs"):
+        shutil.copytree(pretrained.place.folder / part / "whole", tmp_path / part / "cut", symlinks=True)
     newest = max((place.runs / "cut" / "checkpoints").glob("step_*"))
     weights = newest / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -76,7 +73,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_goes_on(pretrained: Wor
     assert place.run("check", f"--model={place.runs / 'cut'}").returncode == 2
     done = place.do("train", "--is_keep_training=True", "--run_name=cut")
     told = " ".join(done.stdout.split())
-    assert "model.safetensors is damaged" in told and "continuing from step 10" in told
+    assert "model.safetensors is damaged" in told and "continuing from step 20" in told
     assert place.losses("cut") == pretrained.place.losses("whole")
     assert place.do("check", f"--model={place.runs / 'cut'}")
     assert not (tmp_path / "ran").exists(), "nothing in a run's folder is run"
@@ -135,7 +132,8 @@ def leftovers(folder: Path) -> list[Path]:
     return list(folder.rglob(".weights-*"))
 
 
-@pytest.mark.parametrize("step", [13, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 11, STEPS - 1))])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2, 11, 13, STEPS - 1])
 def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(
     step: int, pretrained: World, tmp_path: Path
 ) -> None:
@@ -161,6 +159,7 @@ def test_a_run_may_go_on_with_its_weights_elsewhere(pretrained: World, tmp_path:
     assert place.losses("cut") == pretrained.place.losses("whole")
 
 
+@pytest.mark.slow
 def test_answers_and_evaluations_are_those_of_memory(pretrained: World, tmp_path: Path) -> None:
     place, model = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
     asked = (f"--model={model}", "--input=the river runs", "--max_new_tokens=6", "--min_new_tokens=6")

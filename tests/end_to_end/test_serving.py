@@ -57,7 +57,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    made = Server(folder, "--max_new_tokens=2000", "--memory_budget=1G")
+    made = Server(folder, "--max_new_tokens=600", "--memory_budget=1G")
     yield made
     if made.process.poll() is None:
         made.process.kill()
@@ -65,7 +65,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(server: Server, folder: Path) -> None:
-    assert re.search(r"at once: \d+ answers, [\d,]+ tokens .*64 \+ 2000.*; 64 more may wait", server.greeting[1])
+    assert re.search(r"at once: \d+ answers, [\d,]+ tokens .*64 \+ 600.*; 64 more may wait", server.greeting[1])
     assert "of 1.00 GiB" in server.greeting[2]
     answers: list[str] = []
 
@@ -85,7 +85,7 @@ def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(s
     assert len(answers) == 3 and len(set(answers)) == 1
     done = subprocess.run(
         [sys.executable, str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", "--input=hello", "--max_seq_len=64",
-         "--max_new_tokens=2000"], env=ENVIRONMENT, capture_output=True, text=True, cwd=folder,
+         "--max_new_tokens=600"], env=ENVIRONMENT, capture_output=True, text=True, cwd=folder,
     )  # fmt: skip
     assert done.stdout.rstrip("\n") == answers[0].rstrip("\n"), done.stderr
 

@@ -24,9 +24,7 @@ def step(device: str, lengths: tuple[tuple[int, int], ...], **more: object) -> T
     return TracedWork(SHAPE, device, lengths, chunk_bytes=CHUNK, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("device", "lengths", "dropout"), [("cuda", EQUAL, 0.0), ("cuda", RAGGED, 0.1), ("mps", RAGGED, 0.0)]
-)
+@pytest.mark.parametrize(("device", "lengths", "dropout"), [("cuda", RAGGED, 0.1), ("mps", EQUAL, 0.0)])
 def test_twice_the_rows_start_as_many_kernels(
     device: str, lengths: tuple[tuple[int, int], ...], dropout: float
 ) -> None:
@@ -37,15 +35,13 @@ def test_twice_the_rows_start_as_many_kernels(
     assert two.peak_bytes < 2.1 * one.peak_bytes and two.moved_bytes < 2.1 * one.moved_bytes
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_several_processes_wait_as_often_as_one(is_sharded: bool) -> None:
+def test_several_processes_wait_as_often_as_one() -> None:
+    is_sharded = True
     found = traced(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
     assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "max_grad_norm"), [("adamw", 0.0), ("adamw_8bit", 0.0), ("muon", 0.0), ("adafactor", 0.5)]
-)
+@pytest.mark.parametrize(("optimizer", "max_grad_norm"), [("adamw_8bit", 0.0), ("muon", 0.0), ("adafactor", 0.5)])
 def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max_grad_norm: float) -> None:
     """Four blocks of some ten matrices each, embedding and vectors."""
     wide = replace(SHAPE, d_model=128, d_kv=32)  # whole blocks of the 8-bit state
@@ -58,8 +54,8 @@ def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max
     assert bool(found.kernels["_foreach_mul_"]) == (max_grad_norm > 0)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
+def test_a_layer_starts_as_many_kernels_as_the_next() -> None:
+    device = "cuda"
     shapes = [replace(SHAPE, num_layers=count, num_decoder_layers=count) for count in (1, 2, 3)]
     counts = [traced(TracedWork(shape, device, RAGGED, chunk_bytes=CHUNK)).launches for shape in shapes]
     assert abs(counts[2] - 2 * counts[1] + counts[0]) <= 2
@@ -69,7 +65,6 @@ def test_a_layer_starts_as_many_kernels_as_the_next(device: str) -> None:
 @pytest.mark.parametrize(
     ("lengths", "device", "dropout", "saved", "dtype"),
     [
-        (RAGGED, "cuda", 0.0, None, "bfloat16"),
         (EQUAL, "cuda", 0.1, 0, "bfloat16"),
         (RAGGED, "mps", 0.1, 3, "float32"),
     ],
