@@ -142,20 +142,18 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
     Raises:
         UserError: all of them at once.
     """
-    problems = []
-    if kind == STREAM:
-        problems += [f"--prompt_template = {data.prompt_template}, "] if data.prompt_template != AUTO else []
-        problems += [f"--source_prefix = {data.source_prefix}, "] if data.source_prefix not in (AUTO, None) else []
-    if kind != PAIRS:
-        problems += [f"--messages_column = {data.messages_column}, "] if data.messages_column != AUTO else []
-        problems += [f"--history_column = {data.history_column}, "] if data.history_column is not None else []
-    elif data.messages_column != AUTO and data.history_column is not None:
-        problems += [f"--history_column = {data.history_column}, "]
+    turns = ("messages_column", "history_column")
+    idle = {STREAM: ("prompt_template", "source_prefix", *turns), PREFERENCES: turns, PAIRS: ()}[kind]
+    if kind == PAIRS and data.messages_column != AUTO:
+        idle = ("history_column",)
+    problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
     if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
-        problems += ["--expand_turns = True, "]
+        problems.append("expand_turns")
     if problems:
         what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
-        raise UserError(*(f"{problem}has no effect on {what}; leave it out" for problem in problems))
+        raise UserError(
+            *(f"--{name} = {getattr(data, name)}, has no effect on {what}; leave it out" for name in problems)
+        )
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:

@@ -62,6 +62,9 @@ def test_pairs_are_found_cut_and_counted(configure: Any, pairs_file: Path, byte_
             cut_tokens += max(0, len(text) + 1 - longest)
         cut_rows += len(written["prompt"]) > 23 or len(written["response"]) > 3
     assert cut_rows > 0
+    lengths = Manifest.of(prepared.train_dir).lengths("train")["input_ids"]
+    assert lengths["longest"] == 24 and lengths["longest_uncut"] == max(len(row["prompt"]) for row in rows) + 1
+    assert sum(count for _, count in lengths["histogram"]) == len(rows)
     assert prepared.counts["train_cut_rows"] == cut_rows and prepared.counts["train_cut_tokens"] == cut_tokens
 
 
@@ -282,3 +285,16 @@ def test_preparing_takes_the_same_memory_for_any_size(tmp_path: Path, byte_dir: 
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         peaks.append(float(done.stdout))
     assert peaks[1] < peaks[0] + 30 and peaks[1] < 400, f"{peaks} MiB"
+
+
+def test_settings_that_the_rows_do_not_heed_are_refused(configure: Any, text_file: Path, pairs_file: Path) -> None:
+    for config, flags in (
+        (
+            configure(train_file=text_file, prompt_template="alpaca", history_column="h"),
+            ["prompt_template", "history_column"],
+        ),
+        (configure(train_file=pairs_file, expand_turns=True), ["expand_turns"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            prepare(config)
+        assert [problem.split(" = ")[0] for problem in caught.value.problems] == [f"--{flag}" for flag in flags]
