@@ -160,17 +160,11 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
 
     guard = Middleware(Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal)
 
-    async def wrong_address(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return refusal(error.status_code, error.detail, headers=error.headers)
-
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return refusal(500, "an error of this server; its terminal shows more")
-
-    return Starlette(
-        routes=_routes(api), middleware=[guard], lifespan=living,
-        exception_handlers={HTTPException: wrong_address, Exception: unforeseen},
-    )  # fmt: skip
+    errors: dict[Any, Callable[[Request, Any], Response]] = {
+        HTTPException: lambda request, error: refusal(error.status_code, error.detail, headers=error.headers),
+        Exception: lambda request, error: refusal(500, "an error of this server; its terminal shows more"),
+    }
+    return Starlette(routes=_routes(api), middleware=[guard], lifespan=living, exception_handlers=errors)
 
 
 def _routes(api: Api) -> list[Route]:
@@ -199,8 +193,7 @@ def _routes(api: Api) -> list[Route]:
         return JSONResponse(api.about())
 
     def health(request: Request) -> Response:
-        is_well = api.engine.is_alive
-        return JSONResponse({"status": "ok" if is_well else "ending"}, 200 if is_well else 503)
+        return JSONResponse({"status": "ok"}) if api.engine.is_alive else JSONResponse({"status": "ending"}, 503)
 
     def metrics(request: Request) -> Response:
         return PlainTextResponse(api.engine.meters.page(api.gauges()), media_type="text/plain; version=0.0.4")

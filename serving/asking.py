@@ -158,9 +158,6 @@ class _Fields:
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         return int(self.take(name, default, lambda x: _is_whole(x) and low <= x <= high, f"{low} to {high}"))
 
-    def switch(self, name: str) -> bool:
-        return bool(self.take(name, False, lambda x: type(x) is bool, "true or false"))
-
     def end(self) -> tuple[str, ...]:
         """Refuse what would change the answer; names of what is not known.
 
@@ -303,7 +300,7 @@ def _settings(fields: _Fields, defaults: GenerateConfig) -> Asked:
         count=fields.whole("n", 1, 1, MOST_CHOICES),
         seed=None if seed == -1 else seed,  # -1 asks for any, as in vLLM and llama.cpp
         stops=tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text),  # "" ends nothing
-        is_streamed=fields.switch("stream"),
+        is_streamed=fields.take("stream", False, lambda x: type(x) is bool, "true or false"),
         with_usage=options.get("include_usage") is True,
         unknown=fields.end(),
     )
