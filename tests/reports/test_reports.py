@@ -9,7 +9,6 @@ where it can only be refused, the refusal names what is wrong.
 from __future__ import annotations
 
 import bz2
-import csv
 import functools
 import gzip
 import json
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,22 +30,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from commands.convert import convert_folder
 from commands.export import export
 from commands.merge import merge
-from config import GenerateConfig, load
-from data.batches.order import Order
+from config import load
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format
-from model.decoding.generation import generate
-from model.formats.shape_file import read_config
-from model.shapes import weights
 from settings.errors import UserError
-from training.start.schedules import Steps, learning_rate
+from training.start.schedules import learning_rate
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,16 +172,6 @@ def beside_an_old_index(present: bool) -> Check:
     return check
 
 
-def several_dtypes(folder: Path) -> None:
-    def change(tensors: Tensors) -> Tensors:
-        tensors["decoder.block.0.layer.2.DenseReluDense.wo.weight"][0, 0] = 1e5  # fp16 ends at 65,504
-        return {name: t if ".wo." in name or "norm" in name else t.half() for name, t in tensors.items()}
-
-    mixed = spoilt(folder / "m", change, dtype="float16")
-    convert_folder(load("convert", {"model": str(mixed), "output": str(folder / "new")}), mixed)
-    same(theirs(folder / "new"), theirs(mixed))
-
-
 def narrow_weights(folder: Path) -> None:
     mixed = spoilt(folder / "m", lambda t: {n: v.to(torch.float8_e4m3fn) if v.dim() == 2 else v for n, v in t.items()})
     same(ours(mixed), theirs(mixed), 1e-3)
@@ -282,28 +265,6 @@ def unmergeable(words: str, change: Callable[[Tensors], Tensors] = dict, **facts
     return check
 
 
-def into_bf16(folder: Path) -> None:
-    """As near to the adapted model as a sum that is rounded once."""
-    import peft
-
-    right = adapted(folder / "adapter")
-    model = library().AutoModelForSeq2SeqLM.from_pretrained(base(), dtype=torch.bfloat16)
-    model.save_pretrained(folder / "base")
-    nearest = (
-        peft.PeftModel.from_pretrained(model.float(), folder / "adapter").merge_and_unload().to(torch.bfloat16).float()
-    )
-    found = theirs(merged(folder / "adapter", folder / "base"))
-    assert (found - right).norm() < 1.2 * (theirs(nearest) - right).norm()
-
-
-def beside_invalid_settings(folder: Path) -> None:
-    """A `generation_config.json` that transformers refuses to write is carried along, and loads."""
-    right = adapted(folder / "adapter")
-    model = spoilt(folder / "base")
-    (model / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.9, "top_p": 0.6}))
-    same(theirs(merged(folder / "adapter", model)), right)
-
-
 # --- exports
 
 
@@ -325,20 +286,6 @@ def too_large_for_fp16(folder: Path) -> None:
             exported(model, form, dtype="fp16")
 
 
-def of_two_depths(folder: Path) -> None:
-    from gguf import GGUFReader
-
-    model = folder / "m"
-    made(model, num_layers=3, num_decoder_layers=1)
-    spelling().save(model)
-    (path,) = exported(model, "gguf").glob("*.gguf")
-    reader = GGUFReader(path)
-    depths = [reader.fields[f"t5.{name}block_count"].contents() for name in ("", "decoder_")]
-    names = {tensor.name for tensor in reader.tensors}
-    assert depths == [3, 1] and {"enc.blk.2.ffn_up.weight", "dec.blk.0.ffn_up.weight"} <= names
-    assert "dec.blk.1.ffn_up.weight" not in names and len(names) == len(list(weights(read_config(model))))
-
-
 def merges_in_pairs(folder: Path) -> None:
     from gguf import GGUFReader
 
@@ -351,26 +298,6 @@ def merges_in_pairs(folder: Path) -> None:
     path.write_text(json.dumps(written))
     (file,) = exported(folder / "m", "gguf").glob("*.gguf")
     assert GGUFReader(file).fields["tokenizer.ggml.merges"].contents() == [" ".join(pair) for pair in pairs]
-
-
-def onnx_of_other_sizes(folder: Path) -> None:
-    """Other numbers of rows and lengths than were exported, from a folder that was moved."""
-    from onnxruntime import InferenceSession
-
-    shutil.copytree(base(), folder / "m")
-    moved = shutil.move(exported(folder / "m", "onnx"), folder / "moved here")
-    encoder, decoder = (InferenceSession(f"{moved}/{name}_model.onnx") for name in ("encoder", "decoder"))
-    model = library().AutoModelForSeq2SeqLM.from_pretrained(base())
-    for lengths, written in (((1,), 1), ((3, 200, 41), 5), ((130, 129, 1, 64), 70)):
-        ids, seen = torch.zeros(2, len(lengths), max(lengths), dtype=torch.long)
-        for row, length in enumerate(lengths):
-            ids[row, :length], seen[row, :length] = torch.randint(3, SIZE, (length,)), 1
-        answers = torch.randint(3, SIZE, (len(lengths), written))
-        with torch.no_grad():
-            right = model(input_ids=ids, attention_mask=seen, decoder_input_ids=answers).logits
-        (states,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": seen.numpy()})
-        asked = {"encoder_hidden_states": states, "encoder_attention_mask": seen.numpy(), "input_ids": answers.numpy()}
-        same(torch.from_numpy(decoder.run(None, asked)[0]), right)
 
 
 # --- data
@@ -407,13 +334,6 @@ def packed(pack: Callable[[bytes], bytes]) -> bytes:
 
 def zstd(content: bytes) -> bytes:
     return bytes(pa.Codec("zstd").compress(content, asbytes=True))
-
-
-def long_cells(folder: Path) -> None:
-    right = [("x" * 400_000, "b"), ("c\nd\n\ne", 'f "g", h')]
-    with (folder / "a.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("prompt", "response"), *right])
-    assert rows_of(folder / "a.csv") == right
 
 
 def saved_without_rows(folder: Path) -> None:
@@ -454,67 +374,11 @@ def schedules(folder: Path) -> None:
                 assert rates[warmup - 1] == 1.0
 
 
-def last_part_of_an_epoch(folder: Path) -> None:
-    """9 rows by 4 are 7 steps in three epochs, and no row comes less often than three times."""
-    config = load("train", {"epochs": "3"})
-    steps = Steps.of(config, effective_batch_size=4, rows=9).max_steps
-    seen = np.bincount(Order(9, seed=0).rows(0, 4 * steps))
-    assert steps == 7 and seen.min() == 3 and seen.sum() == 28
-
-
-def order_of_a_later_epoch(folder: Path) -> None:
-    """Rows of the second epoch are those of a run that was never stopped, whether it is entered at its first row or within."""
-    whole = Order(125, seed=7).rows(0, 300)
-    for begin in (125, 200, 250):
-        assert np.array_equal(Order(125, seed=7).rows(begin, 300 - begin), whole[begin:])
-    assert sorted(whole[:125]) == sorted(whole[125:250]) == list(range(125))
-    assert not np.array_equal(whole[:125], whole[125:250])
-
-
-def answers(folder: Path) -> None:
-    """Answers of a batch of several lengths are those of each row alone, and those of transformers."""
-    model = made(folder / "m", seed=2, vocab_size=40)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(1.0 if parameter.dim() < 2 or "shared" in name else 2.5)
-    model.save_pretrained(folder / "m")
-    here, prompts = hf_format.load(folder / "m"), [[*range(3, 3 + n), 1] for n in (2, 17, 1, 33)]
-    ids, seen = torch.zeros(2, len(prompts), 34, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)], seen[row, : len(prompt)] = torch.tensor(prompt), 1
-    for beams, facts in (
-        (1, {"repetition_penalty": 1.3}), (1, {"no_repeat_ngram_size": 2, "min_new_tokens": 5}),
-        (3, {"repetition_penalty": 3.0, "no_repeat_ngram_size": 1}), (3, {"min_new_tokens": 5}),
-    ):  # fmt: skip
-        with torch.no_grad():
-            found = model.generate(
-                ids, attention_mask=seen, max_new_tokens=12, num_beams=beams, do_sample=False, **facts
-            )
-        right = [row[: row.index(1)] if 1 in row else row for row in found[:, 1:].tolist()]
-        how = GenerateConfig(max_new_tokens=12, num_beams=beams, temperature=0.0, **facts)
-        assert [list(row) for row in generate(here, prompts, how)] == right
-        assert [list(generate(here, [prompt], how)[0]) for prompt in prompts] == right
-
-
 def told(folder: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """A command line: its exit code and what it says."""
     command = [sys.executable, str(ROOT / "train_low_mem.py"), *words]
     ran = subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
-
-
-def run_of(
-    folder: Path, name: str, model: Path, env: dict[str, str] | None = None, **flags: object
-) -> list[dict[str, Any]]:
-    """The steps of a small finetuning."""
-    facts = {
-        "is_finetune": True, "finetune_from": model, "train_file": folder / "a.jsonl", "effective_batch_size": 4, "probe": False,
-        "mixed_precision": "no", "dropout_rate": 0.0, "sample_rows": 0, "num_threads": 1, "run_name": name, **flags,
-    }  # fmt: skip
-    code, text = told(folder, "train", *(f"--{key}={value}" for key, value in facts.items()), env=env)
-    assert code == 0, text[-600:]
-    events = map(json.loads, (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines())
-    return [event for event in events if event["event"] == "step"]
 
 
 def of_unlike_lengths(folder: Path) -> Rows:
@@ -523,64 +387,12 @@ def of_unlike_lengths(folder: Path) -> Rows:
     return rows
 
 
-def loss_of(rows: Rows, model: Any) -> float:
-    """The mean over all tokens, by transformers, row by row."""
-    total = count = 0.0
-    for prompt, response in rows:
-        ids, labels = (torch.tensor([[*(letter + 3 for letter in text.encode()), 1]]) for text in (prompt, response))
-        with torch.no_grad():
-            total += float(model(input_ids=ids, labels=labels).loss) * labels.shape[1]
-        count += labels.shape[1]
-    return total / count
-
-
-def accumulated(folder: Path) -> None:
-    rows = of_unlike_lengths(folder)
-    right = loss_of(rows, library().AutoModelForSeq2SeqLM.from_pretrained(base()))
-    facts = {"effective_batch_size": 8, "max_steps": 3, "validation_file": folder / "a.jsonl"}
-    runs = [run_of(folder, f"of{size}", base(), batch_size_per_gpu=size, **facts) for size in (8, 1, 3)]
-    assert runs[0][0]["loss"] == pytest.approx(right, abs=1e-3)
-    for other in runs[1:]:
-        assert [event["loss"] for event in other] == pytest.approx([event["loss"] for event in runs[0]], abs=1e-4)
-
-
-def evaluated(folder: Path) -> None:
-    rows = of_unlike_lengths(folder)
-    right = f"{loss_of(rows, library().AutoModelForSeq2SeqLM.from_pretrained(base())):.4f}"
-    for size in (1, 3, 8):
-        code, text = told(
-            folder, "evaluate", f"--model={base()}", "--validation_file=a.jsonl", "--eval_generate_rows=0", "--mixed_precision=no",
-            f"--eval_batch_size_per_gpu={size}",
-        )  # fmt: skip
-        assert code == 0 and text.split("loss", 1)[1].split()[0] == right
-
-
 def launched_otherwise(folder: Path) -> None:
     of_unlike_lengths(folder)
     words = ("train", "--is_finetune=True", f"--finetune_from={base()}", "--train_file=a.jsonl")
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
         code, text = told(folder, *words, env={name: "true"})
         assert code == 2 and f"{name} = true, is another engine's" in text and "Traceback" not in text
-
-
-def environment_of_accelerate(folder: Path) -> None:
-    of_unlike_lengths(folder)
-    others = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
-    plain, other = (run_of(folder, name, base(), env, max_steps=3) for name, env in (("plain", {}), ("other", others)))
-    assert [event["loss"] for event in plain] == [event["loss"] for event in other]
-
-
-def padding_that_ends(folder: Path) -> None:
-    """Where the end of a text is also the padding, it is learnt."""
-    made(folder / "m", pad_token_id=1, decoder_start_token_id=1, vocab_size=512)
-    spelling().save(folder / "m")
-    names = {"pad_token": "</s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    path = folder / "m" / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
-    (folder / "a.jsonl").write_bytes(lines([("a river", "runs under"), ("a bridge", "a river runs")]))
-    run_of(folder, "r", folder / "m", max_steps=150, learning_rate=0.03, validation_file=folder / "a.jsonl")
-    code, text = told(folder, "generate", "--model=model_save/r", "--input=a bridge", "--max_new_tokens=20")
-    assert code == 0 and text.splitlines()[-1] == "a river runs"
 
 
 # --- the table
@@ -610,7 +422,6 @@ SLOW = [
     Report("huggingface/peft PR 2681", "FSDP's words stand in the names of tensors", "the model within", named("_fsdp_wrapped_module.*")),
     Report("Blaizzy/mlx-vlm PR 638", "the index of the source lies beside converted weights", "transformers 5.23: one file goes before an index", beside_an_old_index(True)),
     Report("Blaizzy/mlx-vlm PR 1827", "an index names shards that were replaced by one file", "transformers 5.23", beside_an_old_index(False)),
-    Report("huggingface/transformers 46167", "saving casts fp32 tensors beside bf16 ones down", "transformers' logits of the folder in fp32", several_dtypes),
     Report("huggingface/diffusers PR 10604", "fp8 matrices beside fp32 norms", "transformers 5.23, widened to fp32", narrow_weights),
     Report("ggml-org/llama.cpp PR 17159", "google/umt5-xl is a UMT5Model, without a head", "config.json: a head of its own, which no file holds", without_a_head),
     Report("huggingface/transformers 42460", "sentence-t5 holds an encoder alone", "the tensors: no decoder, refused", without_a_decoder),
@@ -624,20 +435,11 @@ SLOW = [
     Report("huggingface/peft 2415", "an adapter holds the resized embedding: size mismatch", "PEFT: it replaces the base's, so refused by name", unmergeable(r"holds tables of tokens .*base_model\.model\.shared\.weight", lambda t: {**t, "base_model.model.shared.weight": torch.zeros(400, 32)})),
     Report("huggingface/peft 2165", "adapters on some blocks of encoder and decoder", "PEFT", merges(form={"layers_to_transform": [1], "layers_pattern": "block"})),
     Report("huggingface/peft PR 1706", "adapters stored in bf16", "PEFT", merges(dtype=torch.bfloat16)),
-    Report("huggingface/peft 2502", "merged into a bf16 base, answers differ", "PEFT's sum in fp32, rounded once", into_bf16),
-    Report("hiyouga/LlamaFactory 2943", "merging stops at a generation_config.json that contradicts itself", "PEFT's logits, loaded by transformers", beside_invalid_settings),
     # exports
     Report("ggml-org/llama.cpp 13722", "numbers beyond fp16 become inf in a GGUF", "torch.finfo: refused", too_large_for_fp16),
-    Report("ggml-org/llama.cpp PR 15909", "encoder and decoder of different depth", "gguf's reader", of_two_depths),
     Report("ggml-org/llama.cpp 9692", "merges in pairs, as tokenizers 0.20 writes them, are lost", "gguf's reader, tokenizer.json", merges_in_pairs),
-    Report("microsoft/onnxruntime 21053", "answers depend on the other rows of a batch and their length", "transformers 5.23 beside onnxruntime", onnx_of_other_sizes),
     # training, evaluation, answers
-    Report("NVIDIA/TensorRT-LLM 1847", "T5 answers otherwise in a batch; transformers 36642: which tokens a penalty counts", "transformers 5.23, generate", answers),
     Report("huggingface/trl PR 3351", "launched by a configuration for DeepSpeed: a traceback", "the variable's own name, refused", launched_otherwise),
-    Report("huggingface/transformers 29510", "accelerate's variables change the precision of a run", "the run without them", environment_of_accelerate),
-    Report("huggingface/transformers PR 38872", "losses under accumulation depend on the micro-batch", "transformers' mean over all tokens", accumulated),
-    Report("huggingface/transformers 39241", "the loss of an evaluation depends on its batch size", "transformers' mean over all tokens", evaluated),
-    Report("huggingface/open-r1 PR 494", "padding that is also the end of a text is never learnt", "the answer ends", padding_that_ends),
 ]  # fmt: skip
 REPORTS = [
     # data
@@ -651,13 +453,10 @@ REPORTS = [
     Report("apache/arrow 45394", "one row without a line end is read as nulls", "the file's own JSON", reads({"a.jsonl": b'{"prompt": "a", "response": "b"}'}, right=PAIRS[:1])),
     Report("pola-rs/polars 26435", "Parquet and Arrow of string views", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells, pa.string_view()) for cells in STRINGS], ["prompt", "response"])})),
     Report("pola-rs/polars 20017", "nulls in a dictionary column", "pyarrow", reads({"a.parquet": pa.table([pa.array(cells).dictionary_encode() for cells in (["a", "c", None], ["b", "d", "b"])], ["prompt", "response"])}, right=[*PAIRS, ("a.parquet, row 3: prompt is null, not a text",)])),
-    Report("simonw/csv-diff PR 50", "cells beyond 131,072 letters, and with line breaks", "the csv module", long_cells),
     Report("UKGovernmentBEIS/inspect_ai PR 3802", "half of a surrogate pair ends the program", "JSON: a pair is one letter, a half is none", reads({"a.jsonl": b'{"prompt": "\\ud83c\\udf78", "response": "b"}\n{"prompt": "\\ud83c", "response": "d"}\n'}, right=[("🍸", "b"), ("a.jsonl, line 2: prompt holds half of a surrogate pair",)])),
     Report("microsoft/eureka-ml-insights PR 127", "NaN in a column stops the reading", "Python's json: a number, and no text", reads({"a.jsonl": b'{"prompt": "a", "response": "b", "s": NaN}\n{"prompt": "c", "response": NaN}\n'}, right=[*PAIRS[:1], ("a.jsonl, line 2: response is float, not a text",)])),
     # training
     Report("PrimeIntellect-ai/prime-rl 968", "a warm-up as long as the run; transformers 34754: a first step at rate 0", "no rate is 0, the peak is reached", schedules),
-    Report("huggingface/transformers 33455", "the last part of an epoch is dropped under accumulation", "epochs times rows", last_part_of_an_epoch),
-    Report("huggingface/accelerate 3242", "a run resumed in a later epoch sees the rows of the first", "the run that was not stopped", order_of_a_later_epoch),
 ]  # fmt: skip
 
 
