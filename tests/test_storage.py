@@ -18,13 +18,10 @@ from settings.errors import UserError
 from settings.fields import read_settings_file
 from storage import (
     MOST_BYTES,
-    NotMade,
     atomic_folder,
-    fingerprint,
     is_full,
     lock_at,
     make_once,
-    only_if_made,
     read_bytes,
     read_text,
     remove,
@@ -89,18 +86,6 @@ def test_a_folder_is_made_once_all_below_it_is_on_the_disk(tmp_path: Path, order
 )
 def test_a_full_disk_is_known_however_it_is_told(error: Exception, full: bool) -> None:
     assert is_full(error) is full
-
-
-def test_it_is_made_once(tmp_path: Path) -> None:
-    made = []
-
-    def make(partial: Path) -> None:
-        made.append(partial)
-        partial.write_text("content")
-
-    target = tmp_path / "deep" / "target"
-    assert make_once(target, make) == target == make_once(target, make)
-    assert target.read_text() == "content" and len(made) == 1 and not made[0].exists()
 
 
 def test_a_failure_leaves_nothing_and_the_next_attempt_begins_clean(tmp_path: Path) -> None:
@@ -196,16 +181,6 @@ def test_what_was_made_is_kept_where_a_read_has_failed(
     with pytest.raises(UserError, match="cannot be read"):
         make_once(tmp_path / "target", read, resumable)
     assert (tmp_path / "target.partial").exists() == is_kept
-
-
-def test_only_if_made_makes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(NotMade):
-        only_if_made(tmp_path / "target", Path.mkdir)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_equal_values_have_equal_fingerprints() -> None:
-    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1}) != fingerprint({"a": 1, "b": [3]})
 
 
 def pipe(path: Path) -> None:

@@ -188,19 +188,6 @@ def test_other_errors_are_not_out_of_memory_and_causes_are_looked_at() -> None:
     assert FakeDevice().is_out_of_memory(error)
 
 
-def test_the_fake_counts_tensors_while_they_live_and_keeps_its_limit() -> None:
-    device = FakeDevice(10 * MIB)
-    with device.watched():
-        x = torch.zeros(MIB, dtype=torch.uint8)
-        view = x[: MIB // 2]
-        del x
-        assert device.used_bytes == MIB, "the view holds it"
-        del view
-        assert device.used_bytes == 0 and device.limit_memory(4 * MIB)
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.zeros(5 * MIB, dtype=torch.uint8)
-
-
 def test_stray_tensors_are_named(gpu: CudaDevice) -> None:
     here, away = torch.zeros(1), torch.zeros(1, device="meta")
     CpuDevice().check_placement([("a", here)])
@@ -287,27 +274,3 @@ def test_rates_are_measured_once_a_slow_dtype_with_tiny_products_and_on_a_busy_m
     assert fast.multiply_rate(FP32) == fast.multiply_rate(FP32) == pytest.approx(3e12)
     assert fast.sides.count(LAST_SIDE) >= 3 and fast.sides.count(FIRST_SIDE) == 20
     assert busy.multiply_rate(FP32) > 5e10, "in every product a thread waits for its core"
-
-
-def test_measuring_leaves_neither_blocks_nor_a_peak(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append("peak reset"))
-    monkeypatch.setattr(Device, "_measure_rate", lambda self, dtype: 1e13)
-    assert gpu.multiply_rate(FP32) == 1e13 and done == ["emptied", "peak reset"]
-
-
-def test_warming_up_runs_a_slow_dtype_in_tiny_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides: list[tuple[torch.dtype, int]] = []
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: sides.append((a.dtype, a.shape[0])))
-    monkeypatch.setattr(processor, "here", lambda: AVX2)
-    CpuDevice().warm_up()
-    assert sides[-2:] == [(FP32, LAST_SIDE), (BF16, FIRST_SIDE)]
-
-
-def test_tf32_is_taken_unless_fp32_itself_is_asked_for(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
-    gpu.set_exact_fp32(True)
-    gpu.set_exact_fp32(False)
-    assert asked == ["highest", "high"]

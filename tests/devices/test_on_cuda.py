@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from config import load
 from devices.base import Device, place
 from devices.cuda import CudaDevice
 from engine.checkpointing import Checkpointing
@@ -26,10 +25,7 @@ from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from memory.recovery import free_failed
-from model.attention import PositionBias, attend
 from model.decoding.generation import generate
-from model.dropout import Dropout
-from model.layers import RMSNorm
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
@@ -114,48 +110,6 @@ def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> 
     assert total < 0.05 * torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
 
 
-@pytest.mark.parametrize(("causal", "lengths", "biased"), [(True, (9, 2, 31), True), (False, (7, 7, 7), False)])
-def test_attention_over_padded_rows_is_the_tiled_one(
-    gpu: Device, causal: bool, lengths: tuple[int, ...], biased: bool
-) -> None:
-    heads, width, generator = 4, 16, torch.Generator().manual_seed(3)
-    config = replace(small_model("t5").config, num_heads=heads)
-    table = PositionBias(config, bidirectional=not causal)
-    with torch.no_grad():
-        table.table.normal_(generator=generator)
-    shape = (sum(lengths), heads, width)
-    q, k, v, grad = (torch.randn(shape, generator=generator) for _ in range(4))
-
-    def run(where: torch.device) -> list[torch.Tensor]:
-        leaves = [x.detach().to(where).requires_grad_() for x in (q, k, v)]
-        bias = table(max(lengths)).detach().to(where).requires_grad_() if biased else None
-        rows = Rows(lengths, torch.zeros(len(lengths), dtype=torch.int64, device=where))
-        out = attend(*leaves, bias, (rows, rows), causal, Dropout(0.0, rows))
-        out.backward(grad.to(where))
-        found = [out, *(x.grad for x in leaves), *([bias.grad] if bias is not None else [])]
-        return [x.detach().cpu() for x in found if x is not None]
-
-    for ours, expected in zip(run(gpu.torch_device), run(torch.device("cpu")), strict=True):
-        assert relative_error(ours, expected) < 1e-4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_norm_is_the_plain_one(gpu: Device, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    x, weight, grad = (torch.randn(shape, generator=generator) for shape in ((70, 64), (64,), (70, 64)))
-
-    def run(where: torch.device, kind: torch.dtype) -> list[torch.Tensor]:
-        norm = RMSNorm(64, 1e-6).to(where)
-        with torch.no_grad():
-            norm.weight.copy_(weight)
-        leaf = x.to(where, kind).requires_grad_()
-        norm(leaf).backward(grad.to(where, kind))
-        return [found.detach().cpu().float() for found in (norm(leaf), leaf.grad, norm.weight.grad)]
-
-    for ours, expected in zip(run(gpu.torch_device, dtype), run(torch.device("cpu"), torch.float32), strict=True):
-        assert relative_error(ours, expected) < (1e-4 if dtype == torch.float32 else 2e-2)
-
-
 def test_a_step_is_the_same_to_the_last_bit_again(gpu: Device) -> None:
     def run() -> list[torch.Tensor]:
         model, batch = moved(small_model("t5"), gpu), Rectangle(16, 60, 30)
@@ -216,14 +170,6 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
 
     yield limit
     gpu.limit_memory(gpu.memory_total_bytes())
-
-
-def test_the_limit_is_hard_and_its_error_is_recognised(gpu: Device, limited: Callable[[int], None]) -> None:
-    limited(256 * MIB)
-    held = torch.zeros(128 * MIB, dtype=torch.uint8, device=gpu.torch_device)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        torch.zeros(512 * MIB, dtype=torch.uint8, device=gpu.torch_device)
-    assert gpu.is_out_of_memory(caught.value) and held.numel()
 
 
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
@@ -294,11 +240,3 @@ def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
     larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
     _, events, _ = trained(tmp_path, "tight", "--device=cuda", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
-
-
-def test_the_doctor_knows_the_gpu(gpu: Device) -> None:
-    from commands.doctor import look
-
-    found, machine = look(load("doctor", {}), True)
-    assert next(device["name"] for device in found["devices"] if not device["missing"]) == "cuda"
-    assert machine is not None and machine.base_bytes == 0 and machine.budget_bytes > 64 * MIB

@@ -175,16 +175,6 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
     assert math.isfinite(slope.item())
 
 
-def test_two_processes_add_up_to_one() -> None:
-    """Each forms the gradient of its rows over the pairs of both; their sum is what the reducer makes."""
-    model, rows = small_model(), draw_rows(6)
-    _, expected = walk_gradients(make_walk(model, LOSSES["sigmoid"]), rows, [[0, 1, 2, 3, 4, 5]])
-    parts = [walk_gradients(make_walk(model, LOSSES["sigmoid"]), part, [[0, 1, 2]])[1] for part in (rows[:3], rows[3:])]
-    for name, gradient in expected.items():
-        both = (parts[0][name] + parts[1][name]) / 2  # each part was over its own three pairs
-        assert relative_error(both, gradient) < 2e-5
-
-
 @pytest.mark.parametrize("name", ["sigmoid", "orpo"])
 def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     model, rows = small_model(), draw_rows()

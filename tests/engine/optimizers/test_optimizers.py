@@ -227,17 +227,6 @@ def test_muon_moves_all_directions_alike(dtype: torch.dtype, shape: tuple[int, i
     assert float(moved.max()) < 1.45 and float(moved.min()) > 0.55
 
 
-def test_muon_matrices_grow_by_their_first_size() -> None:
-    """As a random walk, which goes as the root of its steps, and not faster the larger they are."""
-    generator = torch.Generator().manual_seed(0)
-    weight = nn.Parameter(torch.randn(16, 24, generator=generator))
-    optimizer = OPTIMIZERS["muon"]({"wi": weight})
-    for number in range(1, 401):
-        weight.grad = torch.randn(16, 24, generator=generator)
-        optimizer.update(weight, Step(number, 0.25))
-    assert 2.0 < float(weight.detach().square().mean().sqrt()) < 20.0  # e^12 where steps grow with it
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_decay_shrinks_matrices_alone(name: str) -> None:
     model = small_model()
