@@ -176,21 +176,16 @@ def fingerprint(request: ProbeRequest) -> str:
     """The same for the same work on the same kind of machine with the same versions and the same code of a step."""
     import importlib.metadata
 
+    wings = (Path(ROOT) / wing for wing in ("model", "engine", "devices"))  # the last with its kernels' C
+    files = sorted(path for wing in wings for path in wing.rglob("*") if path.suffix in (".py", ".c", ".h"))
+    code = [Path(ROOT) / "limits.py", Path(ROOT) / "optimizers.py", *files]  # what decides what a step takes
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
         FORMAT, settings, request.choice.as_dict(), request.steps, request.evaluation, request.base is None, request.data is None,
         platform.machine(), sorted(processor.flags_of() or [platform.processor()]), processor.here().describe(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
-        importlib.metadata.version("torch"), _code_state(),
+        importlib.metadata.version("torch"), [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in code],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]
-
-
-def _code_state() -> list[str]:
-    """Digests of the files that decide what a step takes: their change makes old figures worthless."""
-    wings = (Path(ROOT) / wing for wing in ("model", "engine", "devices"))  # the last with its kernels' C
-    files = sorted(path for wing in wings for path in wing.rglob("*") if path.suffix in (".py", ".c", ".h"))
-    ground = [Path(ROOT) / "limits.py", Path(ROOT) / "optimizers.py"]
-    return [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (*ground, *files)]
 
 
 def _read(place: Path | None) -> ProbeResult | None:

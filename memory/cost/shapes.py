@@ -198,11 +198,6 @@ class Shapes:
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
 
     @remembered
-    def widest_micro_batch(self, batch_size: int) -> MicroBatchRows:
-        """The rows of the micro-batch with the most tokens."""
-        steps = self.worst_steps(batch_size)
-        return max((micro_batch for step in steps for micro_batch in step), key=lambda rows: sum(map(sum, rows)))
-
     def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:
         sides = zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True)
         rows = [self._same.setdefault(row, row) for row in sides if row[0]]

@@ -11,6 +11,7 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 from limits import (
     INT4_GROUP,
@@ -39,7 +40,8 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
-    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
+    tokens, micro_batches = shapes.largest_micro_batch(rows, sizes), chain.from_iterable(shapes.worst_steps(rows))
+    widest = max(micro_batches, key=lambda lengths: sum(map(sum, lengths)))  # with the most tokens
     c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
     return Blocks(
@@ -308,10 +310,8 @@ def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
     encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them
     decoder = c.num_decoder_layers - saved_decoder_blocks
     sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))
-    return sum(_slabs_bytes(choice.micro_batches_per_pass * count, size) for count, size in sizes)
-
-
-def _slabs_bytes(count: int, size: int) -> int:
-    """Pinned memory of `count` tensors: slabs, a larger tensor in one of its own, rounded up to a power of two."""
-    slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
-    return math.ceil(count / (slab // max(1, size))) * slab
+    total = 0
+    for count, size in sizes:  # pinned in slabs, a larger tensor in one of its own, rounded up to a power of two
+        slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
+        total += math.ceil(choice.micro_batches_per_pass * count / (slab // max(1, size))) * slab
+    return total

@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any, TextIO
 
 from language import say
-from training.report.endings import EXIT_CODE, SAVE, STOP
+from leaving import INTERRUPTED
+from training.report.endings import SAVE, STOP
 
 SHOW_CURSOR = b"\x1b[?25h"
 HANGUP = "SIGHUP"
@@ -133,7 +134,7 @@ class Interrupts:
             self._tell(say("left without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
                 _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it
-            os._exit(EXIT_CODE)
+            os._exit(INTERRUPTED)
 
     def _tell(self, text: str) -> None:
         if self._is_main and sys.__stderr__ is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-EXIT_CODE = 130
+from leaving import INTERRUPTED
+
 STOP, SAVE = "stop", "save"  # wishes
 
 
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop, has finished its step and has saved. Ends the program with its exit code."""
 
-    code = EXIT_CODE
+    code = INTERRUPTED
 
 
 class StaysStopped(Interrupted):

@@ -38,7 +38,7 @@ def act(words: list[str]) -> int:
 
 
 def refuse() -> None:
-    raise DoesNotFit("does not fit")
+    raise DoesNotFit("the least is 9 GiB")
 
 
 def check(group: Group) -> None:

@@ -27,7 +27,7 @@ def run_two(deed: str) -> subprocess.CompletedProcess[str]:
     ("deed", "cause"),
     [
         ("refuse", "process 1 of 2"),
-        pytest.param("main refuses", "does not fit", marks=pytest.mark.slow),
+        pytest.param("main refuses", "the least is 9 GiB", marks=pytest.mark.slow),
         pytest.param("all refuse", "is wrong everywhere", marks=pytest.mark.slow),
     ],
 )
