@@ -47,7 +47,7 @@ class Head:
     Args:
         names: its columns, of objects those of the first; plain text has none.
         all_names: with those that only some of the first objects have, as where nothing is written for an empty text.
-        sample: of each column the first cell that is not null, or one of its type.
+        sample: of each column a cell of the type of the first that is not null, of tables with their keys.
         schema: of Parquet and Arrow. dialect: of CSV and TSV.
     """
 
@@ -101,11 +101,16 @@ def _head(source: Source, size: int, changed: int) -> Head:
     if source.kind in OBJECTS:
         firsts, sample = first_objects(source), dict[str, Any]()
         for value in firsts:
-            sample |= {name: cell for name, cell in value.items() if sample.get(name) is None}
+            sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) is None}
         return Head(list(firsts[0]), list(sample), sample)
     dialect = dialect_of(source)
     names = csv_header(source, dialect)
     return Head(names, names, dict.fromkeys(names, ""), dialect=dialect)
+
+
+def _outline(cell: Any) -> Any:
+    """A cell of the same type, which takes no memory: of a table its keys."""
+    return dict.fromkeys(cell) if isinstance(cell, dict) else type(cell)() if isinstance(cell, (str, list)) else cell
 
 
 def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
