@@ -126,7 +126,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of such a name."""
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -229,7 +228,6 @@ class Device(ABC):
 
     @property
     def threads(self) -> int:
-        """Threads that products use."""
         return torch.get_num_threads()
 
     def nominal_rate(self, dtype: torch.dtype) -> float:

@@ -191,7 +191,6 @@ class Pool:
             self._used[slab] -= size
 
     def reset(self) -> None:
-        """Take everything as returned."""
         self._taken, self._used = [], [0] * len(self.slabs)
 
     def _slab_for(self, size: int) -> int:

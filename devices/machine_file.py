@@ -100,7 +100,6 @@ def disk_rates(folder: Path) -> tuple[float, float] | None:
 
 
 def keep_disk(folder: Path, read_rate: float, write_rate: float, way: str = DISK_WAY) -> Measured:
-    """Keep what was measured of a folder's disk."""
     key = disk_key(folder)
     rates = dict(zip(DISK_RATES, (read_rate, write_rate), strict=True))
     return keep(key, key, 1, rates, way)

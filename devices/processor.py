@@ -52,7 +52,6 @@ class Processor:
         return threads * {"float32": self.float32, "bfloat16": self.bfloat16}.get(dtype, 0.0)
 
     def describe(self) -> str:
-        """The class and its instructions, in words."""
         return f"{self.name} ({self.instructions})"
 
 

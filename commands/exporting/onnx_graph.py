@@ -47,7 +47,6 @@ class Graph:
         return name
 
     def number(self, values: Any, dtype: type = np.int64) -> str:
-        """Add small constant values."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.array(values, dtype), name))
         return name

@@ -71,9 +71,15 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     if tokenizer.unk_id is not None:
         kinds[tokenizer.unk_id] = "unknown"
     steps = list(_steps(written))
+    charsmap = b"".join(base64.b64decode(s["precompiled_charsmap"]) for s in steps if s["type"] == "Precompiled")
+    # whether runs of spaces become one, as published T5 tokenizers have it
+    collapses = any(
+        step["type"] == "WhitespaceSplit" or (step["type"] == "Replace" and " {2,}" in str(step.get("pattern")))
+        for step in steps
+    )
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     return Vocabulary(
-        model["type"], pieces, kinds, scores, [_merge(merge) for merge in model.get("merges", [])], tokenizer.pad_id,
-        tokenizer.eos_id, tokenizer.unk_id, _charsmap(steps), any(_collapses(step) for step in steps),
+        model["type"], pieces, kinds, scores, merges, tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, charsmap, collapses,
         any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
         any(step["type"] == "ByteLevel" and step.get("use_regex", True) for step in steps),
     )  # fmt: skip
@@ -107,10 +113,6 @@ def _learnt(model: Mapping[str, Any]) -> Iterator[tuple[int, str, float]]:
         yield from ((number, piece, score) for number, (piece, score) in enumerate(vocabulary))
 
 
-def _merge(merge: Any) -> str:
-    return merge if isinstance(merge, str) else " ".join(merge)
-
-
 def _steps(written: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """What is done to a text before pieces are sought, one after the other."""
     waiting = [written.get("normalizer"), written.get("pre_tokenizer")]
@@ -119,12 +121,3 @@ def _steps(written: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         if step is not None:
             yield step
             waiting = [*step.get("normalizers", []), *step.get("pretokenizers", []), *waiting]
-
-
-def _charsmap(steps: list[Mapping[str, Any]]) -> bytes:
-    return b"".join(base64.b64decode(step["precompiled_charsmap"]) for step in steps if step["type"] == "Precompiled")
-
-
-def _collapses(step: Mapping[str, Any]) -> bool:
-    """Whether runs of spaces become one, as published T5 tokenizers have it."""
-    return step["type"] == "WhitespaceSplit" or (step["type"] == "Replace" and " {2,}" in str(step.get("pattern")))

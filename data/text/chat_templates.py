@@ -76,11 +76,6 @@ def special_tokens(folder: str | Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def is_jinja(text: str) -> bool:
-    """Whether a text is such a template, and no text with {prompt} in it."""
-    return "{%" in text or "{{" in text
-
-
 def read_chat_template(folder: str | Path) -> str | None:
     """The chat template of a tokenizer's folder; of several the one called default. None where there is none.
 

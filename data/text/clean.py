@@ -98,7 +98,6 @@ class Dropped:
     reasons: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, reason: str, row: Iterable[str]) -> None:
-        """Note one row."""
         entry = self.reasons.setdefault(reason, {"count": 0, "samples": []})
         entry["count"] += 1
         if len(entry["samples"]) < SAMPLES:
@@ -113,5 +112,4 @@ class Dropped:
 
     @property
     def count(self) -> int:
-        """Rows dropped for all reasons."""
         return sum(int(entry["count"]) for entry in self.reasons.values())

@@ -73,20 +73,17 @@ def _turns(entry: object, number: int) -> Iterator[Turn]:
     if isinstance(entry, dict):
         for role_key, text_key in _KEYS:
             if role_key in entry:
-                yield _role(entry[role_key], number), _text(entry.get(text_key), number)
+                role = ROLES.get(str(entry[role_key]).lower())
+                if role is None:
+                    allowed = ", ".join(ROLES)
+                    raise ValueError(f"turn {number} has the role {listed([entry[role_key]])}; allowed: {allowed}")
+                yield role, _text(entry.get(text_key), number)
                 return
         raise ValueError(f"turn {number} has neither role and content nor from and value; it has {listed(entry)}")
     if not isinstance(entry, list) or len(entry) != 2:
         raise ValueError(f"turn {number} is neither a message nor a [question, answer] pair")
     yield USER, _text(entry[0], number)
     yield ASSISTANT, _text(entry[1], number)
-
-
-def _role(role: object, number: int) -> str:
-    known = ROLES.get(str(role).lower())
-    if known is None:
-        raise ValueError(f"turn {number} has the role {listed([role])}; allowed: {', '.join(ROLES)}")
-    return known
 
 
 def _text(content: object, number: int) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from config import DataConfig
-from data.text.chat_templates import T5_TOKENS, as_jinja, is_jinja, read_chat_template, render, special_tokens
+from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text
@@ -70,7 +70,7 @@ class Template:
         asked = name_or_text.strip()
         if asked in TEMPLATES:
             return cls(TEMPLATES[asked], _unescaped(prefix), asked)
-        if is_jinja(name_or_text):
+        if "{%" in name_or_text or "{{" in name_or_text:
             return cls(
                 "",
                 _unescaped(prefix),

@@ -94,12 +94,10 @@ class _Spool:
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=place)  # noqa: SIM115  closed by `close`
 
     def add(self, key: int, data: bytes) -> None:
-        """Put one row behind the others."""
         self._file.write(HEAD.pack(key, len(data)) + data)
         self.bytes += len(data)
 
     def rows(self) -> Iterator[tuple[int, bytes]]:
-        """All rows, from the first."""
         self._file.seek(0)
         while head := self._file.read(HEAD.size):
             key, size = HEAD.unpack(head)
@@ -120,7 +118,6 @@ class _Spool:
         return fresh
 
     def close(self) -> None:
-        """Give up the file."""
         self._file.close()
 
 
@@ -182,10 +179,3 @@ def most_frequent(counts: dict[str, int], most: int, size: Callable[[str], int])
                     counts[half] = counts.get(half, 0) + count
         floor += 1
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-
-
-def repeated(words: Words, end: str, at_once: int = 4096) -> Iterator[str]:
-    """Each word as often as it occurred, an `end` behind each: what a library's trainer counts again."""
-    for word, count in words:
-        for done in range(0, count, at_once):
-            yield (word + end) * min(at_once, count - done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -21,7 +21,7 @@ import tokenizers
 
 from data.text.templates import Template
 from data.tokenizers.backends import Backend, Ids, LibraryBackend, failure_is_user_error
-from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, read_published
+from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, Published, read_published
 from settings.errors import UserError
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
@@ -35,38 +35,25 @@ class Tokenizer:
     """Encodes and decodes text. Build it with `Tokenizer.load`, or train one with `data.tokenizers.training`.
 
     Args:
-        backend: the library's tokenizer.
-        names: `pad_token`, `eos_token`, `unk_token`, where they differ from T5's.
-        place: where it comes from, for messages.
+        found: as it was read, or a library's tokenizer with T5's names.
         template: the words around prompts that a model with this tokenizer was trained with; ids do not depend on it.
-        files: name -> content of the files beside that of the backend, written again by `save`.
-        is_in_files: whether these are all of it.
-        sentinel_ids: masks of span corruption; None: <extra_id_0>, <extra_id_1>, ...
     Raises:
         UserError: a special token is missing, or ids are absurd; on use, its own rules fail at a text.
     """
 
-    def __init__(
-        self,
-        backend: Backend | tokenizers.Tokenizer,
-        names: Mapping[str, str] | None = None,
-        place: str = "tokenizer",
-        template: Template | None = None,
-        files: Mapping[str, bytes] | None = None,
-        is_in_files: bool = False,
-        sentinel_ids: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, found: Published | tokenizers.Tokenizer, template: Template | None = None) -> None:
+        if isinstance(found, tokenizers.Tokenizer):
+            found = Published(LibraryBackend(found), Path("tokenizer"), {})
+        self._published, self._backend, place = found, found.backend, found.path
         self.template = template or Template()
         self._failing = f"{place}: fails at a text"
-        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | dict(names or {})
-        self._backend = LibraryBackend(backend) if isinstance(backend, tokenizers.Tokenizer) else backend
-        self._files, self._is_in_files = dict(files or {}), is_in_files
+        self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | found.names
         self.size = self._backend.size  # the highest id and 1: a model needs at least that many embedding rows
         if self.size > MOST_IDS:
             raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
         ids = {role: self._backend.token_to_id(token) for role, token in self.names.items()}
         named = self._named_sentinels
-        self.sentinel_ids = named if sentinel_ids is None else tuple(sentinel_ids)
+        self.sentinel_ids = named if found.sentinel_ids is None else tuple(found.sentinel_ids)
         self._roles = frozenset(number for number in ids.values() if number is not None)
         self._special = self._roles | frozenset(self._backend.special_ids) | frozenset(named)
         self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
@@ -95,17 +82,14 @@ class Tokenizer:
             UserError: there is none, it is broken, or it lacks a special token.
         """
         found = read_published(folder)
-        template = Template.read(found.path.parent)
-        return cls(
-            found.backend, found.names, str(found.path), template, found.files, found.is_in_files, found.sentinel_ids
-        )
+        return cls(found, Template.read(found.path.parent))
 
     def save(self, folder: str | Path) -> None:
         """Write the files that the tokenizer was read from, or those that Hugging Face's `AutoTokenizer` reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        files = dict(self._files)
-        if not self._is_in_files:
+        files = dict(self._published.files)
+        if not self._published.is_in_files:
             files[self._backend.file_name] = self._backend.serialized()
         config = json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
         words = self.template.chat_template()
@@ -116,7 +100,7 @@ class Tokenizer:
             config |= {} if words is None else {"chat_template": words}
             files.pop(CONFIG_FILE, None)
         files.setdefault(CONFIG_FILE, _json(config))
-        if not self._files:
+        if not self._published.files:
             files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
         for name in {*MAIN_FILES, JINJA_FILE} - files.keys():  # of another tokenizer that was there
             (folder / name).unlink(missing_ok=True)
@@ -136,7 +120,6 @@ class Tokenizer:
 
     @property
     def backend(self) -> Backend:
-        """The library's tokenizer."""
         return self._backend
 
     @property

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, byte_backend, end_with, special
-from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, repeated, sample_texts
+from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, sample_texts
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
@@ -27,7 +27,7 @@ SMALLEST_VOCABULARY = {
 }  # fmt: skip
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_RUN = 16  # letters of a script without spaces that count as one word
-END = "\0"  # of a word, where words are handed to a trainer
+END, AT_ONCE = "\0", 4096  # of a word, and how often it stands in one text, where words are handed to a trainer
 
 
 def train_tokenizer(
@@ -78,7 +78,8 @@ def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, cut: pre_t
     """Train on words as often as they occurred; `cut` is what the model's letters need."""
     apart = pre_tokenizers.Split(END, "removed")
     backend.pre_tokenizer = apart if cut is None else pre_tokenizers.Sequence([apart, cut])
-    backend.train_from_iterator(repeated(words, END), trainer)
+    parts = ((word + END) * min(AT_ONCE, count - done) for word, count in words for done in range(0, count, AT_ONCE))
+    backend.train_from_iterator(parts, trainer)
 
 
 def _train_bpe(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:

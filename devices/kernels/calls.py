@@ -59,8 +59,6 @@ class Seen(Structure):
 
 
 class Kernels:
-    """The loaded library."""
-
     def __init__(self, path: str) -> None:
         self.library = found = ctypes.CDLL(path)
         p, n, i, f = c_void_p, c_long, c_int, c_float
@@ -125,7 +123,6 @@ class Kernels:
         )
 
     def square_sum(self, x: Tensor) -> float:
-        """The sum of squares."""
         return float(self.library.square_sum(x.data_ptr(), x.numel(), _is_bf16(x), torch.get_num_threads()))
 
     def adafactor_sums(self, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,22 +46,17 @@ class PickleFile:
         self._tensors: dict[str, Tensor] = content
 
     def keys(self) -> Iterable[str]:
-        """The names."""
         return self._tensors.keys()
 
     def get_slice(self, name: str) -> StoredTensor:
-        """A tensor that is read when its rows are asked for."""
         return StoredTensor(self._tensors[name])
 
 
 class StoredTensor:
-    """A tensor of a pickled file, read by rows."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def get_shape(self) -> list[int]:
-        """Its shape."""
         return list(self._tensor.shape)
 
     def __getitem__(self, rows: slice) -> Tensor:
