@@ -205,8 +205,7 @@ def test_it_is_told_what_is_wrong_and_what_would_fit(page: Page) -> None:
     assert not page.errors()
 
 
-@pytest.mark.parametrize("width", [390, 1360])
-@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(("width", "language"), [(390, "zh"), (1360, "en")])
 def test_nothing_runs_over_the_edge(page: Page, width: int, language: str) -> None:
     size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

