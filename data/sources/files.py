@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
@@ -110,28 +110,19 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
     Raises:
         UserError: all problems at once.
     """
-    problems: list[str] = []
-    places: dict[Place, int] = {}
+    sources, problems = dict[Place, Source](), list[str]()
     for number, part in enumerate(parts_of(spec)):
-        try:
-            listed_here = listing(part, name).taken
-            found = [place for place in listed_here if place.stat().st_size] or listed_here  # empty shards hold no rows
-        except UserError as error:
-            problems += error.problems
-            continue
-        except OSError as error:
-            problems.append(
-                f"{name} = {part}, {error.filename} cannot be read: {reason_of(error)}; name a folder that can be read whole"
-            )
-            continue
-        if not found:
-            problems.append(_nothing_found(part, name))
-        for place in found:
-            places.setdefault(place, number)
-    sources = _detected(places, name, problems)
+        files: Sequence[Place] = ()
+        with collected(problems):
+            files = _files_of(part, name)
+        for file in files:
+            with collected(problems):
+                sources.setdefault(file, detect(file, name, number))
     if problems or not sources:
-        raise UserError(*(problems or [f"{name} = {spec}, names no file; name a file, a folder or a glob"]))
-    return sources
+        raise UserError(
+            *(dict.fromkeys(problems) or [f"{name} = {spec}, names no file; name a file, a folder or a glob"])
+        )
+    return list(sources.values())
 
 
 def held_out(spec: str) -> list[Source]:
@@ -140,22 +131,23 @@ def held_out(spec: str) -> list[Source]:
     Raises:
         UserError: as `find`.
     """
-    problems: list[str] = []
-    places = {file: number for number, part in enumerate(parts_of(spec)) for file in listing(part).validation}
-    sources = _detected(places, "--train_file", problems)
+    sources, problems = dict[Place, Source](), list[str]()
+    for number, part in enumerate(parts_of(spec)):
+        for file in listing(part).validation:
+            with collected(problems):
+                sources[file] = detect(file, "--train_file", number)
     if problems:
         raise UserError(*problems)
-    return sources
+    return list(sources.values())
 
 
-def _detected(places: Mapping[Place, int], name: str, problems: list[str]) -> list[Source]:
-    sources = []
-    for place, number in places.items():
-        try:
-            sources.append(detect(place, name, number))
-        except UserError as error:
-            problems += error.problems
-    return sources
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """A context whose UserError is added to others, to be raised with them."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
 
 
 def parts_of(spec: str) -> list[str]:
@@ -315,21 +307,28 @@ def _data_suffix(path: Place | PurePath) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _nothing_found(part: str, name: str) -> str:
+def _files_of(part: str, name: str) -> Sequence[Place]:
+    """The files of one part that are read, without empty ones beside others."""
+    try:
+        files = listing(part, name).taken
+        files = [file for file in files if file.stat().st_size] or files
+    except OSError as error:
+        reason = f"{error.filename} cannot be read: {reason_of(error)}; name a folder that can be read whole"
+        raise UserError(f"{name} = {part}, {reason}") from None
+    if files:
+        return files
     if is_address(part) and local_path(part) is None:
-        return f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *"
+        raise UserError(f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *")
     if Path(part).is_dir():
-        return f"{name} = {part}, holds no data file; name one with files that end in {', '.join(KINDS_OF_FOLDERS)}"
-    near = difflib.get_close_matches(Path(part).name, [path.name for path in _beside(part)], n=1)
-    hint = say("; did you mean {near}?", near=Path(part).with_name(near[0])) if near else ""
-    return say("{name} = {part}, no such file; name a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
-
-
-def _beside(part: str) -> list[Path]:
-    """The first files of the folder where a file was looked for."""
+        endings = ", ".join(KINDS_OF_FOLDERS)
+        raise UserError(f"{name} = {part}, holds no data file; name one with files that end in {endings}")
+    beside: list[str] = []  # the first files of the folder where it was looked for
     with suppress(OSError):
-        return [path for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
-    return []
+        beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
+    near = difflib.get_close_matches(Path(part).name, beside, n=1)
+    hint = say("; did you mean {near}?", near=Path(part).with_name(near[0])) if near else ""
+    told = say("{name} = {part}, no such file; name a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
+    raise UserError(told)
 
 
 def detect(path: Place, name: str, part: int = 0) -> Source:
@@ -340,56 +339,46 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
     Raises:
         UserError: it cannot be read, is empty, or no data.
     """
-    if isinstance(path, Path):
-        if not path.is_file():  # a pipe or a device has no end, or cannot be read twice
-            raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
-        try:
-            with path.open("rb") as file:
-                start = file.read(FIRST_BYTES)
-        except OSError as error:
-            raise UserError(f"{name} = {path}, cannot be read: {reason_of(error)}") from None
-    else:
-        with readable(f"{name} = {path}"), path.open("rb") as file:
-            start = file.read(FIRST_BYTES)
-    if not start:
-        raise UserError(f"{name} = {path}, is empty; name a file with rows")
-    if start[TAR_AT:].startswith(TAR) or _data_suffix(path) in (".tar", ".tgz"):
-        raise UserError(
-            say("{name} = {value}, {problem}", name=name, value=path, problem=say("is an archive; unpack it"))
-        )
+    if isinstance(path, Path) and not path.is_file():  # a pipe or a device has no end, or cannot be read twice
+        raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
+    with readable(f"{name} = {path}", is_far=not isinstance(path, Path)), path.open("rb") as file:
+        start = file.read(FIRST_BYTES)
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
     compression = next((how for magic, how in COMPRESSION_BY_MAGIC.items() if start.startswith(magic)), None)
-    if compression:
-        if kind in TABLES:
-            raise UserError(f"{name} = {path}, is packed with {compression}; unpack it first, {kind} packs by itself")
-        return Source(path, kind, compression, part)
-    if stranger := _stranger(start, kind):
-        raise UserError(say("{name} = {value}, {problem}", name=name, value=path, problem=stranger))
-    if start.startswith(b"PAR1"):
-        return Source(path, PARQUET, part=part)
-    if start.startswith(b"ARROW1"):
-        return Source(path, ARROW_FILE, part=part)
-    if start.startswith(b"\xff\xff\xff\xff") and len(start) >= 8:
-        return Source(path, ARROW_STREAM, part=part)
-    if kind == PARQUET and start.startswith(b"PARE"):
-        raise UserError(f"{name} = {path}, {ENCRYPTED}")
-    if kind in TABLES:
-        raise UserError(f"{name} = {path}, does not begin like {kind}; it is another format or broken, write it again")
-    if kind == TEXT and start.count(b"\0") * NULS > len(start):
-        problem = say("holds many NUL bytes: it is no text in UTF-8")
+    is_archive = start[TAR_AT:].startswith(TAR) or _data_suffix(path) in (".tar", ".tgz")
+    problem = ""
+    if not start:
+        problem = "is empty; name a file with rows"
+    elif is_archive:
+        problem = say("is an archive; unpack it")
+    elif compression and kind in TABLES:
+        problem = f"is packed with {compression}; unpack it first, {kind} packs by itself"
+    elif not compression:
+        kind, problem = _unpacked_kind(start, kind)
+    if problem:
         raise UserError(say("{name} = {value}, {problem}", name=name, value=path, problem=problem))
-    if kind == JSONL and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
-        kind = JSON
-    return Source(path, kind, part=part)
+    return Source(path, kind, compression, part)
 
 
-def _stranger(start: bytes, kind: str) -> str:
-    """What a file is instead of data, by its first bytes; empty where nothing speaks against it. A page may be text."""
+def _unpacked_kind(start: bytes, kind: str) -> tuple[str, str]:
+    """What a file that is not packed is by its first bytes, where these say so, and what is wrong with it."""
     begins = start.removeprefix(codecs.BOM_UTF8).lstrip().lower()
     for magic, what in STRANGERS.items():
-        if begins.startswith(magic) and not (kind == TEXT and b"<" in magic):
-            return say(what, kind=kind)
-    return ""
+        if begins.startswith(magic) and not (kind == TEXT and b"<" in magic):  # a page may be text
+            return kind, say(what, kind=kind)
+    if start.startswith(b"PAR1"):
+        return PARQUET, ""
+    if start.startswith(b"ARROW1"):
+        return ARROW_FILE, ""
+    if start.startswith(b"\xff\xff\xff\xff") and len(start) >= 8:
+        return ARROW_STREAM, ""
+    if kind == PARQUET and start.startswith(b"PARE"):
+        return kind, ENCRYPTED
+    if kind in TABLES:
+        return kind, f"does not begin like {kind}; it is another format or broken, write it again"
+    if kind == TEXT and start.count(b"\0") * NULS > len(start):
+        return kind, say("holds many NUL bytes: it is no text in UTF-8")
+    return JSON if kind == JSONL and begins[:1] == b"[" else kind, ""
 
 
 def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:

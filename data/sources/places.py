@@ -152,11 +152,10 @@ def _system(uri: str) -> Any:
 
 
 @contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Turn a service's complaint into one sentence."""
+def readable(what: str, is_far: bool = True) -> Iterator[None]:
+    """A context in which the complaint of a service, or of this machine, becomes one sentence."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"{what}, cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
-        ) from None
+        told = f"cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
+        raise UserError(f"{what}, {told if is_far else f'cannot be read: {reason_of(error)}'}") from None

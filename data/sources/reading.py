@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from config import DataConfig
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
-from data.sources.files import OBJECTS, TABLES, Source
+from data.sources.files import OBJECTS, TABLES, Source, collected
 from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
@@ -214,10 +214,8 @@ def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -
     """
     problems: list[str] = []
     for source in sources:
-        try:
+        with collected(problems):
             problems += _column_problems(source, Columns.of(columns))
-        except UserError as error:
-            problems += error.problems
     if problems:
         raise UserError(*problems)
 
