@@ -217,7 +217,8 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
         if best is not None and family[0] >= best:
             break
-        at = bisect_left(family, True, key=lambda one: _fits(work, ways[one[1]], machine))
+        room = machine.budget_bytes * (ROOMY if ways[family[0][1]].malloc == "untrimmed" else 1.0)  # of all of a family
+        at = bisect_left(family, True, key=lambda one: _peak(work, ways[one[1]], machine) <= room)
         if at < len(family) and (best is None or family[at] < best):
             best = family[at]
     return None if best is None else ways[best[1]]
@@ -254,11 +255,6 @@ def _smallest(ways: list[Choice]) -> list[Choice]:
         if key not in found or size(way) < size(found[key]):
             found[key] = way
     return list(found.values())
-
-
-def _fits(work: Work, choice: Choice, machine: Machine) -> bool:
-    room = machine.budget_bytes * (ROOMY if choice.malloc == "untrimmed" else 1.0)
-    return _peak(work, choice, machine) <= room
 
 
 def _peak(work: Work, choice: Choice, machine: Machine) -> int:

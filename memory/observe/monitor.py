@@ -102,10 +102,6 @@ class Monitor:
         with self._lock:
             self.device, self.device_budget_bytes = device, budget_bytes
 
-    def report_to(self, on_record: Callable[[dict[str, Any]], None]) -> None:
-        """Call this with every record from now on."""
-        self.on_record = on_record
-
     def start(self) -> Monitor:
         """Begin to sample in a thread of its own. Has no effect where it already runs."""
         with self._lock:

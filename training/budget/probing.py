@@ -64,7 +64,8 @@ class Probe:
         request, cleaner = self.request, Cleaner(self.device)
         data = None if request.data is None else self._read(request.data)
         cleaner.before("load")
-        base = 0 if self.device.is_separate_memory else self._now()
+        self.high_water.restart()
+        base = 0 if self.device.is_separate_memory else self.high_water.peak_bytes()
         tune_malloc(request.choice.malloc)
         with self._phase("load"):
             self._build()
@@ -152,10 +153,6 @@ class Probe:
             host = 0 if self.device.is_separate_memory else self.high_water.peak_bytes()  # else one budget holds both
             peak = host + self.device.memory_peak_bytes()
             self.phases[name] = max(peak, self.phases.get(name, 0))
-
-    def _now(self) -> int:
-        self.high_water.restart()
-        return self.high_water.peak_bytes()
 
 
 def measure(request: ProbeRequest) -> dict[str, Any]:

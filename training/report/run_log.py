@@ -67,7 +67,7 @@ class RunLog:
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
             self._sinks = [self._metrics.write, *(partial(self._ask, listener) for listener in listeners)]
-        monitor.report_to(lambda record: self.event("memory", **record))
+        monitor.on_record = lambda record: self.event("memory", **record)
         self._heartbeat = Heartbeat(folder, self._signs, is_main)
 
     def __enter__(self) -> RunLog:
