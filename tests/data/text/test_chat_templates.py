@@ -126,59 +126,6 @@ def test_long_conversations_are_no_strangers_tricks() -> None:
     assert len(render("{{ messages[0].content * 2000 }}", turns)) == 1024 * 1024, "no more is read"
 
 
-# of published models, in parts: slices, tests, calls of texts, macros, filters of lists
-PUBLISHED = {
-    "alternating": (
-        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message "
-        "= messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system_message = false"
-        " %}{% endif %}{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % "
-        "2 == 0) %}!{% endif %}{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>"
-        "\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = message['c"
-        "ontent'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() +"
-        " ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}"
-        "{% endif %}{% endfor %}"
-    ),
-    "thinking": (
-        "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- \"\\n\" }}{{- tool | tojson }}{"
-        "%- endfor %}{%- else %}{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0"
-        "].content + '<|im_end|>\\n' }}{%- endif %}{%- endif %}{%- set ns = namespace(multi_step_tool=true, la"
-        "st_query_index=messages|length - 1) %}{%- for message in messages[::-1] %}{%- set index = (messages|"
-        'length - 1) - loop.index0 %}{%- if ns.multi_step_tool and message.role == "user" and message.content'
-        " is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</too"
-        "l_response>')) %}{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endi"
-        "f %}{%- endfor %}{%- for message in messages %}{%- if message.content is string %}{%- set content = "
-        "message.content %}{%- else %}{%- set content = '' %}{%- endif %}{%- if (message.role == \"user\") or ("
-        "message.role == \"system\" and not loop.first) %}{{- '<|im_start|>' + message.role + '\\n' + content + "
-        "'<|im_end|>' + '\\n' }}{%- elif message.role == \"assistant\" %}{%- set reasoning_content = '' %}{%- if"
-        " message.reasoning_content is string %}{%- set reasoning_content = message.reasoning_content %}{%- e"
-        "lse %}{%- if '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0].rstrip"
-        "('\\n').split('<think>')[-1].lstrip('\\n') %}{%- set content = content.split('</think>')[-1].lstrip('\\"
-        "n') %}{%- endif %}{%- endif %}{%- if loop.index0 > ns.last_query_index %}{{- '<think>' + reasoning_c"
-        "ontent.strip('\\n') + '</think>' + content.lstrip('\\n') }}{%- else %}{{- '<|im_start|>' + message.rol"
-        "e + '\\n' + content }}{%- endif %}{%- if message.tool_calls %}{%- for tool_call in message.tool_calls"
-        " %}{%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}{{- tool_call.argume"
-        "nts | tojson }}{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}{%- if add_gen"
-        "eration_prompt %}{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinki"
-        "ng is false %}{{- '<think>' }}{%- endif %}{%- endif %}"
-    ),
-    "dense": (
-        "{%- macro show(m, i) -%}{{ i }}:{{ m.role|upper }}={{ m['content']|trim|replace('a','bb')|indent(4) "
-        "}};{%- endmacro -%}{% for m in messages if m.role != 'system' %}{{ show(m, loop.index) }}{{ ',' if n"
-        "ot loop.last }}{{ loop.length }}{{ loop.previtem.role if loop.previtem is defined }}{% else %}none{%"
-        " endfor %}{{ messages|map(attribute='content')|join('|') }}{{ messages|selectattr('role','equalto','"
-        "user')|list|length }}{{ messages|rejectattr('role','equalto','user')|map(attribute='role')|list|firs"
-        "t }}{% for k, v in {'a':1,'b':[2,3]}.items() %}{{ k ~ v }}{% endfor %}{% set x %}in {{ messages[0].c"
-        "ontent[:3] }}{% endset %}{{ x|upper }}{{ '%02d' % 7 }}{{ 7 // 2 * 3 ** 2 }}{{ [1,2] + [3] }}{{ 'x' *"
-        " 3 }}{{ (1, 2) }}{{ none }}{{ messages|length|tojson }}{{ undefined_thing }}{{ undefined_thing|defau"
-        "lt('d') }}"
-    ),
-}
-TURNS = [
-    {"role": "system", "content": "be nice"}, {"role": "user", "content": "hello a\nb"},
-    {"role": "assistant", "content": "<think>\nhm\n</think>\nanswer"}, {"role": "user", "content": "again"},
-]  # fmt: skip
-
-
 TALK = [
     {"role": "user", "content": "how <far> é"},
     {"role": "assistant", "content": "a mile"},
@@ -232,9 +179,6 @@ def test_transformers_renders_so() -> None:
         return str(texts[0])
 
     assert {source: theirs(source, TALK) for source in TRANSFORMERS} == TRANSFORMERS
-    for source in PUBLISHED.values():
-        for turns in (TURNS, TURNS[1:], TURNS[1:2]):
-            assert render(source, turns, TOKENS) == theirs(source, turns)
 
 
 ADDED = {"added_tokens_decoder": {}}
