@@ -41,8 +41,7 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
     for record in EventReader(path).events():
         if record.pop("event") != event:
             continue
-        for name in record:
-            columns.setdefault(name, [None] * count)
+        columns |= {name: [None] * count for name in record if name not in columns}
         count += 1
         for name, values in columns.items():
             values.append(record.get(name))
