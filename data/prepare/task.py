@@ -12,7 +12,7 @@ from data.batches.objectives import STREAM_OBJECTIVES
 from data.prepare.room import tokenizer_room
 from data.progress import ProgressLine
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
-from data.sources.corpus import SampleCorpus, build_sample_corpus
+from data.sources.corpus import build_sample_corpus
 from data.sources.files import Source, find, held_out, parts_of, sources_fingerprint
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
@@ -77,7 +77,10 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
             raise UserError(
                 "--train_file = none, preferences need a file with columns prompt, chosen, rejected; name it"
             )
-        return _sample_task("span" if asked == AUTO else asked, build_sample_corpus(data.cache_dir, once))
+        sample = build_sample_corpus(data.cache_dir, once)
+        if asked == PAIRS:
+            return Task(asked, [Source(sample.pairs, JSONL)], Columns(("prompt", "response")))
+        return Task("span" if asked == AUTO else asked, [Source(sample.text, JSONL)], Columns(("text",)))
     if is_shards(data.train_file):
         return _shards_task(data, asked)
     sources = find(data.train_file, flag)
@@ -183,12 +186,6 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
     template = None if kind == STREAM or tokenizer_dir is None else template_of(config.data, tokenizer_dir)
     return Examples(cleaning, template, columns.form, config.data.expand_turns)
-
-
-def _sample_task(objective: str, sample: SampleCorpus) -> Task:
-    if objective == "pairs":
-        return Task(objective, [Source(sample.pairs, JSONL)], Columns(("prompt", "response")))
-    return Task(objective, [Source(sample.text, JSONL)], Columns(("text",)))
 
 
 def _shards_task(data: DataConfig, asked: str) -> Task:
