@@ -5,7 +5,7 @@ of a batch would keep the whole batch alive. Three modes:
 
 - mmap: files are mapped and kept open; their pages belong to the system's page cache and are given back under pressure.
 - file: files are kept open; the record batch of a row is read (of token shards 128 rows), and no page is mapped.
-- reopen (`ultra_low_mem`): the same, and the file is opened anew for every read, so that nothing at all is held.
+- reopen (`ultra_low_mem`): the same, and the file is opened anew for every read: of it the footer alone is held.
 
 On network mounts use file or reopen: a mapped page that cannot be fetched ends the process.
 """
@@ -37,7 +37,36 @@ MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
+CHANGED = "its size has changed since it was opened"
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
+
+
+class Reopened:
+    """A file for `pa.PythonFile` that is open only while it is read: what Arrow keeps of it is the footer, read once."""
+
+    closed = False
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size, self._place = path, size, 0
+
+    def read(self, count: int) -> bytes:
+        with open(self._path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != self._size:
+                raise pa.ArrowInvalid(CHANGED)
+            file.seek(self._place)
+            content = file.read(count)
+        self._place += len(content)
+        return content
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        self._place = place + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        pass
 
 
 class ArrowTable:
@@ -101,9 +130,13 @@ class ArrowTable:
             number = int(np.searchsorted(self._starts, row, side="right")) - 1
             inside = row - int(self._starts[number])
         if self._open is None:
-            file = (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
+            file = (
+                pa.PythonFile(Reopened(self.source.path, self._size), "r")
+                if self.mode == REOPEN
+                else (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
+            )
             if file.size() != self._size:
-                raise pa.ArrowInvalid("its size has changed since it was opened")
+                raise pa.ArrowInvalid(CHANGED)
             self._open = file, pa.ipc.open_file(file) if self._offsets is None else None
         file, reader = self._open
         if reader is not None:
@@ -112,10 +145,7 @@ class ArrowTable:
             assert self._offsets is not None
             file.seek(int(self._offsets[number]))
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), self.schema)
-        values = _plain_row(batch, inside, columns)
-        if self.mode == REOPEN:
-            self.close()
-        return values
+        return _plain_row(batch, inside, columns)
 
     def close(self) -> None:
         """Let go of the file."""
