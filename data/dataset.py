@@ -131,7 +131,7 @@ class ArrowTable:
             inside = row - int(self._starts[number])
         if self._open is None:
             file = (
-                pa.PythonFile(Reopened(self.source.path, self._size), "r")
+                pa.PythonFile(Reopened(Path(str(self.source.path)), self._size), "r")
                 if self.mode == REOPEN
                 else (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
             )

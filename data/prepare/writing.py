@@ -176,7 +176,7 @@ class Writing:
             self.splits = {
                 name: Split(folder / name, job, vocab_size, state and state["splits"][name]) for name in names
             }
-        except (ValueError, FileNotFoundError):
+        except (ValueError, LookupError, FileNotFoundError):  # damaged, or of version 0.2
             raise UserError(
                 f"{folder / PROGRESS}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
                 "starts over"
