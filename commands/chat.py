@@ -57,8 +57,9 @@ def chat(config: Config) -> None:
     trained = load_trained(config, folder, writing)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
-    note = _note_in_json if config.plan.json else _note
-    writer = Writer(trained, config, note)
+    writer = Writer(trained, config)
+    if config.plan.json:
+        writer.note = lambda text: _tell(sys.stdout, {"note": text})
     session = Session(writer, config.chat.system_prompt, turns, trained.adapters, writer.remark)
     with watched(trained.monitor):
         if config.plan.json:
@@ -163,10 +164,6 @@ def _tell(out: TextIO, record: dict[str, object]) -> None:
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _note_in_json(text: str) -> None:
-    _tell(sys.stdout, {"note": text})
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:

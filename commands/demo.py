@@ -67,10 +67,16 @@ def demo(config: Config) -> None:
     screen.note(say("3 of 3: dates that it has not seen"))
     trained, settings = _load(config, second)
     screen.table(say("right answers, of rows kept from training"), list(_scores(trained, settings, dates)))
-    screen.table(say("five questions"), list(_questions(trained, settings)))
+    answers = _answers(trained, settings, list(QUESTIONS))
+    questions = [
+        (text, answer, say("right") if answer == iso else say("wrong, it is {iso}", iso=iso))
+        for (text, iso), answer in zip(QUESTIONS.items(), answers, strict=True)
+    ]
+    screen.table(say("five questions"), questions)
     runs = {say("pretraining"): first, say("finetuning"): second}
     screen.table(say("peak memory"), [_memory(name, Path(config.run.log_dir) / run.name) for name, run in runs.items()])
-    screen.lines(say("all done in {time}; try it", time=duration(time.monotonic() - began)), [_to_type(second)])
+    command = f"{program()} generate {shlex.quote(f'--model={second}')}" + f' --input="{next(iter(QUESTIONS))}"'
+    screen.lines(say("all done in {time}; try it", time=duration(time.monotonic() - began)), [command])
 
 
 def _run(config: Config, title: str, **flags: object) -> None:
@@ -130,18 +136,9 @@ def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[
         yield name, say("{part} of {whole}", part=f"{right:,}", whole=f"{len(rows):,}"), f"{right / len(rows):.1%}"
 
 
-def _questions(trained: Trained, settings: Config) -> Iterator[tuple[str, ...]]:
-    for (text, iso), answer in zip(QUESTIONS.items(), _answers(trained, settings, list(QUESTIONS)), strict=True):
-        yield text, answer, say("right") if answer == iso else say("wrong, it is {iso}", iso=iso)
-
-
 def _memory(name: str, log: Path) -> tuple[str, str]:
     """What the plan of a run said, and what was measured."""
     events = [json.loads(line) for line in (log / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
     end = next(event for event in reversed(events) if event["event"] == "end")
     planned, measured = (format_size(end[f"{word}_peak_bytes"]) for word in ("planned", "measured"))
     return name, say("planned {planned}, measured {measured}", planned=planned, measured=measured)
-
-
-def _to_type(folder: Path) -> str:
-    return f"{program()} generate {shlex.quote(f'--model={folder}')}" + f' --input="{next(iter(QUESTIONS))}"'

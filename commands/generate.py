@@ -31,7 +31,6 @@ from commands.loading import (
 from config import Config, UserError
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
-from data.sources.places import Place
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
@@ -190,7 +189,8 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     if given == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
     if not is_file(given):
-        if names_file(given):
+        # one word with the ending of a file can only be meant as one
+        if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
             raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
@@ -217,11 +217,6 @@ def is_file(given: str) -> bool:
     return False
 
 
-def names_file(text: str) -> bool:
-    """Whether a text can only be meant as a file: one word with the ending of one."""
-    return len(text.split()) == 1 and PurePath(text.strip()).suffix.lower() in KIND_BY_SUFFIX
-
-
 class Output:
     """A JSONL file of answers that a second run can continue with; a context while it is written.
 
@@ -236,7 +231,8 @@ class Output:
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, folders, given)
         self.rows = 0
-        if is_file(given) and any(_is_same(source.path, self.path) for source in find(given, "--input")):
+        sources = [source.path for source in find(given, "--input")] if is_file(given) else []
+        if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
             raise UserError(f"--output = {self.path}, is a file that is read; name another one")
         if problems := check_writable("output", self.path.parent):
             raise UserError(*problems)
@@ -283,12 +279,6 @@ class Output:
         self._file.write((line if is_encodable(line) else json.dumps({**row, ANSWER: answer})) + "\n")
         self._file.flush()
         self.rows += 1
-
-
-def _is_same(source: Place, output: Path) -> bool:
-    with suppress(OSError):  # it is not there yet
-        return isinstance(source, Path) and source.samefile(output)
-    return False
 
 
 def _identity(config: Config, folders: list[Path], given: str) -> str:

@@ -64,30 +64,28 @@ def merge(config: Config) -> float:
     shape = read_config(home)
     matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
     with converting(config, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
-        return _merge(config, folder)
-
-
-def _merge(config: Config, folder: Path) -> float:
-    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
-    if len(adapters) != 1:
-        named = config.checkpoint.adapter or "none"
-        raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
-    if is_int8(model.embedding):
-        raise UserError(f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from")
-    before = probe_logits(model)
-    merge_adapters(model)
-    model.adapter_info = None
-    difference = float((probe_logits(model) - before).norm() / before.norm())
-    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
-        hf_format.save(model, made)
-        copy_companions(tokenizer_folder(learnt_last(folder, adapters), home), home, made)
-    output = config.answer.output
-    rows = [
-        (say("folder"), str(output)),
-        (say("base model"), str(home)),
-        (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
-        (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
-        (say("next"), f"{program()} generate --model={shlex.quote(str(output))} --input='...'"),
-    ]
-    Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
-    return difference
+        model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+        if len(adapters) != 1:
+            named = config.checkpoint.adapter or "none"
+            raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
+        if is_int8(model.embedding):
+            raise UserError(
+                f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from"
+            )
+        before = probe_logits(model)
+        merge_adapters(model)
+        model.adapter_info = None
+        difference = float((probe_logits(model) - before).norm() / before.norm())
+        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+            hf_format.save(model, made)
+            copy_companions(tokenizer_folder(learnt_last(folder, adapters), home), home, made)
+        output = config.answer.output
+        rows = [
+            (say("folder"), str(output)),
+            (say("base model"), str(home)),
+            (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
+            (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
+            (say("next"), f"{program()} generate --model={shlex.quote(str(output))} --input='...'"),
+        ]
+        Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
+        return difference

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,7 +19,6 @@ from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from data.batches.loader import StepLoader
-from data.prepare.preparing import Prepared
 from devices.cores import use_threads
 from devices.malloc import trim_malloc
 from engine.checkpointing import Checkpointing
@@ -73,40 +71,28 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     home = base_of(folder)
     learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
     settings, prepared, loader = evaluation_rows(config, learnt, home)
-    rows_at_once = _rows_at_once(settings, home, loader)
-    with converting(settings, read_config(home), hf_format.stored_dtype(home), 0):
-        return _quantize(config, settings, prepared, loader, folder, rows_at_once)
-
-
-def _quantize(
-    config: Config, settings: Config, prepared: Prepared, loader: StepLoader, folder: Path, rows_at_once: int
-) -> tuple[Measured, Measured]:
-    learnt, home = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), base_of(folder)
-    model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
-    if is_int8(model.embedding):
-        raise UserError(f"--model = {home}, has int8 weights already; use it as it is")
-    merge_adapters(model)
-    model.adapter_info = None
-    before = _measure(model, settings, loader, rows_at_once)
-    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
-        quantize_model(model)
-        hf_format.save(model, made)
-        if not adapters:
-            note_origin(made, home)
-        copy_companions(tokenizer_folder(learnt, home), home, made)
-        del model
-        after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
-    rows = min(settings.train.eval_rows, loader.num_rows)
-    _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
-    return before, after
-
-
-def _rows_at_once(config: Config, home: Path, loader: StepLoader) -> int:
-    """Rows whose loss is measured together, of the model as it is stored."""
     shape, stored = read_config(home), hf_format.stored_dtype(home)
     weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
-    asked = config.train.eval_batch_size_per_gpu
-    return loss_rows(shape, weights, Room.measure(config, devices.pick("cpu")), asked, loader.longest)
+    asked = settings.train.eval_batch_size_per_gpu
+    rows_at_once = loss_rows(shape, weights, Room.measure(settings, devices.pick("cpu")), asked, loader.longest)
+    with converting(settings, shape, stored, 0):
+        model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
+        if is_int8(model.embedding):
+            raise UserError(f"--model = {home}, has int8 weights already; use it as it is")
+        merge_adapters(model)
+        model.adapter_info = None
+        before = _measure(model, settings, loader, rows_at_once)
+        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+            quantize_model(model)
+            hf_format.save(model, made)
+            if not adapters:
+                note_origin(made, home)
+            copy_companions(tokenizer_folder(learnt, home), home, made)
+            del model
+            after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
+        rows = min(settings.train.eval_rows, loader.num_rows)
+        _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
+        return before, after
 
 
 def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:

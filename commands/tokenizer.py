@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -11,11 +10,10 @@ from config import Config, UserError
 from data.prepare.looking import look
 from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
 from data.sources.places import public
-from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
 from settings.program import program
-from storage import make_folder, writing
+from storage import make_folder, rename, writing
 from training.checkpoints.runs import check_writable
 from training.report.progress import Progress
 
@@ -57,26 +55,20 @@ def tokenizer(config: Config) -> None:
             trained.save(partial)
             (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
             for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
-                os.replace(path, folder / path.name)
+                rename(path, folder / path.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     source = "" if config.data.train_file is None else f" --train_file={shlex.quote(public(config.data.train_file))}"
-    rows = [
+    rows: list[tuple[str, str]] = [
         (say("folder"), str(folder)),
         (
             say("ids"),
             say("{count}, {sentinels} of them sentinels", count=f"{trained.size:,}", sentinels=trained.num_sentinels),
         ),
-        *_fewer(trained, config),
-        *((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items()),
-        (say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"),
     ]
-    show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
-
-
-def _fewer(trained: Tokenizer, config: Config) -> list[tuple[str, str]]:
-    """That the text has taught fewer ids than were asked for."""
     asked = config.model.vocab_size
-    if trained.size >= asked or config.tokenizer.tokenizer_type == "byte":
-        return []
-    return [(say("asked for"), say("{count}; the text has no more to teach", count=f"{asked:,}"))]
+    if trained.size < asked and config.tokenizer.tokenizer_type != "byte":
+        rows.append((say("asked for"), say("{count}; the text has no more to teach", count=f"{asked:,}")))
+    rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items())
+    rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
+    show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)

@@ -17,7 +17,7 @@ import torch
 
 from commands import generate as answering
 from commands import loading
-from commands.generate import generate, names_file
+from commands.generate import generate
 from config import Config, load
 from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
@@ -163,7 +163,6 @@ def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path) -> None:
     for name in ("nothing.jsonl", "Prompts.TXT"):
         with pytest.raises(UserError, match=r"--input = .*, no such file; name one that exists"):
             generate(settings(folder, input=tmp_path / name))
-    assert not names_file("what does setup.py hold, and prompts.txt") and not names_file("why?")
 
 
 def test_what_does_not_fit_is_refused_before_loading(
