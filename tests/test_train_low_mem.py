@@ -70,7 +70,7 @@ def test_mistakes_are_answered_before_torch_and_nothing_is_written(tmp_path: Pat
     result = run(tmp_path / "here", fake, "train", "extra", "--seed=二", PYTHONIOENCODING="ascii", PYTHONUTF8="1")
     assert (result.returncode, result.stdout) == (2, "")
     assert "extra" in result.stderr and "\\u4e8c" in result.stderr, "as a terminal without UTF-8 can show it"
-    result = run(tmp_path / "here", fake, "train", "--seed=x", RANK="1")
+    result = run(tmp_path / "here", fake, "train", "--seed=x", RANK="1", WORLD_SIZE="2")
     assert (result.returncode, result.stderr) == (2, ""), "the first process of a launch tells"
     assert list((tmp_path / "here").iterdir()) == []
     assert run(tmp_path / "here", fake, "train", "--max_steps=1").returncode == TORCH_IMPORTED

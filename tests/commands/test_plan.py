@@ -11,6 +11,7 @@ import pytest
 from commands import plan as plan_command
 from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
+from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
 from tests.training.small_trained import save_trained
 
@@ -43,7 +44,7 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
     assert guessed["seconds_total"] > 0 and "time: for about 199 rows" in guessed["reasons"][-1]
     assert not (tmp_path / "c").exists(), "nothing is prepared by asking"
     sampled = told(capsys, **flags, max_steps=50)["plan"]
-    assert "a sample of 200 rows from everywhere" in sampled["reasons"][-2]
+    assert "all 200 rows" in sampled["reasons"][-2]
     longest = told(capsys, **{**flags, "train_file": tmp_path / "elsewhere.jsonl"}, max_steps=50)["plan"]
     prepare(load("train", {"prepare_workers": "0", **{name: str(value) for name, value in flags.items()}}))
     known = told(capsys, **flags, max_steps=50)["plan"]
@@ -83,7 +84,7 @@ def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pyt
     assert line.split(",")[0].endswith("GiB"), "here the longest fit too"
     with pytest.raises(DoesNotFit) as refused:
         plan_command.show(load("plan", {name: str(value) for name, value in {**flags, "memory_budget": "64M"}.items()}))
-    assert "a sample of 200 rows" in refused.value.problems[-1]
+    assert "all 200 rows" in refused.value.problems[-1]
 
 
 def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +144,7 @@ def test_a_run_that_goes_on_is_planned_by_what_it_has_saved(tmp_path: Path, caps
     asked = told(capsys, **flags)["plan"]
     assert (found["peak_bytes"], found["seconds"]) == (asked["peak_bytes"], asked["seconds"])
     (checkpoint := tmp_path / "runs" / "mine" / "checkpoints" / "step_00000009").parent.mkdir()
-    save_trained(checkpoint)
+    seal(save_trained(checkpoint))
     plan_command.show(load("plan", {**goes_on, "json": "True", "overwrite": "False"}))
     left = json.loads(capsys.readouterr().out)["plan"]
     assert left["seconds_total"] < found["seconds_total"], "one step is left"
