@@ -73,4 +73,4 @@ def test_a_real_child_is_counted(monkeypatch):
         alone = tree.usage().anon_bytes
         both = tree.usage().anon_bytes
         child.communicate()
-    assert 64 * MIB <= both - alone < 128 * MIB
+    assert both - alone >= 64 * MIB

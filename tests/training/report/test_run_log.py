@@ -113,6 +113,7 @@ def test_starts_of_one_second_have_logs_of_their_own(tmp_path: Path, monkeypatch
 
 
 def test_a_crash_goes_into_the_open_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    close_log()  # of a run that an earlier test has let fail
     assert log_crash("no log is open") is None
     path = open_log(tmp_path, "run")
     assert path is not None and log_crash("Traceback: boom") == path
