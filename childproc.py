@@ -48,7 +48,8 @@ class ChildDied(Exception):
 
     Args:
         reason: MEMORY: it held more than its limit, or the system killed it, most likely for its memory. TIME: it took longer than its
-            limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its errors where those are captured, else its exit code.
+            limit. CRASHED: a signal ended it. FAILED: anything else. detail: the last line of its errors where those are captured,
+            else its exit code.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -63,7 +64,7 @@ class Worker:
         make: a function of a module. It, its arguments, requests and answers are picklable.
         max_bytes: anonymous memory of the child and its own children.
         max_cpu: seconds of processor time, and `patience` times that of waiting for its answers.
-        environment: beside this process's own. setup: a function called before anything else is imported.
+        environment: all its variables; None: this process's own. setup: a function called before anything else is imported.
         is_quiet: its errors are kept for `ChildDied` instead of shown. is_interruptible: Ctrl-C ends it; else the parent decides.
     """
 

@@ -33,7 +33,6 @@ KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
 PREVIEW_SECONDS = 60.0
 MODEL_FILES = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json")
-SHOWN_SETTINGS = 40
 
 
 @dataclass
