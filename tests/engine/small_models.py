@@ -10,6 +10,7 @@ from torch import Tensor
 from config import T5ModelConfig
 from engine.micro_batches import MicroBatch
 from model.loss import IGNORED
+from model.reference import T5Reference
 from model.rows import Rows
 from model.t5 import T5
 
@@ -74,7 +75,14 @@ class Rectangle:
         return [self.micro_batch(model, rows) for rows in cuts]
 
 
-def autograd_gradients(model: T5, batch: Rectangle) -> tuple[Tensor, dict[str, Tensor]]:
+def reference_gradients(model: T5, batch: Rectangle) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and gradients of the plain T5 with this model's weights."""
+    reference = T5Reference(model.config)
+    reference.load_state_dict(model.state_dict())
+    return autograd_gradients(reference, batch)
+
+
+def autograd_gradients(model: T5 | T5Reference, batch: Rectangle) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean loss and gradients by plain autograd over the whole model."""
     loss = model(batch.input_ids, batch.mask, batch.labels)
     loss.backward()

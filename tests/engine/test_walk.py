@@ -1,4 +1,4 @@
-"""The walk forms the gradients of plain autograd, whatever the micro-batches, the saved blocks and the dtype at rest."""
+"""The walk forms the gradients of the plain T5 of `model.reference`, whatever the micro-batches, the saved blocks and the dtype at rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
-from tests.engine.small_models import FAMILIES, Rectangle, autograd_gradients, relative_error, small_model
+from tests.engine.small_models import FAMILIES, Rectangle, reference_gradients, relative_error, small_model
 
 CUTS = {"one": [[0, 1, 2, 3]], "two": [[0, 3], [1, 2]], "four": [[0], [1], [2], [3]], "uneven": [[2], [0, 1, 3]]}
 
@@ -32,9 +32,9 @@ def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], saved: in
 @pytest.mark.parametrize(
     ("family", "cut", "saved"), [("t5", "two", 0), ("t5-v1.1", "uneven", 2), ("umt5", "four", 0), ("t5", "one", 99)]
 )
-def test_gradients_equal_autograd(family: str, cut: str, saved: int) -> None:
+def test_gradients_equal_the_plain_model(family: str, cut: str, saved: int) -> None:
     model, batch = small_model(family), Rectangle()
-    loss, expected = autograd_gradients(model, batch)
+    loss, expected = reference_gradients(model, batch)
     ours, gradients, order = walk_gradients(model, batch, CUTS[cut], saved)
     assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
     assert gradients.keys() == expected.keys()
@@ -51,11 +51,11 @@ def test_gradients_equal_autograd(family: str, cut: str, saved: int) -> None:
     per_micro_batch=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-def test_gradients_equal_autograd_on_random_models(family, shape, lengths, saved, per_micro_batch, seed) -> None:
+def test_gradients_equal_the_plain_model_on_random_models(family, shape, lengths, saved, per_micro_batch, seed) -> None:
     heads, layers, decoder_layers, d_kv = shape
     changes = {"num_heads": heads, "num_layers": layers, "num_decoder_layers": decoder_layers, "d_kv": d_kv}
     model, batch = small_model(family, seed, **changes), Rectangle(*lengths, seed=seed)
-    _, expected = autograd_gradients(model, batch)
+    _, expected = reference_gradients(model, batch)
     rows = list(range(lengths[0]))
     cuts = [rows[at : at + per_micro_batch] for at in range(0, len(rows), per_micro_batch)]
     _, gradients, _ = walk_gradients(model, batch, cuts, saved)

@@ -1,4 +1,4 @@
-"""Is our T5 the T5 of transformers? Logits, loss, every gradient and greedy answers of each family."""
+"""Our T5 and the plain one of `model.reference` beside transformers: logits, loss, gradients, greedy answers of each family."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from model.attention import position_buckets
 from model.decoding.generation import generate
 from model.hf_format import load, save
+from model.reference import T5Reference
 from model.shapes import hf_names
 from model.t5 import T5
 
@@ -19,8 +20,8 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("t5", "t5_v1_1", "mt5", "umt5", "byt5")
 
 
-def compare(model: T5, expected: dict[str, Tensor]) -> None:
-    """Ours against what transformers said, in fp32."""
+def compare(model: T5 | T5Reference, expected: dict[str, Tensor]) -> None:
+    """Logits, loss and gradients against what transformers said, in fp32."""
     ids, mask, labels = expected["input_ids"], expected["attention_mask"], expected["labels"]
     logits = model.logits(ids, model.shift_right(labels), mask)
     assert (logits - expected["logits"]).abs().max() < 1e-4
@@ -35,7 +36,6 @@ def compare(model: T5, expected: dict[str, Tensor]) -> None:
         error = (weight.grad - reference).norm() / reference.norm()
         assert error < 1e-4, f"{name}: {error}"
     assert len(list(model.parameters())) == sum(name.startswith("grad.") for name in expected)
-    compare_greedy(model, expected)
 
 
 def compare_greedy(model: T5, expected: dict[str, Tensor]) -> None:
@@ -48,7 +48,12 @@ def compare_greedy(model: T5, expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden(family: str) -> None:
-    compare(load(GOLDEN / family), load_file(GOLDEN / family / "expected.safetensors"))
+    model, expected = load(GOLDEN / family), load_file(GOLDEN / family / "expected.safetensors")
+    compare(model, expected)
+    compare_greedy(model, expected)
+    reference = T5Reference(model.config).eval()
+    reference.load_state_dict(model.state_dict())
+    compare(reference, expected)
 
 
 def test_buckets() -> None:
@@ -70,6 +75,7 @@ def test_against_transformers(family: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
     compare(ours, expected)
+    compare_greedy(ours, expected)
 
     save(ours, tmp_path / "ours")
     back = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
