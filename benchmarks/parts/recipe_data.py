@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import html.parser
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+
+from storage import atomic_file
 
 Pair = tuple[str, str]
 
@@ -126,16 +128,18 @@ def write(rows: Iterator[Pair], name: str, folder: Path) -> dict[str, int]:
     """Write rows as JSON lines, about three of a hundred for validation; the number of rows in each file."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {"train": 0, "valid": 0}
-    partial = {part: folder / f"{name}_{part}.tmp" for part in counts}
-    files = {part: path.open("w", encoding="utf8") for part, path in partial.items()}
-    for prompt, response in rows:
-        line = json.dumps({"prompt": prompt, "response": response}, ensure_ascii=False)
-        part = "valid" if hashlib.sha256(line.encode()).digest()[0] < VALIDATION_SHARE else "train"
-        files[part].write(line + "\n")
-        counts[part] += 1
-    for part, file in files.items():
-        file.close()
-        os.replace(partial[part], folder / f"{name}_{part}.jsonl")
+    with ExitStack() as stack:
+        files = {
+            part: stack.enter_context(
+                stack.enter_context(atomic_file(folder / f"{name}_{part}.jsonl")).open("w", encoding="utf8")
+            )
+            for part in counts
+        }
+        for prompt, response in rows:
+            line = json.dumps({"prompt": prompt, "response": response}, ensure_ascii=False)
+            part = "valid" if hashlib.sha256(line.encode()).digest()[0] < VALIDATION_SHARE else "train"
+            files[part].write(line + "\n")
+            counts[part] += 1
     return counts
 
 
