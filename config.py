@@ -21,7 +21,7 @@ from language import LANGUAGES
 from settings.consistency import PREFERENCES, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
-from settings.precedence import edits_replaced, layered
+from settings.precedence import declared, layered
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -601,15 +601,11 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
 
     def origin(self, name: str) -> str | None:
-        """Where the value of a setting came from: "flag", "file" or "preset"; None: it is the default."""
+        """Where the value of a setting came from: "flag", "file", "edited" in this file, or "preset"; None: the default."""
         return dict(self.origins).get(name)
-
-    def edits_replaced(self) -> list[str]:
-        """Sentences on defaults of this file that were edited, and that a preset replaces."""
-        return list(edits_replaced(Config().as_dict(), self.as_dict(), dict(self.origins)))
 
     def given(self, name: str) -> bool:
         """Whether the user named this setting, by flag or by file."""
@@ -702,7 +698,7 @@ def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     for group, cls in GROUPS.items():
         for member in dataclasses.fields(cls):  # type: ignore[arg-type]
             assert member.name not in table, f"{member.name} is in two groups"
-            table[member.name] = (group, member)
+            table[member.name] = (group, declared(member))
     return table
 
 
@@ -747,7 +743,7 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     """
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
     defaults = Config()
-    given = layered(command, flags or {}, defaults.model_preset, settings_by_name(), taken)
+    given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken)
     config, problems = defaults.changed(**given.values), given.problems
     config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
     problems += _wrong_objective(config, command)

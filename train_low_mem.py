@@ -202,7 +202,7 @@ def _run(name: str, config: Config) -> None:
         from devices.kernels.build import library_here
 
         library_here()  # compiled now, while this process is small
-    for note in (*config.edits_replaced(), *unheeded(config, name)):
+    for note in unheeded(config, name):
         _print_once(note)
     if name in ("train", "dpo"):
         _train(config)

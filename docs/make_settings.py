@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
-from config import COMMANDS, GROUPS, flags_of, settings_by_name  # noqa: E402
+from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
 from settings.fields import allowed, show  # noqa: E402
 from settings.precedence import model_presets, run_presets  # noqa: E402
 
@@ -55,13 +55,20 @@ def schema() -> str:
     """The text of `docs/settings.schema.json`, by which an editor completes and checks a file of settings."""
     properties: dict[str, Any] = {
         "preset": {"type": "string", "enum": list(run_presets()), "description": "settings by machine and goal"},
-        "model_preset": {"type": "string", "enum": list(model_presets()), "description": "shape of the model"},
+        "model_preset": {
+            "type": "string",
+            "enum": list(model_presets()),
+            "description": "shape of the model",
+            "default": Config.model_preset,
+        },
     }
     for group, cls in GROUPS.items():
         assert isinstance(cls, type) and dataclasses.is_dataclass(cls)
         members = {member.name: _property(member) for member in dataclasses.fields(cls)}
         inner = {"type": "object", "properties": members, "additionalProperties": False}
-        properties |= members | {group: {**inner, "description": (cls.__doc__ or "").split("\n")[0]}}
+        for member in dataclasses.fields(cls):
+            properties[member.name] = {**members[member.name], "declared": _declared(member)}
+        properties |= {group: {**inner, "description": (cls.__doc__ or "").split("\n")[0]}}
     # a group that is called like a setting may be either
     for name in {name for name in GROUPS if name in settings_by_name()}:
         members = {member.name: _property(member) for member in dataclasses.fields(GROUPS[name])}  # type: ignore[arg-type]
@@ -91,6 +98,19 @@ def _property(member: dataclasses.Field[Any]) -> dict[str, Any]:
     if not facts["auto"] or ("string" in types and "enum" not in told):
         return {**told, **text}
     return {"anyOf": [told, {"const": "auto"}], **text}
+
+
+def _declared(member: dataclasses.Field[Any]) -> dict[str, Any]:
+    """What `setting(...)` says of it: read from here where somebody edits its line in `config.py` into a plain value."""
+    facts = {
+        name: fact
+        for name, fact in member.metadata.items()
+        if fact is not None and fact is not False and name != "help"
+    }
+    kind = facts["kind"]
+    return {name: fact for name, fact in facts.items() if fact not in ("", ())} | {
+        "kind": getattr(kind, "__name__", kind)
+    }
 
 
 def write(root: Path = HERE.parent) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from language import say
 from settings.fields import AUTO, counted
+from settings.precedence import edits
 
 if TYPE_CHECKING:
     from config import Config
@@ -44,6 +45,12 @@ def unheeded(config: Config, command: str) -> list[str]:
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
         text = "--warmup_steps = {warmup}, is more than the {steps} of this run: the rate rises to its end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
+    for name, edited in edits(type(config)().as_dict()).items():
+        if config.origin(name) == "preset":
+            text = (
+                "{name} = {edited} in config.py, is replaced by {value} of a preset; --{name}={edited} goes before it"
+            )
+            told.append(say(text, name=name, edited=edited, value=config.as_dict()[name]))
     return told
 
 

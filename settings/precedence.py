@@ -1,5 +1,7 @@
 """Layers of settings: defaults < preset < file < flags, each read and put over those before it.
 
+A default that somebody has edited in `config.py` stands over a preset that nobody has named, and under one that is named.
+
 The settings themselves are declared in `config.py`; this file takes their table and never imports it.
 """
 
@@ -7,24 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from language import say
 from settings.errors import UserError
-from settings.fields import TRUE_WORDS, nearest_name, not_known, parse, read_settings_file
+from settings.fields import TRUE_WORDS, nearest_name, not_known, parse, read_settings_file, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
 ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
 SCHEMA_FILE = ROOT / "docs" / "settings.schema.json"
+KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "NoneType": str}
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
 class Layered(NamedTuple):
-    """Values that differ from the defaults, where each came from ("preset", "file" or "flag"), and what is wrong."""
+    """Values that differ from the defaults, where each came from ("preset", "edited", "file" or "flag"), and what is wrong."""
 
     values: dict[str, Any]
     model_preset: str
@@ -45,32 +48,39 @@ def run_presets() -> tuple[str, ...]:
 
 
 def layered(
-    command: str, flags: Mapping[str, Any], model_preset: str, settings: Settings, taken: Mapping[str, Collection[str]]
+    command: str,
+    flags: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    settings: Settings,
+    taken: Mapping[str, Collection[str]],
 ) -> Layered:
     """Put preset, file and flags over each other.
 
     Args:
         flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
-        model_preset: its default. settings: all there are. taken: command -> names of the settings that it takes.
+        defaults: as they stand in `config.py`. settings: all there are. taken: command -> names of the settings that it takes.
     """
     flags, problems = dict(flags), list[str]()
     groups = {group for group, _ in settings.values()}
     path = flags.pop("config", None)
     file = _read(Path(str(path)), groups, problems) if path is not None else {}
     preset = flags.pop("preset", file.pop("preset", None))
-    if preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train":
-        preset = "sample"
-    layers = [("preset", _preset(preset, groups, problems)), ("file", file), ("flag", flags)]
+    takes_sample = preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train"
+    unnamed, named = (_preset(name, groups, problems) for name in ("sample" if takes_sample else None, preset))
+    layers = [("preset", unnamed), ("edited", edits(defaults)), ("preset", named), ("file", file), ("flag", flags)]
 
     values, origins = dict[str, Any](), dict[str, str]()
-    for origin, layer in layers:
+    model_preset, is_named = str(defaults["model_preset"]), False
+    for place, (origin, layer) in enumerate(layers):
         if "model_preset" in layer:
             model_preset, origins["model_preset"] = str(layer.pop("model_preset")), origin
+            is_named = place > 1
     shape = model_presets().get(model_preset, {})
     if not shape:
         problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
+    layers.insert(2 if is_named else 0, ("preset", shape))
 
-    for origin, layer in [("preset", shape), *layers]:
+    for origin, layer in layers:
         for name, value in layer.items():
             if name not in taken[command] and layer is not shape:
                 if origin == "flag" or name not in settings:  # a file may serve several commands
@@ -88,21 +98,35 @@ def layered(
     return Layered(values, model_preset, origins, problems)
 
 
-def edits_replaced(defaults: Mapping[str, Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """Sentences on defaults that somebody has edited in `config.py` and that a preset replaces all the same.
+def edits(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that somebody has edited in `config.py`: the documentation holds them as they came."""
+    return {
+        name: value for name, value in defaults.items() if value != _documented().get(name, {}).get("default", value)
+    }
 
-    Args:
-        defaults: as they stand in `config.py`; the documentation holds them as they came.
-    """
-    if not SCHEMA_FILE.is_file():
-        return
-    documented = json.loads(SCHEMA_FILE.read_text(encoding="utf8"))["properties"]
-    for name, origin in origins.items():
-        if origin == "preset" and documented.get(name, {}).get("default", defaults[name]) != defaults[name]:
-            text = (
-                "{name} = {edited} in config.py, is replaced by {value} of a preset; --{name}={edited} goes before it"
-            )
-            yield say(text, name=name, edited=defaults[name], value=values[name])
+
+def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
+    """A setting with what is known of it, where somebody has replaced its declaration by a value: `batch_size_per_gpu: int = 1`."""
+    if member.metadata:
+        return member
+    about = _documented().get(member.name, {})
+    value = member.default
+    facts: dict[str, Any] = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
+    facts = about.get("declared", facts)
+    whole: dataclasses.Field[Any] = setting(
+        value, about.get("description", ""), **{**facts, "kind": KINDS.get(facts["kind"], facts["kind"])}
+    )
+    whole.name = member.name
+    return whole
+
+
+@cache
+def _documented() -> dict[str, dict[str, Any]]:
+    """Setting -> what `docs/settings.schema.json` says of it."""
+    properties: dict[str, dict[str, Any]] = {}
+    if SCHEMA_FILE.is_file():
+        properties = json.loads(SCHEMA_FILE.read_text(encoding="utf8"))["properties"]
+    return properties
 
 
 def _read(path: Path, groups: Collection[str], problems: list[str]) -> dict[str, Any]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,8 @@ from config import Config, UserError, load
 from settings import precedence
 from settings.consistency import unheeded
 from settings.precedence import model_presets, run_presets
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def problems_of(command: str, **flags: object) -> list[str]:
@@ -51,19 +57,41 @@ def test_order_of_the_layers(tmp_path: Path) -> None:
     assert loaded.given("seed") and loaded.given("max_steps") and not loaded.given("max_seq_len")
 
 
-def test_an_edited_default_that_a_preset_replaces_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the defaults of the documentation; without it nothing is told."""
-    assert load("train", {}).edits_replaced() == []
-    documented = json.loads(precedence.SCHEMA_FILE.read_text(encoding="utf8"))
-    documented["properties"]["d_model"]["default"] = 500
-    monkeypatch.setattr(precedence, "SCHEMA_FILE", tmp_path / "schema.json")
-    assert load("train", {}).edits_replaced() == []
-    precedence.SCHEMA_FILE.write_text(json.dumps(documented))
-    loaded = load("train", {})
-    assert loaded.model.d_model == 256, "that of the preset"
-    (told,) = loaded.edits_replaced()
-    assert told.startswith("d_model = 512 in config.py")
-    assert load("train", {"d_model": "64"}).edits_replaced() == []
+EDITED = """
+import json
+from config import load
+from settings.consistency import unheeded
+
+def told(**flags):
+    found = load("train", {"train_file": "x", **flags})
+    model, train = found.model, found.train
+    notes = [note for note in unheeded(found, "train") if "d_model" in note]
+    return [model.d_model, model.num_layers, train.batch_size_per_gpu, found.memory.memory_budget, len(notes)]
+
+print(json.dumps([told(), told(model_preset="t5-small"), told(d_model="64", batch_size_per_gpu="auto")]))
+"""
+
+
+def test_a_default_edited_in_config_py_counts_unless_a_preset_is_named(tmp_path: Path) -> None:
+    """Also where its declaration has become a plain value, as of a guide to an older version."""
+    text = (ROOT / "config.py").read_text("utf8")
+    for name, line in (("d_model", "int = 384"), ("batch_size_per_gpu", "int = 1"), ("memory_budget", 'str = "6G"')):
+        pattern = rf"^    {name}: .*?(?=^    \w)"  # to the next setting
+        text, count = re.subn(pattern, f"    {name}: {line}\n", text, count=1, flags=re.MULTILINE | re.DOTALL)
+        assert count == 1
+    (tmp_path / "config.py").write_text(text, "utf8")
+    command, environment = [sys.executable, "-c", EDITED], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    six = 6 * 2**30
+    assert json.loads(done.stdout) == [[384, 2, 1, six, 0], [512, 6, 1, six, 1], [64, 2, "auto", six, 0]]
+
+
+def test_an_edited_default_stands_over_the_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(precedence._documented()["epochs"], "default", 9.0)
+    monkeypatch.setitem(precedence._documented()["model_preset"], "default", "t5-base")
+    assert load("train", {}).train.max_steps == "auto", "its steps would go before the epochs"
+    assert load("train", {}).origin("model_preset") == "edited"
 
 
 def test_nothing_changes_settings_that_are_loaded() -> None:

@@ -6,14 +6,13 @@ Where there is no such file, the same keys of `config.json` count, as in transfo
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from config import GenerateConfig
+from config import GenerateConfig, settings_by_name
 from model.formats.headers import read_json
 from settings.errors import UserError
 from settings.fields import parse
@@ -75,12 +74,11 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
     if named.get("do_sample") is True:
         asked |= {name: (name, named.get(name, value)) for name, value in DRAWN.items()}
     found = dict[str, Any]()
-    members = {member.name: member for member in dataclasses.fields(GenerateConfig)}
     for name, (key, value) in asked.items():
         if name in given:
             continue
         try:
-            found[name] = parse(members[name], str(value) if name == "early_stopping" else value)
+            found[name] = parse(settings_by_name()[name][1], str(value) if name == "early_stopping" else value)
         except ValueError as error:
             problems.append(f"{path}: {key} = {named.get(key, value)}, {error}")
     return found, problems

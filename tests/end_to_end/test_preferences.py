@@ -87,6 +87,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path, nu
     assert max(place.losses("cut")) < STEPS
     place.do("dpo", "--is_keep_training=True")
     assert place.losses("cut") == tuned.place.losses("whole"), "bit for bit"
+    name = "generation_config.json"  # as long as its base answers, which its own rows need not say
+    assert (place.runs / "cut" / name).read_text() == (tuned.place.runs / "whole" / name).read_text()
 
 
 @pytest.mark.slow

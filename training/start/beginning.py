@@ -73,8 +73,8 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
         for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
             refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, home)
-        if run_dir is None:
-            config = _with_answers_of(config, notes, home, base)
+        # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
+        config = _with_answers_of(config, notes if run_dir is None else [], home, base)
         if config.data.tokenizer_dir == AUTO:
             config = config.changed(tokenizer_dir=str(home))
     config = with_form_of(config, base)
