@@ -12,6 +12,7 @@ checkpoint was the best when it was written, so the latest and the best are read
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -76,15 +77,15 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that has all its files, in full length; None before the first."""
-        return next((path for path in self._all() if not _damages(path, deep=False)), None)
+        return next((path for path in self._all() if not self._damages(path, deep=False)), None)
 
     def whole(self) -> Path | None:
         """The newest checkpoint of which every byte is as it was written; changes nothing."""
-        return next((path for path in self._all() if not _damages(path)), None)
+        return next((path for path in self._all() if not self._damages(path)), None)
 
     def last(self, count: int) -> list[Path]:
         """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was written."""
-        return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not _damages(path)]
+        return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not self._damages(path)]
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, if it has all its files; None before the first evaluation."""
@@ -93,13 +94,15 @@ class Checkpoints:
 
     def named_best(self) -> Path | None:
         """The checkpoint with the best evaluation as the newest one knows it, whatever has become of its files since."""
-        known = [path for path in self._all() if not _damages(path, deep=False)] or self._all()
-        step = None
-        if known:
+        known = [path for path in self._all() if not self._damages(path, deep=False)] or self._all()
+        for path in known:
             with suppress(UserError):  # even its sums are damaged
-                step = (read_sums(known[0]) or {}).get(BEST_STEP)
-        named = self.folder / name_of(step) if type(step) is int and step >= 0 else None
-        return named if named is not None and _STEP.fullmatch(named.name) else None
+                if (sums := read_sums(path)) is not None:
+                    step = sums.get(BEST_STEP)
+                    named = self.folder / name_of(step) if type(step) is int and step >= 0 else None
+                    return named if named is not None and _STEP.fullmatch(named.name) else None
+        link = self.folder / "best"
+        return self.folder / os.readlink(link) if link.is_symlink() and _STEP.fullmatch(os.readlink(link)) else None
 
     def intact(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint of which every byte is as it was written, to continue from; newer ones are set aside.
@@ -113,7 +116,7 @@ class Checkpoints:
         self.clear_leftovers()
         damaged: dict[Path, str] = {}
         for path in self._all():
-            if found := _damages(path):
+            if found := self._damages(path):
                 damaged[path] = "; ".join(found)
                 continue
             for newer in damaged:
@@ -146,6 +149,17 @@ class Checkpoints:
         """All checkpoints, newest first."""
         found = [path for path in self.folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()]
         return sorted(found, key=step_of, reverse=True)
+
+    def _damages(self, path: Path, deep: bool = True) -> list[str]:
+        """What is wrong with a checkpoint. Without sums, as of version 0.1 or where they were removed on purpose, it counts as
+        whole, unless an older one has them: then it is half a copy.
+        """
+        sums = path / CHECKSUMS_FILE
+        if not sums.is_file() and any(
+            (older / CHECKSUMS_FILE).is_file() for older in self._all() if step_of(older) < step_of(path)
+        ):
+            return [f"{sums} is missing: not all of the checkpoint is there"]
+        return damages(path, deep)
 
     def _point(self) -> None:
         """Let the links name what is the latest and the best."""
@@ -184,10 +198,3 @@ def step_of(checkpoint: Path) -> int:
     match = _STEP.fullmatch(checkpoint.name)
     assert match is not None, f"{checkpoint} is no checkpoint"
     return int(match.group(1))
-
-
-def _damages(checkpoint: Path, deep: bool = True) -> list[str]:
-    sums = checkpoint / CHECKSUMS_FILE
-    if not sums.is_file():
-        return [f"{sums} is missing: not all of the checkpoint is there"]
-    return damages(checkpoint, deep)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data.sources.places import public
-from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums
+from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from run_files import RUN_FILE, SETTINGS_FILE
 from settings.errors import UserError, reason_of
 from storage import atomic_folder, write_text
@@ -189,6 +189,8 @@ class Mirror:
 
     def _copy(self, checkpoint: Path) -> None:
         """Copy a checkpoint unless it is there; a folder of other content is one that was cut off, or of another run."""
+        if not (checkpoint / CHECKSUMS_FILE).is_file():  # the best of a run that version 0.1 began
+            seal(checkpoint)
         there, sums = f"{self._path}/{CHECKPOINTS}/{checkpoint.name}", (checkpoint / CHECKSUMS_FILE).read_bytes()
         name = f"{CHECKPOINTS}/{checkpoint.name}/{CHECKSUMS_FILE}"
         if self._has(name) and self._read(name) == sums:
