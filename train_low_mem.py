@@ -1,8 +1,6 @@
-"""What can be typed? The command table; no logic: `config.py` checks the flags, each command's module does the work.
+"""What can be typed? `COMMAND --flag=value ...`; no logic: `config.py` checks the flags, each command's module does the work.
 
-A mistake is answered before torch is imported. Fire dispatches, and gets nothing to guess: its own reading of flags
-runs a command first and finds a mistyped flag after, takes `--x=false` for a true string, and loses the first two
-letters of `--noise_density` (python-fire issues 168, 222 and 461). So every argument is rewritten to `--name=value`.
+A mistake is answered before torch is imported, and every flag is known before anything runs.
 
 Exit codes: 0 done, 2 wrong settings or data, 3 does not fit the budget, or ended over it, 130 interrupted, 1 unforeseen.
 """
@@ -22,7 +20,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
@@ -33,17 +31,19 @@ from screen import guard, visible
 from settings.consistency import unheeded
 from settings.errors import OverBudget, reason_of
 from settings.fields import AUTO, allowed, counted
-from settings.help import ABOUT, command_help, general_help, versions
+from settings.help import command_help, general_help, versions
 from settings.program import missing, python
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
 VERSION_FLAGS = ("--version", "-version", "-V", "version")
-# The value of a flag typed without one, and the head of a word that Fire must not read as its own. No command line can
-# hold a NUL, so nothing typed is mistaken for it.
-NO_VALUE = "\0"
 BY_ACCELERATE = ("train", "dpo", "evaluate", "quantize")
 WIDEST = 100  # columns of what is refused
+# command -> where it is, if not in the file of its name
+PLACES = {
+    "board": ("board.server", "serve"), "serve": ("serving.server", "serve"), "runs": ("board.commands", "runs"),
+    "plan": ("commands.plan", "show"),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -127,12 +127,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
-    import fire
-
-    table = {command: _fire_command(command) for command in COMMANDS}
-    typed = _normalised(arguments[1:])
-    _tell_repeated(typed)
-    fire.Fire(table, [name, *typed], name="train_low_mem.py")
+    _run(name, _load(name, arguments[1:]))
     return 0
 
 
@@ -142,55 +137,25 @@ def _name_of(arguments: Sequence[str]) -> str:
     return words[0] if words and words[0] in COMMANDS else ""
 
 
-def _normalised(arguments: list[str]) -> list[str]:
-    """Rewrite `--name value`, `-name=value` and `--name` to `--name=value`; other words stay, to be refused."""
-    result: list[str] = []
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        position += 1
+def _parsed(words: Sequence[str]) -> tuple[dict[str, list[str | None]], list[str]]:
+    """Flags typed as `--name=value`, `--name value`, `-name=value` or, without a value (None), `--name`; and words that are none."""
+    flags: dict[str, list[str | None]] = {}
+    others, waiting = list[str](), list(reversed(words))
+    while waiting:
+        word = waiting.pop()
         name, equals, value = word.lstrip("-").partition("=")
         if not _is_flag(word) or not name:
-            result.append(NO_VALUE + word)
+            others.append(word)
             continue
-        if not equals:
-            has_value = position < len(arguments) and not _is_flag(arguments[position]) and arguments[position] != "--"
-            value = arguments[position] if has_value else NO_VALUE
-            position += has_value
-        result.append(f"--{name.replace('-', '_')}={value}")
-    return result
-
-
-def _tell_repeated(typed: Sequence[str]) -> None:
-    """Of a flag that is typed more than once the last one counts, as scripts that add theirs at the end expect."""
-    values: dict[str, list[str]] = {}
-    for word in typed:
-        name, equals, value = word.partition("=")
-        if equals and word.startswith("--"):
-            values.setdefault(name, []).append(value.replace(NO_VALUE, ""))
-    for name, named in values.items():
-        if len(set(named)) > 1:
-            _print_once(
-                say(
-                    "{name} is typed {count} times; {name}={value} counts", name=name, count=len(named), value=named[-1]
-                )
-            )
+        has_value = equals or (waiting and not _is_flag(waiting[-1]) and waiting[-1] != "--")
+        typed = value if equals else waiting.pop() if has_value else None
+        flags.setdefault(name.replace("-", "_"), []).append(typed)
+    return flags, others
 
 
 def _is_flag(word: str) -> bool:
     """Whether a word is a flag: `--x`, `-x`; no flag are `-`, `--` and negative numbers."""
     return word.startswith("-") and word.lstrip("-") != "" and not word[1:2].isdigit() and not word.startswith("-.")
-
-
-def _fire_command(name: str) -> Callable[..., None]:
-    from fire import decorators
-
-    @decorators.SetParseFn(str)
-    def command(*unexpected: str, **flags: str) -> None:
-        _run(name, _load(name, unexpected, flags))
-
-    command.__doc__ = ABOUT[name]
-    return command
 
 
 def _run(name: str, config: Config) -> None:
@@ -206,18 +171,18 @@ def _run(name: str, config: Config) -> None:
         _print_once(note)
     if name in ("train", "dpo"):
         _train(config)
-    elif name in ("board", "serve"):
-        _serve(name, config)
-    elif name == "runs":
-        from board.commands import runs
-
-        runs(config)
-    elif name == "plan":
-        from commands.plan import show
-
-        show(config)
-    else:
-        getattr(import_module(f"commands.{name}"), name)(config)
+        return
+    module, function = PLACES.get(name, (f"commands.{name}", name))
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if name not in ("board", "serve"):
+            raise
+        raise UserError(
+            f"{name}, needs the package {error.name}; `make board` installs it and shows the page, or: "
+            f"{python()} -m pip install -r requirements-board.txt -c constraints.txt"
+        ) from None
+    getattr(found, function)(config)
 
 
 def _train(config: Config) -> None:
@@ -233,43 +198,41 @@ def _train(config: Config) -> None:
         raise OverBudget(told)
 
 
-def _serve(name: str, config: Config) -> None:
-    """Commands that need packages of their own."""
-    try:
-        module = import_module("board.server" if name == "board" else "serving.server")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{name}, needs the package {error.name}; `make board` installs it and shows the page, or: "
-            f"{python()} -m pip install -r requirements-board.txt -c constraints.txt"
-        ) from None
-    module.serve(config)
-
-
-def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config:
+def _load(name: str, words: Sequence[str]) -> Config:
     """Check everything that was typed, so that all problems are told at once."""
     from training.processes.launch import foreign_engines  # light
 
-    problems = [_unexpected(word.lstrip(NO_VALUE), name) for word in unexpected]
+    problems, raw = list[str](), dict[str, str]()
+    typed, others = _parsed(words)
+    takes = next((flag for flag in ("train_file", "model") if flag in flags_of(name)), "")
+    for word in others:
+        if takes and os.path.exists(word):  # a file or folder that is there; a word too long for one is not
+            problems.append(say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes))
+        else:
+            problems.append(say("{word}, is unexpected; settings are written --name=value", word=word))
     if name in BY_ACCELERATE:
         problems += foreign_engines()
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
-    # elsewhere an empty value is a variable of the shell that is not set
-    may_be_empty = {flag for flag, facts in taken.items() if facts["kind"] == "text" and facts["optional"]}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
-    raw: dict[str, str] = {}
-    for flag, value in flags.items():
-        positive = flag.removeprefix("no").lstrip("_")
-        if flag not in taken and flag.startswith("no") and positive in switches:
+    for flag, values in typed.items():
+        value, positive = values[-1], flag.removeprefix("no").lstrip("_")
+        if len(set(values)) > 1:  # the last one counts, as scripts that add theirs at the end expect
+            told = "{name} is typed {count} times; {name}={value} counts"
+            _print_once(say(told, name=f"--{flag}", count=len(values), value=value or ""))
+        facts = taken.get(flag)
+        # elsewhere an empty value is a variable of the shell that is not set
+        may_be_empty = facts is None or (value == "" and facts["kind"] == "text" and facts["optional"])
+        if facts is None and flag.startswith("no") and positive in switches:
             problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
-        elif flag in switches and value == NO_VALUE:
+        elif flag in switches and value is None:
             raw[flag] = "True"
-        elif flag in ("config", "preset", "model_preset") and value in (NO_VALUE, ""):
+        elif flag in ("config", "preset", "model_preset") and not value:
             problems.append(say("--{flag}, needs a value", flag=flag))
-        elif flag in taken and value in (NO_VALUE, "") and not (value == "" and flag in may_be_empty):
+        elif facts is not None and not value and not may_be_empty:
             told = "--{flag}, needs a value; allowed: {allowed}"
-            problems.append(say(told, flag=flag, allowed=allowed(taken[flag])))
+            problems.append(say(told, flag=flag, allowed=allowed(facts)))
         else:
-            raw[flag] = value.strip(NO_VALUE)
+            raw[flag] = value or ""
     try:
         config = load(name, raw)
     except UserError as error:
@@ -278,14 +241,6 @@ def _load(name: str, unexpected: Sequence[str], flags: dict[str, str]) -> Config
         raise UserError(*problems)
     speak(config.run.language)
     return config
-
-
-def _unexpected(word: str, command: str) -> str:
-    """What is said of a word that is no flag; a file or folder that is there was meant for the setting that takes one."""
-    takes = next((flag for flag in ("train_file", "model") if flag in flags_of(command)), "")
-    if takes and os.path.exists(word):  # which a word too long for a file does not
-        return say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes)
-    return say("{word}, is unexpected; settings are written --name=value", word=word)
 
 
 def _print_refusal(name: str, error: UserError) -> None:
@@ -339,10 +294,7 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:
     """The value of a flag as it was typed, where the settings are not read yet or have failed."""
-    for word in _normalised(list(arguments[1:])):
-        if word.startswith(f"--{flag}=") and NO_VALUE not in word:
-            return word.partition("=")[2]
-    return otherwise
+    return (_parsed(arguments[1:])[0].get(flag) or [None])[-1] or otherwise
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and HA
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
-from config import Config, UserError
+from config import PREFERENCES, Config, UserError
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from storage import writing
-from training.ahead import Ahead
+from training.ahead import Watch
 from training.averaging import publish_mean
 from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
-from training.evaluating import Evaluator
+from training.evaluating import evaluate
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
 from training.opening import agree_on_kernels, headline, open_run, watched
@@ -41,15 +41,14 @@ from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
 from training.processes.launch import foreign_engines, local_processes, local_rank
 from training.recording import Recorder, announce
-from training.recovering import Recovery
+from training.recovering import after_step, after_unsound, end_sharded, give_up
 from training.report.card import write_card
 from training.report.endings import STOP, Interrupted
 from training.report.history import plot
 from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
 from training.report.trackers import tracker_names, trackers
-from training.saving import Saver
-from training.start.preference import is_preference_run
+from training.saving import save
 from training.start.reference import attach_reference
 
 __all__ = ["LowMemTrainer", "plot"]
@@ -66,7 +65,7 @@ class LowMemTrainer:
         ahead: what the command line has settled of this run before torch was there; None: nothing.
     """
 
-    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), ahead: Ahead | None = None) -> None:
+    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), ahead: Watch | None = None) -> None:
         self.config, self.callbacks, self.ahead = config, callbacks, ahead
 
     def train(self) -> Summary:
@@ -83,7 +82,7 @@ class LowMemTrainer:
             raise UserError(*problems)
         tune_malloc("small")  # until the plan has chosen
         # of a run that goes on, on what it has saved
-        known = self.config if self.ahead is None else self.ahead.begun.config
+        known = self.ahead.begun.config if self.ahead and self.ahead.begun else self.config
         self.device = devices.pick(known.run.device, local_rank())
         self.accelerator = Accelerator(
             cpu=self.device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
@@ -96,7 +95,7 @@ class LowMemTrainer:
             try:
                 self._loop()
             except Exception as error:
-                self.recovery.end_sharded(error)
+                end_sharded(self.live, error)
                 raise
             return self._finish()
 
@@ -116,8 +115,7 @@ class LowMemTrainer:
         agree_on_kernels(self.config, group)
         watch = watched(self.config, device, group, self.ahead, stack)
         self.monitor = monitor = watch.monitor
-        begun = None if self.ahead is None else self.ahead.begun
-        opening = open_run(self.config, watch, device, group, begun)
+        opening = open_run(self.config, watch, device, group)
         start, plan, budget = opening.start, opening.plan, opening.budget
         if is_main:
             stack.callback(restore_replaced_run, start.run_dir)  # where it is not deleted below
@@ -138,7 +136,7 @@ class LowMemTrainer:
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, log=log,
             shape="{} + {} tokens".format(*start.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
-        if is_preference_run(config):
+        if config.data.objective == PREFERENCES:
             with monitor.phase("reference"):
                 attach_reference(start, self.steps, plan.choice, device, group, log.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp)
@@ -146,9 +144,6 @@ class LowMemTrainer:
         stack.callback(lambda: self.live.close())
         if is_main:
             delete_replaced_run(start.run_dir)
-        self.saver = Saver(self.live, opening.mirror)
-        self.recovery = Recovery(self.live, self.saver)
-        self.evaluator = Evaluator(self.live, self.recovery.give_up)
         self.recorder = Recorder(self.live, plan)
         self.interrupts = stack.enter_context(Interrupts(is_main))
         watch.sign.leave()
@@ -159,7 +154,7 @@ class LowMemTrainer:
         live, keeper, steps = self.live, self.live.keeper, self.steps
         self.save_asked = self.is_wished = False
         if live.state.step == 0:
-            self.evaluator.evaluate()
+            evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
             keeper.before_step(live.state.step, live.start.loader.num_rows)
             number = live.state.step + 1
@@ -170,14 +165,14 @@ class LowMemTrainer:
                 live.follow_plan()
             stop, exhausted = self._stop_asked()
             is_last = number == steps.max_steps
-            is_best = (number % steps.eval_steps == 0 or is_last) and self.evaluator.evaluate()
+            is_best = (number % steps.eval_steps == 0 or is_last) and evaluate(live)
             is_due = number % steps.save_steps == 0 or is_last or is_best or stop or live.best.should_stop
             is_due, self.save_asked = is_due or self.save_asked, False
-            if is_due and not self.saver.save(is_best):
-                self.recovery.after_unsound(number)
+            if is_due and not save(live, is_best):
+                after_unsound(live, number)
                 continue
             if exhausted and not is_last:
-                self.recovery.give_up()
+                give_up(live)
             if stop and not is_last:
                 told = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
@@ -198,7 +193,7 @@ class LowMemTrainer:
         step = Step(number, rate, train.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not outcome.is_done:
-            self.recovery.after_step(outcome, number)
+            after_step(live, outcome, number)
             return False
         live.applied(number, int(tokens))
         self.recorder.step(outcome.loss, labels, rate, int(tokens), time.perf_counter() - began)
@@ -224,7 +219,7 @@ class LowMemTrainer:
         if live.is_main and best is not None:
             publish(best, start.run_dir)
         shows = live.engine.shards is None  # else no process could write alone
-        is_mean = not any(self._stop_asked()) and publish_mean(live, self.evaluator)
+        is_mean = not any(self._stop_asked()) and publish_mean(live)
         if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
             shows = live.take_published()
         if live.is_main and shows:
@@ -236,7 +231,7 @@ class LowMemTrainer:
         log.memory(live.state.step, "end")
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
-        if self.saver.mirror is not None and (lacking := self.saver.mirror.lacks) is not None:
+        if live.mirror is not None and (lacking := live.mirror.lacks) is not None:
             told = "the mirror has no copy of the last checkpoint, of step {step} (why: above); copy {folder} elsewhere yourself"
             log.tell(say(told, step=lacking, folder=start.run_dir))
         if live.is_main and best is not None:

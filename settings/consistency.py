@@ -1,12 +1,12 @@
 """Which settings are fine alone and wrong together? Every contradiction that can be seen before data are read.
 
-One function for each part of a run; `config.load` tells all that they find together.
+`config.load` tells all that is found together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from language import say
@@ -23,7 +23,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name compu
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_shape, _batch, _finetuning, _preferences, _adapters, _scores, _mean, answer_problems, _memory, _going_on)
+    parts = (_of_training, _preferences, answer_problems, _of_memory)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -73,58 +73,61 @@ def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _shape(config: Config) -> list[str]:
-    problems, model = [], config.model
+def _of_training(config: Config) -> Iterator[str]:
+    model, train, lora, objective = config.model, config.train, config.lora, config.data.objective
     if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
-        problems.append(
-            f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id"
-        )
+        yield f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id"
     if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
-        problems.append(
+        yield (
             f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
             f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
         )
     if model.bias_in_every_layer and not model.scale_decoder_outputs:
-        problems.append(
-            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
-        )
-    return problems
-
-
-def _batch(config: Config) -> list[str]:
-    problems, train = [], config.train
+        yield "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
     rows, batch_size, accumulation = (
         train.effective_batch_size,
         train.batch_size_per_gpu,
         train.gradient_accumulation_steps,
     )
     if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
-        problems.append(
-            f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
-        )
+        yield f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
     if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
-        problems.append(
+        yield (
             f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
             f"({batch_size} x {accumulation}); leave one of the three auto"
         )
-    return problems
-
-
-def _finetuning(config: Config) -> list[str]:
-    objective = config.data.objective
-    if config.train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
-        return [f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"]
     is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
-    if is_typed and (config.train.is_finetune or objective in ("pairs", PREFERENCES)):
+    if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
+        yield f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"
+    elif is_typed and (train.is_finetune or objective in ("pairs", PREFERENCES)):
         what = "preferences" if objective == PREFERENCES else "pairs"
-        return [f"--text_column = {config.data.text_column}, has no effect on {what}; leave it out"]
-    return []
+        yield f"--text_column = {config.data.text_column}, has no effect on {what}; leave it out"
+    if not lora.lora_rank:
+        defaults = dataclasses.asdict(type(lora)())
+        for name, value in dataclasses.asdict(lora).items():
+            if value != defaults[name]:
+                yield f"--{name} = {value}, has no effect without adapters; name --lora_rank=8"
+    best, metrics = train.metric_for_best, config.metrics.metrics
+    if best != "loss" and not writes_answers(config):
+        yield f"--metric_for_best = {best}, is a score of answers, and none are written; name --eval_generate_rows=64"
+    elif best != "loss" and metrics != AUTO and best not in score_words(metrics):
+        yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"
+    asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
+    if asked == 1:
+        yield "--average_checkpoints = 1, is that checkpoint itself; name 2 or more, or 0"
+    elif asked > kept:
+        yield f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
+    if train.is_keep_training == AUTO and config.run.run_name == AUTO:
+        yield "--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one"
+    mirror = config.run.checkpoint_mirror
+    if mirror is not None and "://" not in mirror:
+        yield f"--checkpoint_mirror = {mirror}, is no address; write s3://bucket/folder, gs://.. or file:///.."
 
 
-def _preferences(config: Config) -> list[str]:
+def _preferences(config: Config) -> Iterator[str]:
     """Settings that preference training does not heed."""
     if config.data.objective != PREFERENCES:
-        return []
+        return
     chosen = config.preference.preference_loss
     unheeded = {
         "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
@@ -132,20 +135,9 @@ def _preferences(config: Config) -> list[str]:
         "orpo_lambda": (chosen != "orpo", "; see beta"),
     }  # fmt: skip
     values, defaults = config.as_dict(), type(config)().as_dict()
-    return [
-        f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
-        for name, (has_no_effect, hint) in unheeded.items()
-        if has_no_effect and values[name] != defaults[name]
-    ]
-
-
-def _adapters(config: Config) -> list[str]:
-    """Settings of adapters where there are none."""
-    if config.lora.lora_rank:
-        return []
-    defaults = dataclasses.asdict(type(config.lora)())
-    changed = [name for name, value in dataclasses.asdict(config.lora).items() if value != defaults[name]]
-    return [f"--{n} = {getattr(config.lora, n)}, has no effect without adapters; name --lora_rank=8" for n in changed]
+    for name, (has_no_effect, hint) in unheeded.items():
+        if has_no_effect and values[name] != defaults[name]:
+            yield f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
 
 
 def score_words(metrics: str) -> list[str]:
@@ -159,84 +151,40 @@ def writes_answers(config: Config) -> bool:
     return config.metrics.eval_generate_rows not in (AUTO, 0)
 
 
-def _scores(config: Config) -> list[str]:
-    """A score that decides and that no evaluation would give."""
-    chosen, given = config.train.metric_for_best, config.metrics
-    if chosen == "loss":
-        return []
-    if not writes_answers(config):
-        return [
-            f"--metric_for_best = {chosen}, is a score of answers, and none are written; name --eval_generate_rows=64"
-        ]
-    if given.metrics != AUTO and chosen not in score_words(given.metrics):
-        return [f"--metric_for_best = {chosen}, is not among --metrics ({given.metrics}); add it there"]
-    return []
-
-
-def _mean(config: Config) -> list[str]:
-    """A mean of more checkpoints than are kept."""
-    asked, kept = config.train.average_checkpoints, config.train.keep_latest_n_ckp
-    if asked == 1:
-        return ["--average_checkpoints = 1, is that checkpoint itself; name 2 or more, or 0"]
-    if asked > kept:
-        return [
-            f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
-        ]
-    return []
-
-
-def answer_problems(config: Config) -> list[str]:
+def answer_problems(config: Config) -> Iterator[str]:
     """Find settings of answers that contradict each other."""
-    problems, generate = [], config.generate
-    if generate.num_beams > 1 and generate.temperature > 0.0:
-        problems.append(
-            f"--num_beams = {generate.num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1"
-        )
-    if generate.min_new_tokens > generate.max_new_tokens:
-        problems.append(
-            f"--min_new_tokens = {generate.min_new_tokens}, is more than max_new_tokens ({generate.max_new_tokens}); lower it"
-        )
-    return problems
+    how = config.generate
+    if how.num_beams > 1 and how.temperature > 0.0:
+        yield f"--num_beams = {how.num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1"
+    if how.min_new_tokens > how.max_new_tokens:
+        yield f"--min_new_tokens = {how.min_new_tokens}, is more than max_new_tokens ({how.max_new_tokens}); lower it"
 
 
-def _memory(config: Config) -> list[str]:
-    problems, memory, train = [], config.memory, config.train
-    if memory.offload_boundaries is True and (
-        memory.memory_mode == "standard" or memory.gradient_checkpointing is False
-    ):
-        problems.append(
+def _of_memory(config: Config) -> Iterator[str]:
+    memory, train = config.memory, config.train
+    recomputes_none = memory.memory_mode == "standard" or memory.gradient_checkpointing is False
+    if memory.offload_boundaries is True and recomputes_none:
+        yield (
             "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
             "gradient_checkpointing=False recompute none; leave out one"
         )
     if memory.shard_weights is not True:
-        return problems
+        return
     if config.lora.lora_rank or config.data.objective == PREFERENCES:
-        problems.append(
+        yield (
             "--shard_weights = True, is for training all weights on texts and pairs; leave it out with adapters "
             "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
         )
     if train.max_grad_norm > 0:
-        problems.append(
+        yield (
             f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; leave out one"
         )
     if writes_answers(config):
-        problems.append(
+        yield (
             f"--eval_generate_rows = {config.metrics.eval_generate_rows}, is written by each process for itself, which none can with "
             "shard_weights=True; leave out one, and score the finished model with evaluate"
         )
     if memory.mixed_precision == "fp16":
-        problems.append(
+        yield (
             "--mixed_precision = fp16, scales the loss and needs all gradients at once, which shard_weights=True never has; leave out one"
         )
-    return problems
-
-
-def _going_on(config: Config) -> list[str]:
-    problems, mirror = [], config.run.checkpoint_mirror
-    if config.train.is_keep_training == AUTO and config.run.run_name == AUTO:
-        problems.append("--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one")
-    if mirror is not None and "://" not in mirror:
-        problems.append(
-            f"--checkpoint_mirror = {mirror}, is no address; write s3://bucket/folder, gs://.. or file:///.."
-        )
-    return problems

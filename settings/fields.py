@@ -212,11 +212,8 @@ def listed(names: Iterable[object], most: int = 20) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Say ` (did you mean --x?)` for an unknown flag, also where Fire has swallowed a leading `no`."""
-    known = list(known)
-    if "no" + name in known:
-        return say("; did you mean --no{name}=VALUE? It needs a value", name=name)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    """Say `; did you mean --x?` of an unknown flag."""
+    near = difflib.get_close_matches(name, list(known), n=1)
     return say("; did you mean --{near}?", near=near[0]) if near else say("; see --help for the flags that exist")
 
 

@@ -180,7 +180,7 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
         value: as it was typed. known: the settings of the command.
     """
     meant: str | list[str] | dict[str, str] = aliases().get(name, "")
-    typed = str(value).strip("\0") if isinstance(value, (str, int, float)) else ""  # a table may be of any length
+    typed = str(value) if isinstance(value, (str, int, float)) else ""  # a table may be of any length
     if isinstance(meant, dict):
         word = typed.lower()
         meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]

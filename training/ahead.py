@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,23 +47,20 @@ SURELY_TAKEN = 0.94  # of BASE_BYTES, which differs by some percent from machine
 
 @dataclass
 class Watch:
-    """What is held for a run from its first moment: its budget, who watches over it, its right to be, its sign of life."""
+    """What is held for a run from its first moment: its budget, who watches over it, its right to be, its sign of life.
+
+    Args:
+        begun: what was settled before torch, when the budget was that of the host; None: nothing.
+    """
 
     budget: Budget
     monitor: Monitor
     lock: RunLock
     sign: Beginning
+    begun: Begun | None = None
 
 
-@dataclass
-class Ahead:
-    """A run that has begun before torch; `watch` goes on to work for it, with the budget of the host."""
-
-    begun: Begun
-    watch: Watch
-
-
-def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
+def begin_ahead(config: Config, held: ExitStack) -> Watch | None:
     """Begin a run without torch; None where it has several processes, which begin together.
 
     Args:
@@ -87,7 +84,7 @@ def begin_ahead(config: Config, held: ExitStack) -> Ahead | None:
     _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     watch = Watch(budget, monitor, held.enter_context(RunLock()), held.enter_context(Beginning(interrupt_main_thread)))
-    return Ahead(settle(config, watch, Group()), watch)
+    return replace(watch, begun=settle(config, watch, Group()))
 
 
 def _refuse_too_small(budget: Budget) -> None:

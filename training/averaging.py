@@ -17,11 +17,11 @@ from settings.fields import counted
 from storage import remove
 from training.checkpoints.folder import MEAN, step_of
 from training.checkpoints.runs import publish
-from training.evaluating import Evaluator
+from training.evaluating import evaluate
 from training.live import LiveRun
 
 
-def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
+def publish_mean(live: LiveRun) -> bool:
     """Make the mean of the last checkpoints the run's model, where it is asked for and better than the best of them.
 
     All processes call this.
@@ -40,7 +40,7 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
         live.log.tell(say("no mean is formed: not all machines see the checkpoints"))
         return False
     if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
-        evaluator.evaluate()
+        evaluate(live)
     folder = live.checkpoints.folder / MEAN
     live.release()
     live.group.run_on_main(lambda: _write(found, folder, asked))
@@ -48,7 +48,7 @@ def publish_mean(live: LiveRun, evaluator: Evaluator) -> bool:
     first, last = step_of(found[0]), step_of(found[-1])
     told = "mean of the last {checkpoints}, of steps {first} to {last}"
     live.log.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
-    is_better = evaluator.evaluate(len(found)) or not live.start.validation.num_rows  # then nothing speaks against it
+    is_better = evaluate(live, len(found)) or not live.start.validation.num_rows  # then nothing speaks against it
     if is_better and live.is_main:
         publish(folder, live.start.run_dir)
     if not is_better:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,42 +95,3 @@ class Divergence:
         """Numbers of the training rows of the batch passed over last."""
         rows: list[int] = loader.rows_of_steps(np.array(self.skipped[-1:]), effective_batch_size)[0].tolist()
         return rows
-
-    def figures(self) -> dict[str, Any]:
-        """What the summary of a run says of it."""
-        return {"skipped_batches": len(self.skipped), "rate_factor": self.rate_factor}
-
-
-def why_hopeless(base: Path | None, compute: str) -> str:
-    """The problem where a model that has not been changed computes no finite loss.
-
-    Args:
-        base: folder it was loaded from; None: it was just made. compute: dtype of the products.
-    """
-    what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
-    if compute == "float16":
-        return (
-            f"--mixed_precision = fp16, {what}: T5's activations have left fp16's range; allowed: no, bf16; "
-            "start again with --mixed_precision=bf16"
-        )
-    if base is None:
-        return f"--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor"
-    return f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
-
-
-def why_diverged(
-    learning_rate: float | str, max_grad_norm: float, step: int, rate_factor: float, published: Path | None
-) -> str:
-    """The problem where less and less of the learning rate has not helped.
-
-    Args:
-        learning_rate, max_grad_norm: that were asked for. rate_factor: of which this was left.
-        step: where it failed last. published: folder of the last good model, if any.
-    """
-    others = "a longer --warmup_steps" + ("" if max_grad_norm else ", or --max_grad_norm=1")
-    slower = f", also with {rate_factor:g} of it" if rate_factor < 1.0 else ""
-    ending = f"the model of the last good checkpoint is in {published}" if published else "no model is published"
-    return (
-        f"--learning_rate = {learning_rate}, the run diverges at step {step}: its numbers become inf or nan{slower}; "
-        f"take a smaller one or auto, {others}; {ending}"
-    )

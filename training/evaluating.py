@@ -2,94 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import NoReturn
 
 from language import join, say
 from memory.recovery import free_failed
 from settings.fields import counted
-from training.evaluation.losses import evaluate
+from training.evaluation import losses
 from training.evaluation.samples import score_answers
 from training.live import LiveRun
+from training.recovering import give_up
 from training.report.results import Evaluation, Sample
 from units import MIB
 
 LEAST_FREE_BYTES = MIB
 
 
-class Evaluator:
-    """Evaluates one run.
+def evaluate(live: LiveRun, averaged: int = 0) -> bool:
+    """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far.
 
     Args:
-        live: the run. give_up: ends it, where not even a single row fits.
+        averaged: checkpoints whose mean is measured; 0: the weights of this step.
+    Raises:
+        DoesNotFit: not even a single row fits.
     """
+    step = live.state.step
+    live.keeper.before("evaluation", step)
+    with live.monitor.phase("evaluation"):
+        result = _loss(live)
+        scores, samples = _scores(live)
+    if not result.tokens:
+        return False
+    is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
+    means = {"averaged_checkpoints": averaged} if averaged else {}
+    further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
+    if not result.metrics:  # of tokens, not of preferences
+        further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
+    sentence = say(
+        "step {step}: evaluation loss {loss}{further} ({rows})",
+        step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
+    )  # fmt: skip
+    live.log.event("eval", sentence, step=step, **result.figures(), **scores, **means)
+    for sample in samples:
+        live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
+        live.log.event("sample", step=step, **asdict(sample))
+    live.log.memory(step, "evaluation")
+    return is_best
 
-    def __init__(self, live: LiveRun, give_up: Callable[[], NoReturn]) -> None:
-        self.live, self._give_up = live, give_up
 
-    def evaluate(self, averaged: int = 0) -> bool:
-        """Measure the loss on held-out rows, and answers where asked for; returns whether it is the best so far.
+def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
+    """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
+    start = live.start
+    free = live.keeper.free_bytes()
+    while True:
+        try:
+            return score_answers(
+                live.engine.walk, start.validation, start.tokenizer, live.config, live.group,
+                live.longest_answer, free, live.monitor,
+            )  # fmt: skip
+        except Exception as error:
+            if live.engine.shards is not None or not live.device.is_out_of_memory(error):
+                raise
+            shortage = free_failed(error, live.device)
+            if free < LEAST_FREE_BYTES:  # one row at a time by then
+                live.keeper.exhausted = shortage.describe("evaluation", 1, "")
+                give_up(live)
+            free //= 2
 
-        Args:
-            averaged: checkpoints whose mean is measured; 0: the weights of this step.
-        """
-        live = self.live
-        step = live.state.step
-        live.keeper.before("evaluation", step)
-        with live.monitor.phase("evaluation"):
-            result = self._loss()
-            scores, samples = self._scores()
-        if not result.tokens:
-            return False
-        is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
-        means = {"averaged_checkpoints": averaged} if averaged else {}
-        further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
-        if not result.metrics:  # of tokens, not of preferences
-            further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
-        sentence = say(
-            "step {step}: evaluation loss {loss}{further} ({rows})",
-            step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
-        )  # fmt: skip
-        live.log.event("eval", sentence, step=step, **result.figures(), **scores, **means)
-        for sample in samples:
-            live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
-            live.log.event("sample", step=step, **asdict(sample))
-        live.log.memory(step, "evaluation")
-        return is_best
 
-    def _scores(self) -> tuple[dict[str, float], list[Sample]]:
-        """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
-        live, start = self.live, self.live.start
-        free = live.keeper.free_bytes()
-        while True:
-            try:
-                return score_answers(
-                    live.engine.walk, start.validation, start.tokenizer, live.config, live.group,
-                    live.longest_answer, free, live.monitor,
-                )  # fmt: skip
-            except Exception as error:
-                if live.engine.shards is not None or not live.device.is_out_of_memory(error):
-                    raise
-                shortage = free_failed(error, live.device)
-                if free < LEAST_FREE_BYTES:  # one row at a time by then
-                    live.keeper.exhausted = shortage.describe("evaluation", 1, "")
-                    self._give_up()
-                free //= 2
-
-    def _loss(self) -> Evaluation:
-        """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
-        live, group = self.live, self.live.group
-        size = live.keeper.plan.choice.eval_batch_size_per_gpu
-        while True:
-            try:
-                batches = live.start.validation.evaluation_batches(
-                    live.config.train.eval_rows, size, group.rank, group.size
-                )
-                return evaluate(live.engine.walk, batches, group, live.device.torch_device)
-            except Exception as error:
-                if live.engine.shards is not None or not live.device.is_out_of_memory(error):
-                    raise
-                size = live.keeper.after_evaluation_out_of_memory(error, size, live.state.step)
-            if live.keeper.exhausted:
-                self._give_up()
+def _loss(live: LiveRun) -> Evaluation:
+    """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
+    group = live.group
+    size = live.keeper.plan.choice.eval_batch_size_per_gpu
+    while True:
+        try:
+            batches = live.start.validation.evaluation_batches(
+                live.config.train.eval_rows, size, group.rank, group.size
+            )
+            return losses.evaluate(live.engine.walk, batches, group, live.device.torch_device)
+        except Exception as error:
+            if live.engine.shards is not None or not live.device.is_out_of_memory(error):
+                raise
+            size = live.keeper.after_evaluation_out_of_memory(error, size, live.state.step)
+        if live.keeper.exhausted:
+            give_up(live)

@@ -52,6 +52,7 @@ class LiveRun:
         self.start = self._beginning = opening.start
         self.config, self.device, self.group = opening.start.config, opening.device, group
         self.keeper, self.checkpoints, self.monitor, self.log = keeper, checkpoints, monitor, log
+        self.mirror = opening.mirror
         self.has_saved = False  # whether this part of the run has written a checkpoint
         self._build()
 
@@ -173,7 +174,3 @@ class LiveRun:
             state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
         )
         return is_best
-
-    def saved(self) -> None:
-        """The state of now is in a checkpoint."""
-        self.last_good, self.has_saved = self.state.step, True

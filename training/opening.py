@@ -7,6 +7,7 @@ counts, and the least of their budgets.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from settings.consistency import writes_answers
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import atomic_file, writing
-from training.ahead import Ahead, Watch, kind_of, refuse, settle
+from training.ahead import Watch, kind_of, refuse, settle
 from training.budget.planning import look_ahead, resolve_here
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
@@ -44,7 +45,6 @@ from training.processes.launch import OWN_STORES, launch_marks, local_processes,
 from training.report.heartbeat import Beginning
 from training.report.progress import Progress
 from training.start.adapted import home_of
-from training.start.beginning import Begun
 from training.start.resolving import RunSpec
 from training.start.schedules import Steps, long_run_rate
 from training.start.startup import Start, lasting_settings, start
@@ -113,7 +113,7 @@ def agreed_budget(config: Config, device: Device, group: Group) -> Budget:
     return replace(budget, host_bytes=int(host), device_bytes=None if budget.device_bytes is None else int(on_device))
 
 
-def watched(config: Config, device: Device, group: Group, ahead: Ahead | None, stack: ExitStack) -> Watch:
+def watched(config: Config, device: Device, group: Group, ahead: Watch | None, stack: ExitStack) -> Watch:
     """What is held for the run: from before torch, or new as long as `stack` lasts."""
     if ahead is None:
         budget, seconds = agreed_budget(config, device, group), config.memory.monitor_seconds
@@ -121,8 +121,8 @@ def watched(config: Config, device: Device, group: Group, ahead: Ahead | None, s
         enter = stack.enter_context
         return Watch(budget, enter(monitor), enter(RunLock()), enter(Beginning(interrupt_main_thread)))
     assert group.size == 1, "several processes begin together"
-    watch = replace(ahead.watch, budget=with_device(ahead.watch.budget, config.memory.memory_budget, device))
-    for warning in watch.budget.warnings[len(ahead.watch.budget.warnings) :]:
+    watch = replace(ahead, budget=with_device(ahead.budget, config.memory.memory_budget, device))
+    for warning in watch.budget.warnings[len(ahead.budget.warnings) :]:
         Progress(1, is_quiet=config.run.quiet).note(warning)
     watch.monitor.watch_device(device, watch.budget.device_bytes)
     return watch
@@ -147,25 +147,32 @@ def unlike_processors(device: Device, group: Group) -> list[str]:
     return [say(told)]
 
 
-def open_run(config: Config, watch: Watch, device: Device, group: Group, begun: Begun | None = None) -> Opening:
+def open_run(config: Config, watch: Watch, device: Device, group: Group) -> Opening:
     """Settle everything and make the run's folder, or reopen it.
 
     Args:
         watch: its lock is acquired for the run, and held as long as its context lasts.
-        begun: what was settled ahead; None: nothing yet.
     Raises:
         UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
             no plan fits the budget.
     """
-    begun = begun or settle(config, watch, group)
+    begun = watch.begun or settle(config, watch, group)
     budget, monitor, lock = watch.budget, watch.monitor, watch.lock
     if begun.config.train.is_keep_training:
-        told, budget = budget.warnings, _as_begun(begun.config, device, group)
+        told = budget.warnings
+        use_threads(begun.config.run.num_threads)  # as it was told when it began, and inside the same budget
+        agree_on_kernels(begun.config, group)
+        budget = agreed_budget(begun.config, device, group)
         monitor.watch(budget.host_bytes, budget.device_bytes)
         for warning in set(budget.warnings) - set(told):
             Progress(1, group.is_main, is_quiet=config.run.quiet).note(warning)
     begin = start(begun, budget.available_bytes)
-    _check_one_step(begin, group)
+    step = float(begin.state.step)
+    if group.all_reduce_min(step) != group.all_reduce_max(step):
+        raise UserError(
+            f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
+            "name a folder that all see, or a --checkpoint_mirror"
+        )
     processes = group.size
     rows = look_ahead(begin, device, budget, processes)
     if writes_answers(begin.config):
@@ -183,7 +190,7 @@ def open_run(config: Config, watch: Watch, device: Device, group: Group, begun: 
             "processes; raise it"
         )
     mirror = _mirror(begin, config.run.overwrite, group)
-    begin.notes += [*continues(begin, spec), *narrowed(begin, spec), *few_steps(begin, spec), *outgrowing(spec)]
+    begin.notes += warnings_of(begin, spec)
     begin.notes += group.run_on_main(lambda: _room_on_disk(begin, spec))
     group.run_on_main(lambda: _open_folder(begin, lock))
     begin.notes += [lock.warning] if lock.warning else []
@@ -207,91 +214,35 @@ def _mirror(begin: Start, overwrite: bool, group: Group) -> Mirror | None:
     return mirror
 
 
-def _as_begun(begun: Config, device: Device, group: Group) -> Budget:
-    """Let this process work as the run that goes on was told to: with its threads and kernels, and inside its budget.
-
-    Args:
-        begun: the settings that the run has saved, under the flags of this start.
-    """
-    use_threads(begun.run.num_threads)
-    agree_on_kernels(begun, group)
-    return agreed_budget(begun, device, group)
-
-
-def _check_one_step(begin: Start, group: Group) -> None:
-    """Machines that do not share their disk may hold different checkpoints."""
-    step = float(begin.state.step)
-    if group.all_reduce_min(step) != group.all_reduce_max(step):
-        raise UserError(
-            f"--output_dir = {begin.config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
-            "name a folder that all see, or a --checkpoint_mirror"
+def warnings_of(begin: Start, spec: RunSpec) -> Iterator[str]:
+    """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has asked for."""
+    config, asked, steps = begin.config, spec.asked, spec.counted
+    total, storage = counted(steps.max_steps, "step"), spec.plan.choice.storage
+    if begin.is_resumed:
+        told = "{run} continues after step {step} of {total}"
+        yield say(told, run=config.run.run_name, step=f"{begin.state.step:,}", total=total)
+    elif begin.base is None:
+        if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
+            told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
+            yield say(told, steps=total, more=USEFUL_STEPS)
+    elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
+        stored, weights = TensorHeaders(home_of(begin.base, config)).file_bytes, weight_counts(config.model)["total"]
+        if storage != "float32" and stored >= WIDE_BYTES * weights:
+            told = (
+                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, half of that: "
+                "--mixed_precision=no keeps float32"
+            )
+            yield say(told, model=begin.base, size=format_size(stored), storage=storage)
+    if asked.train.optimizer == "adamw" or asked.lora.lora_rank:
+        return  # steps of no weight's size; matrices that begin at zero
+    most = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
+    if steps.learning_rate > ABOVE_BOUND * most:
+        told = (
+            "a rate of {rate} over {steps} lets weights grow out of bounds, whose steps go with their size; "
+            "--learning_rate={most} is what they bear ({schedule})"
         )
-
-
-def continues(begin: Start, spec: RunSpec) -> list[str]:
-    """Where a run that is resumed goes on."""
-    if not begin.is_resumed:
-        return []
-    total = counted(spec.counted.max_steps, "step")
-    return [
-        say(
-            "{run} continues after step {step} of {total}",
-            run=begin.config.run.run_name,
-            step=f"{begin.state.step:,}",
-            total=total,
-        )
-    ]
-
-
-def narrowed(begin: Start, spec: RunSpec) -> list[str]:
-    """That all weights of a checkpoint in float32 will be kept in half of that, where nobody has asked for it."""
-    config = begin.config
-    is_asked = config.memory.mixed_precision != AUTO or config.memory.memory_mode == "ultra"
-    if (
-        begin.base is None
-        or begin.is_resumed
-        or is_asked
-        or config.lora.lora_rank
-        or spec.plan.choice.storage == "float32"
-    ):
-        return []
-    stored, weights = TensorHeaders(home_of(begin.base, config)).file_bytes, weight_counts(config.model)["total"]
-    if stored < WIDE_BYTES * weights:
-        return []
-    return [
-        say(
-            "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, half of that: "
-            "--mixed_precision=no keeps float32",
-            model=begin.base, size=format_size(stored), storage=spec.plan.choice.storage,
-        )
-    ]  # fmt: skip
-
-
-def few_steps(begin: Start, spec: RunSpec) -> list[str]:
-    """That random weights learn little in the few steps that once through little data are, where nobody has named steps."""
-    train, steps = spec.asked.train, spec.counted.max_steps
-    is_asked = train.max_steps != AUTO or train.epochs != AUTO
-    if begin.base is not None or begin.is_resumed or is_asked or steps >= FEW_STEPS:
-        return []
-    told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
-    return [say(told, steps=counted(steps, "step"), more=USEFUL_STEPS)]
-
-
-def outgrowing(spec: RunSpec) -> list[str]:
-    """That weights would grow out of bounds at the rate that was named, or that a shorter run had found for itself."""
-    train, counted_steps = spec.asked.train, spec.counted
-    if train.optimizer == "adamw" or spec.asked.lora.lora_rank:
-        return []  # steps of no weight's size; matrices that begin at zero
-    most = long_run_rate(counted_steps.lr_schedule, counted_steps.warmup_steps, counted_steps.max_steps)
-    if counted_steps.learning_rate <= ABOVE_BOUND * most:
-        return []
-    told = (
-        "a rate of {rate} over {steps} lets weights grow out of bounds, whose steps go with their size; "
-        "--learning_rate={most} is what they bear ({schedule})"
-    )
-    steps = counted(counted_steps.max_steps, "step")
-    rate = f"{counted_steps.learning_rate:.2g}"
-    return [say(told, rate=rate, steps=steps, most=f"{most:.2g}", schedule=counted_steps.lr_schedule)]
+        rate = f"{steps.learning_rate:.2g}"
+        yield say(told, rate=rate, steps=total, most=f"{most:.2g}", schedule=steps.lr_schedule)
 
 
 def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:

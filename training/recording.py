@@ -132,7 +132,7 @@ class Recorder:
             budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
             first_over=live.group.first_of(self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
-            **live.divergence.figures(),
+            skipped_batches=len(live.divergence.skipped), rate_factor=live.divergence.rate_factor,
         )  # fmt: skip
 
     def _over(self) -> str | None:

@@ -16,120 +16,128 @@ from engine.step import Outcome
 from language import say
 from training.budget.keeping import ADVICE, NOTHING_LEFT
 from training.checkpoints.runs import publish
-from training.divergence import why_diverged, why_hopeless
+from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun
 from training.report.results import named_rows
 from training.report.summary import resume_command
-from training.saving import Saver
+from training.saving import save
 
 CHANGED = "weights were changed already"
 
 
-class Recovery:
-    """The way on after a failed step, or the end.
+def after_step(live: LiveRun, outcome: Outcome, number: int) -> None:
+    """Go on after step `number`, which memory did not suffice for, or which was not finite."""
+    if outcome.is_out_of_memory:
+        _after_out_of_memory(live, outcome, number)
+    else:
+        _leave_out(live, number, outcome)
 
-    Args:
-        live: the run. saver: writes what is good before it ends.
+
+def after_unsound(live: LiveRun, number: int) -> None:
+    """Go on after step `number`, whose weights are not finite and were not saved."""
+    earlier = live.engine.checks.earlier  # on a GPU the next step would have looked at it
+    is_lost = earlier is not None and not is_finite([earlier])
+    if live.group.all_reduce_sum(float(is_lost))[0]:
+        _leave_out(live, number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
+    else:
+        slow_down(live, number)
+
+
+def slow_down(live: LiveRun, number: int) -> None:
+    """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
+    divergence = live.divergence
+    if not divergence.slow_down():
+        _end_diverged(live, number)
+    live.roll_back(f"step {number} is not finite: the learning rate is now {divergence.rate_factor:g} of it")
+
+
+def give_up(live: LiveRun) -> NoReturn:
+    """End a run for which nothing is left to shrink.
+
+    Raises:
+        DoesNotFit: always; it says what helps.
     """
+    told = live.keeper.exhausted or say("another process has nothing left to shrink")
+    if live.checkpoints.latest():
+        told = say(
+            "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
+            story=told, step=live.last_good, folder=live.start.run_dir, command=resume_command(live.config),
+        )  # fmt: skip
+    raise DoesNotFit(told)
 
-    def __init__(self, live: LiveRun, saver: Saver) -> None:
-        self.live, self.saver = live, saver
 
-    def after_step(self, outcome: Outcome, number: int) -> None:
-        """Go on after step `number`, which memory did not suffice for, or which was not finite."""
-        if outcome.is_out_of_memory:
-            self._after_out_of_memory(outcome, number)
-        else:
-            self._leave_out(number, outcome)
+def end_sharded(live: LiveRun, error: Exception) -> None:
+    """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then.
 
-    def after_unsound(self, number: int) -> None:
-        """Go on after step `number`, whose weights are not finite and were not saved."""
-        earlier = self.live.engine.checks.earlier  # on a GPU the next step would have looked at it
-        is_lost = earlier is not None and not is_finite([earlier])
-        if self.live.group.all_reduce_sum(float(is_lost))[0]:
-            self._leave_out(number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
-        else:
-            self.slow_down(number)
+    Raises:
+        DoesNotFit: it was that; another error stays what it is.
+    """
+    if live.engine.shards is None or not live.device.is_out_of_memory(error):
+        return
+    story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)
+    live.keeper.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
+    give_up(live)
 
-    def slow_down(self, number: int) -> None:
-        """Continue from the last checkpoint with half the learning rate; where that was done often enough, end the run."""
-        divergence = self.live.divergence
-        if not divergence.slow_down():
-            self._end_diverged(number)
-        self.live.roll_back(f"step {number} is not finite: the learning rate is now {divergence.rate_factor:g} of it")
 
-    def give_up(self) -> NoReturn:
-        """End a run for which nothing is left to shrink.
+def _after_out_of_memory(live: LiveRun, outcome: Outcome, number: int) -> None:
+    """The error came here or on another process: a smaller way there, the same rows again on all."""
+    if outcome.failure is not None:
+        live.keeper.after_out_of_memory(outcome.failure, number)
+    (exhausted,) = live.group.all_reduce_sum(float(live.keeper.exhausted is not None))
+    if exhausted:
+        if not outcome.is_changed:
+            save(live, is_best=False)
+        give_up(live)
+    if outcome.is_changed:
+        live.roll_back(CHANGED)
+    else:
+        live.follow_plan()
 
-        Raises:
-            DoesNotFit: always; it says what helps.
-        """
-        live = self.live
-        told = live.keeper.exhausted or say("another process has nothing left to shrink")
-        if live.checkpoints.latest():
-            told = say(
-                "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
-                story=told, step=live.last_good, folder=live.start.run_dir, command=resume_command(live.config),
-            )  # fmt: skip
-        raise DoesNotFit(told)
 
-    def end_sharded(self, error: Exception) -> None:
-        """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then.
+def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
+    """After a step that was not finite on any process: past its rows; where weights suffered, back to a checkpoint."""
+    divergence, is_changed = live.divergence, outcome.is_changed
+    is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
+    to_blame = number - is_before
+    divergence.skip(to_blame, seen_at=number)
+    rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
+    where = live.group.first_of(live.engine.checks.first)
+    values = {"step": to_blame, "rows": named_rows(rows)}
+    report = say("step {step}: inf or nan; left out {rows}", **values)
+    if where:
+        report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)
+    live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
+    if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
+        _end_diverged(live, number, is_hopeless=True)  # no rate changes what the weights there are give
+    if divergence.is_stuck:
+        slow_down(live, number)
+    elif is_changed:
+        live.roll_back(CHANGED)
 
-        Raises:
-            DoesNotFit: it was that; another error stays what it is.
-        """
-        live = self.live
-        if live.engine.shards is None or not live.device.is_out_of_memory(error):
-            return
-        story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)
-        live.keeper.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
-        self.give_up()
 
-    def _after_out_of_memory(self, outcome: Outcome, number: int) -> None:
-        """The error came here or on another process: a smaller way there, the same rows again on all."""
-        live = self.live
-        if outcome.failure is not None:
-            live.keeper.after_out_of_memory(outcome.failure, number)
-        (exhausted,) = live.group.all_reduce_sum(float(live.keeper.exhausted is not None))
-        if exhausted:
-            if not outcome.is_changed:
-                self.saver.save(is_best=False)
-            self.give_up()
-        if outcome.is_changed:
-            live.roll_back(CHANGED)
-        else:
-            live.follow_plan()
-
-    def _leave_out(self, number: int, outcome: Outcome) -> None:
-        """After a step that was not finite on any process: past its rows; where weights suffered, back to a checkpoint."""
-        live, divergence, is_changed = self.live, self.live.divergence, outcome.is_changed
-        is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
-        to_blame = number - is_before
-        divergence.skip(to_blame, seen_at=number)
-        rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
-        where = live.group.first_of(live.engine.checks.first)
-        values = {"step": to_blame, "rows": named_rows(rows)}
-        report = say("step {step}: inf or nan; left out {rows}", **values)
-        if where:
-            report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)
-        live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
-        if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
-            self._end_diverged(number, is_hopeless=True)  # no rate changes what the weights there are give
-        if divergence.is_stuck:
-            self.slow_down(number)
-        elif is_changed:
-            live.roll_back(CHANGED)
-
-    def _end_diverged(self, number: int, is_hopeless: bool = False) -> NoReturn:
-        """Publish what is good, and say what to change."""
-        live = self.live
-        last = live.checkpoints.named_best() or live.checkpoints.latest()
-        if is_hopeless and not live.has_saved:
-            raise UserError(why_hopeless(live.start.base, live.keeper.plan.choice.compute))
-        if last is not None and live.is_main:
+def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoReturn:
+    """Publish what is good, and say what to change: of a model that gives no finite loss, or of a rate of which no part has helped."""
+    train, base = live.config.train, live.start.base
+    if is_hopeless and not live.has_saved:
+        what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
+        told = f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
+        if live.keeper.plan.choice.compute == "float16":
+            told = (
+                f"--mixed_precision = fp16, {what}: T5's activations have left fp16's range; allowed: no, bf16; "
+                "start again with --mixed_precision=bf16"
+            )
+        elif base is None:
+            told = f"--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor"
+        raise UserError(told)
+    last, ending = live.checkpoints.named_best() or live.checkpoints.latest(), "no model is published"
+    if last is not None:
+        ending = f"the model of the last good checkpoint is in {live.start.run_dir}"
+        if live.is_main:
             publish(last, live.start.run_dir)
-        rate, folder = live.config.train.learning_rate, last and live.start.run_dir
-        raise UserError(
-            why_diverged(rate, live.config.train.max_grad_norm, number, live.divergence.rate_factor, folder)
-        )
+    others = "a longer --warmup_steps" + ("" if train.max_grad_norm else ", or --max_grad_norm=1")
+    factor = live.divergence.rate_factor
+    slower = f", also with {factor:g} of it" if factor < 1.0 else ""
+    raise UserError(
+        f"--learning_rate = {train.learning_rate}, the run diverges at step {number}: its numbers become inf or nan{slower}; "
+        f"take a smaller one or auto, {others}; {ending}"
+    )

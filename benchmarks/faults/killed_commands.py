@@ -8,10 +8,10 @@ from pathlib import Path
 from benchmarks.faults.disk_faults import Fault
 from benchmarks.faults.kill_cases import RUN, WORK, Case, Words, World
 
-STEP, SAVE = "trainer_low_mem:LowMemTrainer._step", "training.saving:Saver.save"
+STEP, SAVE = "trainer_low_mem:LowMemTrainer._step", "trainer_low_mem:save"
 CHECKPOINTS = "training.checkpoints.folder:Checkpoints"
 TRAIN_TIMED = {
-    STEP: "step", SAVE: "save", "training.evaluating:Evaluator.evaluate": "evaluation",
+    STEP: "step", SAVE: "save", "trainer_low_mem:evaluate": "evaluation",
     f"{CHECKPOINTS}._rotate": "rotation", "trainer_low_mem:publish": "publishing", "memory.cleanup:clean_all": "cleanup",
 }  # fmt: skip
 MIRROR_TIMED = {"training.checkpoints.mirror:Mirror.push": "mirror push"}

@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from config import T5ModelConfig
+from config import T5ModelConfig, settings_by_name
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import weight_counts
 from settings.errors import UserError
@@ -134,7 +134,7 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     taken: dict[str, Any] = {}
     for member in dataclasses.fields(T5ModelConfig):
         try:
-            taken[member.name] = parse(member, values.get(member.name, member.default))
+            taken[member.name] = parse(settings_by_name()[member.name][1], values.get(member.name, member.default))
         except ValueError as error:
             problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
     config = T5ModelConfig(**taken)

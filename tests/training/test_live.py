@@ -14,6 +14,7 @@ from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun
 from training.report.log_files import MetricsFile
+from training.saving import save
 
 
 @pytest.fixture
@@ -58,12 +59,12 @@ def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None
     live.applied(3, 100)
     with torch.no_grad():
         live.engine.model.encoder.final_norm.weight[0] = float("nan")
-    assert not trainer.saver.save(is_best=False)
+    assert not save(live, is_best=False)
     assert live.last_good == 2 and not (live.checkpoints.folder / "step_00000003").exists()
     with torch.no_grad():
         live.engine.model.encoder.final_norm.weight[0] = 1.0
     pushed: list[Any] = []
     mirror: Any = type("Mirror", (), {"push": lambda self, *facts: pushed.append(facts)})()
-    trainer.saver.mirror = mirror
-    assert trainer.saver.save(is_best=False) and live.last_good == 3
+    live.mirror = mirror
+    assert save(live, is_best=False) and live.last_good == 3
     assert pushed == [(live.start.run_dir, live.checkpoints.folder / "step_00000003")]

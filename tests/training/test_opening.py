@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from training import opening
 from training.ahead import _reopen
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run
-from training.opening import few_steps, narrowed, outgrowing
 from training.processes.group import Group
 from training.processes.launch import launch_marks
 from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
@@ -199,67 +199,24 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, content: str) ->
     assert str(run_dir / SETTINGS_FILE) in str(caught.value) and "--overwrite=True" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("stored", "storage", "flags", "is_told"),
-    [
-        (torch.float32, "bfloat16", {}, True),
-        (torch.float32, "float32", {}, False),
-        (torch.float32, "bfloat16", {"mixed_precision": "bf16"}, False),
-        (torch.float32, "bfloat16", {"lora_rank": "4"}, False),
-    ],
-    ids=["narrowed", "kept", "asked for", "only adapters are written"],
-)
-def test_a_checkpoint_that_is_narrowed_is_told(
-    tmp_path: Path, stored: torch.dtype, storage: str, flags: dict[str, str], is_told: bool
-) -> None:
-    base = save_trained(tmp_path / "base", dtype=stored)
-    asked = load("train", {"train_file": "a.jsonl", "is_finetune": "True", "finetune_from": str(base), **flags})
-    begin: Any = SimpleNamespace(config=replace(asked, model=SHAPE), base=base, is_resumed=False)
-    spec: Any = SimpleNamespace(plan=SimpleNamespace(choice=SimpleNamespace(storage=storage)))
-    told = narrowed(begin, spec)
-    assert bool(told) is is_told
-    assert all("--mixed_precision=no" in text and str(base) in text for text in told)
-    begin.is_resumed = True
-    assert not narrowed(begin, spec), "once"
+def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> list[str]:
+    """What is told of a run whose weights are kept in `storage`, by the flags to type instead."""
+    asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
+    begin: Any = SimpleNamespace(config=asked, base=base, is_resumed=False)
+    plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
+    spec: Any = SimpleNamespace(asked=asked, plan=plan, counted=Steps.of(asked, 16, 1600))
+    return [re.findall(r"--[a-z_]+=", told)[0] for told in opening.warnings_of(begin, spec)]
 
 
-@pytest.mark.parametrize(
-    ("steps", "flags", "begins", "is_told"),
-    [
-        (5, {}, {}, True),
-        (200, {}, {}, False),
-        (5, {"max_steps": "5"}, {}, False),
-        (5, {}, {"base": Path("model")}, False),
-        (5, {}, {"is_resumed": True}, False),
-    ],
-    ids=["few", "enough", "named", "trained before", "told before"],
-)
-def test_that_random_weights_get_few_steps_is_told(
-    steps: int, flags: dict[str, str], begins: dict[str, Any], is_told: bool
-) -> None:
-    begin: Any = SimpleNamespace(**{"base": None, "is_resumed": False, **begins})
-    spec: Any = SimpleNamespace(
-        asked=load("train", {"train_file": "a.jsonl", **flags}), counted=SimpleNamespace(max_steps=steps)
-    )
-    told = few_steps(begin, spec)
-    assert bool(told) is is_told and all("--max_steps=1000" in text for text in told)
-
-
-@pytest.mark.parametrize(
-    ("flags", "is_told"),
-    [
-        ({"learning_rate": "3e-2", "lr_schedule": "constant"}, True),
-        ({"learning_rate": "3e-2", "lr_schedule": "cosine"}, False),
-        ({"learning_rate": "3e-2", "lr_schedule": "constant", "optimizer": "adamw"}, False),
-        ({"lr_schedule": "constant"}, False),
-    ],
-    ids=["held up", "falls in time", "no weight's size", "auto keeps to it"],
-)
-def test_a_rate_that_weights_do_not_bear_is_told(flags: dict[str, str], is_told: bool) -> None:
-    asked = load("train", {"train_file": "a.jsonl", "max_steps": "15000", **flags})
-    spec: Any = SimpleNamespace(asked=asked, counted=Steps.of(asked, 16, 1000))
-    told = outgrowing(spec)
-    assert bool(told) is is_told and all("--learning_rate=0.02 " in text for text in told)
+def test_what_nobody_has_asked_for_is_told(tmp_path: Path) -> None:
+    """Few steps of random weights, a checkpoint kept in half of its bytes, a rate that weights do not bear."""
+    assert warned() == ["--max_steps="] and not warned(epochs="2") and not warned(max_steps="5")
+    base = save_trained(tmp_path / "base", dtype=torch.float32)
+    assert warned(base, "bfloat16") == ["--mixed_precision="] and not warned(base)
+    assert not warned(base, "bfloat16", mixed_precision="bf16")
+    fast = {"max_steps": "15000", "learning_rate": "3e-2"}
+    assert warned(**fast, lr_schedule="constant") == ["--learning_rate="] and not warned(**fast)
+    assert not warned(**fast, lr_schedule="constant", optimizer="adamw")
 
 
 def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Live:
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
         self.start = SimpleNamespace(run_dir="runs/mine")
         self.log, self.config = SimpleNamespace(path="logs/metrics.jsonl"), Config().changed(max_steps=9)
-        self.divergence = SimpleNamespace(figures=dict)
+        self.divergence = SimpleNamespace(skipped=[], rate_factor=1.0)
 
 
 def summary_of(live: Any) -> Summary:

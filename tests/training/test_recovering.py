@@ -13,11 +13,9 @@ import torch
 from config import Config
 from engine.step import Outcome
 from settings.errors import DoesNotFit
+from training import recovering
 from training.divergence import MOST_IN_A_ROW, Divergence
 from training.processes.group import Group
-from training.recovering import Recovery
-
-NO_MEMORY = MemoryError()
 
 
 class Live:
@@ -49,39 +47,29 @@ class Live:
         self.state.step = self.last_good
 
 
-def recovery_of(live: Live) -> tuple[Recovery, list[bool]]:
-    saves: list[bool] = []
-    saver: Any = SimpleNamespace(save=lambda is_best: saves.append(is_best))
-    run: Any = live
-    return Recovery(run, saver), saves
-
-
 def test_sharded_weights_end_where_memory_does_not_suffice() -> None:
-    live = Live()
+    live: Any = Live()
     live.device = SimpleNamespace(is_out_of_memory=lambda error: isinstance(error, MemoryError))
     live.engine.shards = None
-    recovery_of(live)[0].end_sharded(NO_MEMORY)
+    recovering.end_sharded(live, MemoryError())
     live.engine.shards = SimpleNamespace(rank=1)
-    recovery_of(live)[0].end_sharded(ValueError("a bug"))
-    with pytest.raises(
-        DoesNotFit, match=r"out of memory at step 5, where weights are sharded; .* step 4 is saved in runs/mine"
-    ):
-        recovery_of(live)[0].end_sharded(NO_MEMORY)
+    recovering.end_sharded(live, ValueError("a bug"))
+    with pytest.raises(DoesNotFit, match="out of memory at step 5"):
+        recovering.end_sharded(live, MemoryError())
 
 
 def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None:
     """A GPU is asked in the next one; in vain where weights are to blame, which ends as it does elsewhere."""
-    live = Live(last_good=2)
-    recovery, _ = recovery_of(live)
+    live: Any = Live(last_good=2)
     late = Outcome(0.0, False, False, True, is_late=True)
     for turn in range(MOST_IN_A_ROW):
         for step in (3, 4):
             live.divergence.applied(step)
-        recovery.after_step(late, 5)
+        recovering.after_step(live, late, 5)
         assert live.divergence.skipped == [3, 4, 5][: turn + 1] and live.asked[-2]["rows"] == [7, 8]
     assert live.divergence.rate_factor == 0.5
-    saved = Live(last_good=4)
-    recovery_of(saved)[0].after_step(late, 5)
+    saved: Any = Live(last_good=4)
+    recovering.after_step(saved, late, 5)
     assert saved.divergence.skipped == [4], "what was saved was sound: the step before was none that spoils"
 
 
@@ -90,12 +78,12 @@ def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
     norm: float | None, skipped: list[int], rate: float
 ) -> None:
     """A GPU is asked in the next step; where this one was to be saved, its rows are passed over all the same."""
-    live = Live(last_good=2)
+    live: Any = Live(last_good=2)
     live.state.step = 5
     live.engine.checks.earlier = None if norm is None else torch.tensor(norm)
     for turn in range(MOST_IN_A_ROW if skipped else 1):
         live.divergence.applied(5)
         assert live.divergence.rate_factor == 1.0
-        recovery_of(live)[0].after_unsound(5)
+        recovering.after_unsound(live, 5)
         assert live.divergence.skipped == skipped[: turn + 1] and live.state.step == 2
     assert live.divergence.rate_factor == rate, "after several in a row the run slows down"

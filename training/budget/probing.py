@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 import devices
+from config import PREFERENCES
 from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
@@ -34,8 +35,7 @@ from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate
 from training.checkpoints.state import TrainingState
-from training.start.building import build
-from training.start.preference import is_preference_run, stores_reference
+from training.start.building import build, stores_reference
 from training.start.startup import Start
 
 PRODUCT_SIDE = 512  # large enough for the library of products to take its buffers
@@ -133,7 +133,7 @@ class Probe:
         def tokens(count: int) -> NDArray[np.int64]:
             return draw.integers(2, most, count)
 
-        if not is_preference_run(config):
+        if config.data.objective != PREFERENCES:
             places = zip(rows, keys, strict=True)
             return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)
         known = np.zeros(2, np.float32) if stores_reference(config) else None

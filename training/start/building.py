@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from config import PREFERENCES, Config
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.anomaly import Anomalies
@@ -13,6 +14,8 @@ from engine.checkpointing import Checkpointing
 from engine.finite import StepChecks
 from engine.homes.making import resting_store
 from engine.homes.resting import RestingWeightStore
+from engine.objectives.objective import Objective
+from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizers import OPTIMIZERS
 from engine.optimizers.rounding import ROUNDINGS
 from engine.scaling import LossScaling
@@ -25,15 +28,40 @@ from memory.cost.prediction import Choice
 from memory.homes import weights_folder
 from model import hf_format
 from model.decoding.passing import in_place
+from model.formats.adapter_folder import is_adapter
+from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
 from training.checkpoints.state import load_optimizer
 from training.processes.group import Group
 from training.start.adapted import home_of
 from training.start.adapters import choose_trained
-from training.start.preference import objective_of
 from training.start.schedules import layerwise_factors
 from training.start.startup import Start
+
+
+def stores_reference(config: Config) -> bool:
+    """Whether a run compares with the stored log-probabilities of the model it started from; `finetune_from` is resolved.
+
+    Where all weights learn, or adapters that have learnt before, they are computed once (`training.start.reference`). Adapters that begin at
+    zero compare with the model without them: one more forward, no second model. ORPO needs neither.
+    """
+    if config.data.objective != PREFERENCES or config.preference.preference_loss == "orpo":
+        return False
+    return not config.lora.lora_rank or is_adapter(str(config.train.finetune_from))
+
+
+def objective_of(config: Config, model: T5) -> Objective:
+    """What the run minimises.
+
+    Args:
+        model: with its adapters on, if there are any; they are taken off for a reference that is not stored.
+    """
+    if config.data.objective != PREFERENCES:
+        return Objective()
+    how = config.preference
+    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing, how.orpo_lambda)
+    return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 
 def build(begin: Start, choice: Choice, device: Device, group: Group | None = None) -> Engine:

@@ -39,8 +39,7 @@ from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
 from training.start.adapted import base_of
-from training.start.building import build
-from training.start.preference import stores_reference
+from training.start.building import build, stores_reference
 from training.start.schedules import Steps
 from training.start.startup import Start
 

@@ -23,8 +23,8 @@ from language import say
 from settings.fields import AUTO, counted
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState, read_training_state
+from training.evaluation.stopping import LOSS, MeasuredOn
 from training.start.beginning import Begun
-from training.start.measured import measured_on, taken_up
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little
@@ -159,3 +159,50 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
             raise UserError(*(say(told, name=name, asked=getattr(model, name), found=ids[name]) for name in named))
         model = dataclasses.replace(model, **ids)
     return dataclasses.replace(config, model=model)
+
+
+def measured_on(config: Config, train: StepLoader, held_out: StepLoader) -> dict[str, Any]:
+    """What the evaluations of a run mean, as its state keeps it: the fields of `MeasuredOn`. Reads 256 rows of each."""
+    asked = config.metrics.eval_generate_rows
+    answered = 0 if asked == AUTO else min(int(asked), held_out.num_rows)
+    read = min(config.train.eval_rows, held_out.num_rows)
+    content = train.content() + held_out.content()
+    return dataclasses.asdict(MeasuredOn(content, train.num_rows, held_out.num_rows, read, answered))
+
+
+def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> tuple[TrainingState, list[str]]:
+    """A saved state over the rows of now: without its best numbers where they were measured on others.
+
+    A file of data may have grown or changed since, or an evaluation may read more of it. What is compared are the rows themselves:
+    the same ones may lie elsewhere, or have been prepared again.
+
+    Args:
+        now: of `measured_on`; None: not known, as what a checkpoint of an earlier version was measured on.
+        metric: which number decides; see `BestMetric`.
+    Returns:
+        the state, and what is to be told.
+    """
+    before, state = state.measured_on, dataclasses.replace(state, measured_on=now)
+    if before is None or now is None:
+        return state, []
+    is_other = before["content"] != now["content"]
+    is_loss_anew = is_other or before["eval_rows"] != now["eval_rows"]
+    is_score_anew = is_other or before["answered_rows"] != now["answered_rows"]
+    if is_loss_anew:
+        state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
+    if is_loss_anew if metric == LOSS else is_score_anew:
+        state = dataclasses.replace(state, best_metric=None)
+    if is_other:
+        told = (
+            "the data have changed since this run was saved: from {before} and {held_out} held out to {now} and {now_held_out}; "
+            "rows that were held out may be trained on now, and the best evaluation is sought anew"
+        )
+        rows = {"before": counted(before["train_rows"], "row"), "now": counted(now["train_rows"], "row")}
+        held_out = {"held_out": f"{before['held_out_rows']:,}", "now_held_out": f"{now['held_out_rows']:,}"}
+        return state, [say(told, **rows, **held_out)]
+    compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (is_score_anew and metric != LOSS)
+    told = "the best {metric} is sought anew: evaluations measured it on {before}, and now on {now}"
+    return state, [
+        say(told, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row"))
+        for name, rows in compared
+    ]

@@ -15,8 +15,7 @@ from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 from training.checkpoints.state import TrainingState
 from training.evaluation.stopping import LOSS, BestMetric, MeasuredOn
-from training.start.measured import taken_up
-from training.start.startup import rolled_back
+from training.start.startup import rolled_back, taken_up
 
 ROWS = asdict(MeasuredOn("0a", 198, 2, 2, 0))
 SAVED = TrainingState(
