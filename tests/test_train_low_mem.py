@@ -144,10 +144,6 @@ def test_full_help_lists_every_flag_and_short_help_what_matters() -> None:
         assert all(f"  --{flag} " in text for flags in tasks.values() for flag in flags) and "--help=all" in text
 
 
-def test_a_command_line_of_train_can_be_planned() -> None:
-    assert set(flags_of("train")) <= set(flags_of("plan"))
-
-
 def test_the_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_low_mem.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"FrugalT5 {VERSION} (Python ")
@@ -181,9 +177,3 @@ def test_exit_codes(tmp_path: Path, code: str, exit_code: int, told: str) -> Non
     assert result.returncode == exit_code
     assert told in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "logs").exists()
-
-
-def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
-    command = f'"{sys.executable}" "{ROOT / "train_low_mem.py"}" train --help | "{sys.executable}" -c ""'
-    result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stderr) == (0, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,10 @@ def test_a_run_leaves_its_adapter_alone(pretrained: World, adapted: World, base:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
-def test_a_resumed_run_goes_on_exactly(
-    pretrained: World, adapted: World, base: str, blow: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_resumed_run_goes_on_exactly(pretrained: World, adapted: World, base: str, tmp_path: Path) -> None:
     place = pretrained.beside(tmp_path)
-    stopped = place.stop_at(4, blow, "train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora")
-    assert stopped.returncode == (130 if blow == signal.SIGTERM else -signal.SIGKILL), stopped.stdout
+    stopped = place.stop_at(4, signal.SIGTERM, "train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora")
+    assert stopped.returncode == 130, stopped.stdout
     place.do("train", "--is_keep_training=True", "--run_name=lora")
     assert place.losses("lora") == adapted.place.losses("lora")
     ours, theirs = (
@@ -71,16 +67,6 @@ def test_a_resumed_run_goes_on_exactly(
         for p in (place, adapted.place)
     )
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-@pytest.mark.slow
-def test_two_processes_learn_the_same(pretrained: World, adapted: World, base: str, tmp_path: Path) -> None:
-    place = pretrained.beside(tmp_path)
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
-    place.do("train", *flags_of(pretrained), *LORA, *BASES[base], "--run_name=lora", launcher=launcher)
-    expected = adapted.place.losses("lora")
-    for step, loss in place.losses("lora").items():
-        assert loss == pytest.approx(expected[step], rel=1e-3)  # micro-batches of other rows, in bf16 where it is fast
 
 
 @pytest.mark.slow
@@ -107,14 +93,3 @@ def test_what_is_made_of_an_adapter_answers_alike(pretrained: World, adapted: Wo
     assert place.do("generate", *asked, f"--model={tmp_path / 'small'}").stdout
     done = place.do("evaluate", f"--model={lora}", f"--validation_file={adapted.pairs}", "--eval_generate_rows=1")
     assert "loss" in done.stdout
-
-
-@pytest.mark.slow
-def test_frozen_parts_and_slower_layers(pretrained: World, tmp_path: Path) -> None:
-    place, base = pretrained.beside(tmp_path), pretrained.place.runs / "whole"
-    place.do("train", *flags_of(pretrained), "--freeze=encoder,embedding", "--layerwise_decay=0.5", "--run_name=frozen")
-    before, after = (load_file(folder / "model.safetensors") for folder in (base, place.runs / "frozen"))
-    same = {name for name in before if torch.equal(before[name], after[name])}
-    assert same == {name for name in before if name.startswith(("encoder.", "shared."))}
-    state = load_file(place.runs / "frozen" / "checkpoints" / "latest" / "state" / "optimizer.safetensors")
-    assert state and all(name.startswith("decoder.") for name in state)

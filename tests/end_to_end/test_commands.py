@@ -50,15 +50,6 @@ def test_answers_to_a_file_of_prompts(finetuned: World, tmp_path: Path) -> None:
     assert all(isinstance(answer["response"], str) for answer in answers)
 
 
-@pytest.mark.slow
-def test_an_answer_on_the_screen(finetuned: World) -> None:
-    model = f"--model={finetuned.place.runs / 'tuned'}"
-    greedy = [
-        finetuned.place.do("generate", model, "--input=river 是什么？", "--max_new_tokens=8").stdout for _ in "ab"
-    ]
-    assert greedy[0] == greedy[1] and greedy[0].endswith("\n")
-
-
 def test_tokenizer_then_shards_then_training(world: World, tmp_path: Path) -> None:
     place, tokenizer, shards = world.beside(tmp_path), tmp_path / "tokenizer", tmp_path / "shards"
     source = f"--train_file={world.text}"

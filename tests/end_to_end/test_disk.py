@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,22 +90,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("setting", "size"), [("output_dir", "600k"), ("log_dir", "8k")])
-def test_a_disk_that_is_really_full(
-    pretrained: World, small_disk: Path, tmp_path: Path, setting: str, size: str
-) -> None:
-    (tmp_path / "run").mkdir()
-    place = Place(tmp_path / "run", pretrained.place.cache)
-    mount("-o", f"remount,size={size}", str(small_disk))
-    flags = (*pretrained.train_flags, "--run_name=r", "--is_keep_training=auto", f"--{setting}={small_disk / 'here'}")
-    is_told(place.run("train", *flags), f"--{setting} = {small_disk / 'here'}", "No space left on device")
-    mount("-o", "remount,size=16m", str(small_disk))
-    place.do("train", *flags)
-    shutil.copytree(small_disk / "here", place.runs if setting == "output_dir" else place.logs, symlinks=True)
-    goes_on(pretrained, place, *flags[:-1])
 
 
 @pytest.mark.slow

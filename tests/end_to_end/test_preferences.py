@@ -79,11 +79,10 @@ def test_a_run_learns_what_is_preferred_and_tells_of_it(tuned: World) -> None:
     assert "perplexity" in measured.stdout, "of the answers that were chosen"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path, number: int) -> None:
+def test_a_stopped_run_goes_on_as_if_it_had_not(tuned: World, tmp_path: Path) -> None:
     """It finds its reference although its own weights have moved."""
     place = tuned.beside(tmp_path)
-    place.stop_at(7, number, "dpo", *flags(tuned), "--run_name=cut")
+    place.stop_at(7, signal.SIGKILL, "dpo", *flags(tuned), "--run_name=cut")
     assert max(place.losses("cut")) < STEPS
     place.do("dpo", "--is_keep_training=True")
     assert place.losses("cut") == tuned.place.losses("whole"), "bit for bit"
@@ -104,48 +103,3 @@ def test_two_processes_and_micro_batches_give_the_losses_of_one(tuned: World, tm
     )
     assert difference(place, "two", tuned) < TOLERANCE
     assert len(list((tmp_path / "cache").glob("reference-*/*.npy"))) == 2
-
-
-@pytest.mark.slow
-def test_a_changed_reference_is_refused(tuned: World, tmp_path: Path) -> None:
-    place = Place(tmp_path, tmp_path / "cache")
-    base = tmp_path / "base"
-    shutil.copytree(tuned.place.runs / "base", base)
-    wanted = [flag for flag in flags(tuned) if not flag.startswith("--finetune_from")]
-    place.stop_at(7, signal.SIGKILL, "dpo", *wanted, f"--finetune_from={base}", "--run_name=cut")
-    for folder in (tmp_path / "cache").glob("reference-*"):
-        shutil.rmtree(folder)
-    shutil.copy(tuned.place.runs / "whole" / "model.safetensors", base / "model.safetensors")
-    refused = place.run("dpo", "--is_keep_training=True")
-    assert (
-        refused.returncode == 2 and "--finetune_from" in refused.stderr and "not the model any more" in refused.stderr
-    )
-
-
-@pytest.mark.parametrize("loss", ["ipo", "orpo"])
-@pytest.mark.slow
-def test_other_losses_learn_too(tuned: World, tmp_path: Path, loss: str) -> None:
-    place = Place(tmp_path, tmp_path / "cache")
-    without = [flag for flag in flags(tuned) if not (flag.startswith("--beta") and loss == "orpo")]
-    place.do("dpo", *without, "--run_name=other", f"--preference_loss={loss}")
-    evaluations = [event["loss"] for event in place.events("other") if event["event"] == "eval"]
-    assert evaluations[-1] < evaluations[0] - 0.01
-    assert bool(list((tmp_path / "cache").glob("reference-*"))) == (loss == "ipo"), "orpo needs no reference"
-
-
-@pytest.mark.slow
-def test_pairs_are_no_preferences(tuned: World, tmp_path: Path) -> None:
-    place = tuned.beside(tmp_path)
-    refused = place.run("dpo", f"--train_file={tuned.pairs}", f"--finetune_from={tuned.place.runs / 'base'}")
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr and "chosen" in refused.stderr
-    assert not place.runs.exists()
-
-
-@pytest.mark.slow
-def test_equal_answers_are_counted_and_may_be_left_out(tuned: World, tmp_path: Path) -> None:
-    place, path = Place(tmp_path, tmp_path / "cache"), write_preferences(tmp_path / "a.jsonl", 30)
-    with path.open("a") as file:
-        file.write(json.dumps({"prompt": "the same?", "chosen": "yes", "rejected": " yes "}) + "\n")
-    refused = place.run("dpo", *flags(tuned)[1:], f"--train_file={path}")
-    assert refused.returncode == 2 and "1 row" in refused.stderr and "the same?" in refused.stderr, refused.stderr
-    place.do("dpo", *flags(tuned)[1:], f"--train_file={path}", "--skip_bad_rows=True", "--max_steps=1")

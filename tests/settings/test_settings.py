@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from config import COMMANDS, flags_of, load
-from settings.errors import DoesNotFit, UserError
-from settings.fields import allowed, counted, parse, read_settings_file, setting, show
+from settings.errors import UserError
+from settings.fields import parse, read_settings_file, setting
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
 from settings.precedence import alias, aliases
 from settings.program import needs
@@ -69,19 +69,6 @@ def test_what_is_no_value(facts: dict[str, Any], word: object) -> None:
 def test_a_size_without_its_unit_is_asked_about(given: object, asked: str) -> None:
     with pytest.raises(UserError, match=f"--memory_budget.*{asked}"):
         load("train", {"memory_budget": given})
-
-
-def test_what_is_allowed_and_how_values_are_shown() -> None:
-    assert allowed(field_of(kind=int, low=1, auto=True, unit="rows").metadata) == "auto or 1 or more, rows"
-    assert allowed(field_of(kind=float, above=0.0, high=1.0).metadata) == "more than 0 up to 1"
-    assert allowed(field_of(kind=str, choices=("a", "b"), optional=True).metadata) == "a | b or none"
-    assert show(field_of(kind="size"), 6 * 2**30) == "6.00 GiB"
-    assert [counted(1, "row"), counted(2249, "row"), counted(2, "process")] == ["1 row", "2,249 rows", "2 processes"]
-
-
-def test_errors_carry_exit_codes_and_all_problems() -> None:
-    assert UserError("a", "b").problems == ["a", "b"]
-    assert (UserError("a").exit_code, DoesNotFit("a").exit_code) == (2, 3)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.end_to_end.running import write_text
 from tests.training import small_runs
 from tests.training.small_runs import events
 from trainer_low_mem import LowMemTrainer
-from training.divergence import MOST_IN_A_ROW, Divergence
+from training.divergence import MOST_IN_A_ROW
 from training.recording import Recorder
 
 STEPS, ROWS = 6, 4
@@ -130,13 +130,6 @@ def test_after_a_gradient_that_is_nan_the_run_goes_back_and_past_its_rows(folder
     assert reasons == [("not finite", 5), ("rolled back", 4)]
 
 
-def test_clipped_gradients_are_looked_at_before_any_is_applied(folder, poison):
-    poison(4, gradient=True)
-    trainer, _ = run(folder, "clipped", max_grad_norm=1.0)
-    assert [record["reason"] for record in events(folder, "clipped", "recovery")] == ["not finite"]
-    assert trainer.live.divergence.skipped == [4]
-
-
 def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(folder, poison):
     poison(3, 4, 5)
     run(folder, "slower", eval_steps=100)
@@ -173,10 +166,3 @@ def test_the_place_is_named_where_it_is_asked_for(folder, poison):
     run(folder, "named", detect_anomaly=True)
     (record,) = events(folder, "named", "recovery")
     assert record["place"] == "the loss" and "first in the loss" in record["report"]
-
-
-def test_each_step_reads_the_next_batch_that_was_not_passed_over():
-    divergence = Divergence(skipped=[4, 1, 2])
-    assert [divergence.batch_of(step) for step in range(1, 6)] == [0, 3, 5, 6, 7]
-    divergence.skip(3)
-    assert divergence.skipped[-1] == 5 and [divergence.batch_of(step) for step in (2, 3)] == [3, 6]

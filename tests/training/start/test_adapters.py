@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from commands.loading import find_model
 from commands.merge import merge
 from config import Config, T5ModelConfig, load
 from model import hf_format
@@ -86,17 +85,7 @@ def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) ->
     assert all(weight.requires_grad for adapter in adapters_of(model).values() for weight in adapter.parameters())
 
 
-@pytest.mark.parametrize(
-    "flag, asked, found",
-    [
-        ("lora_rank", "3", "2"),
-        ("lora_alpha", "8.0", "1.0"),
-        ("lora_targets", "q,k", "q,wo"),
-        ("lora_scaling", "standard", "rank_stabilised"),
-        ("use_dora", "False", "True"),
-    ],
-)
-def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path, flag: str, asked: str, found: str) -> None:
+def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
     form = {"alpha": 1.0, "targets": ("q", "wo"), "rank_stabilised": True, "dora": True}
     folder = make_adapter(base, tmp_path / "a", 1, **form)
     config = with_form_of(run_config(lora_rank=2), folder)
@@ -105,10 +94,17 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path, flag: st
     attach(expected, [folder], base)
     assert torch.equal(logits(model), logits(expected))
     assert model.adapter_info is not None and model.adapter_info.settings == read_info(folder).settings
-    other = with_form_of(run_config(**{"lora_rank": 2, flag: asked}), folder)
-    told = f"--{flag} = {asked}, the adapter {folder} has {found}; leave it out or name the same, or start from"
-    assert any(problem.startswith(told) for problem in check_trained(other, folder))
-    assert told in problems_of(choose_trained, hf_format.load(base), other, folder, base)
+    flags = {
+        "lora_rank": "3",
+        "lora_alpha": "8.0",
+        "lora_targets": "q,k",
+        "lora_scaling": "standard",
+        "use_dora": "False",
+    }
+    other = with_form_of(run_config(**flags), folder)
+    problems = check_trained(other, folder)
+    assert {problem.split(" = ")[0].removeprefix("--") for problem in problems} == set(flags)
+    assert "--lora_rank" in problems_of(choose_trained, hf_format.load(base), other, folder, base)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +143,6 @@ def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
     assert "folders of one name" in problems_of(attach, model, [folders[0], folders[0]], base)
 
 
-def test_an_adapter_alone_brings_its_base(base: Path, tmp_path: Path) -> None:
-    folder = make_adapter(base, tmp_path / "adapter", 1)
-    make_adapter(base, tmp_path / "runs" / "newest", 2)  # what is newest in output_dir is not asked for
-    flags = {"adapter": str(folder), "output_dir": str(tmp_path / "runs")}
-    assert find_model(load("generate", flags)).resolve() == base.resolve()
-    assert find_model(load("generate", {**flags, "model": str(tmp_path / "runs")})) == tmp_path / "runs"
-
-
 def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "adapter", 1)
     hf_format.save(T5(SHAPE).initialise(2), tmp_path / "other")
@@ -169,27 +157,13 @@ def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     assert "lost, no such folder" in problems_of(adapter_folders, base, str(tmp_path / "lost"))
 
 
-def test_the_fingerprint_is_of_the_weights(base: Path, tmp_path: Path) -> None:
-    model = hf_format.load(base, torch.bfloat16)
-    hf_format.save(model, tmp_path / "bf16")
-    assert fingerprint_of(tmp_path / "bf16") == fingerprint_of(base), "the dtype at rest does not matter"
-    model.decoder.blocks[1].cross_attention.v.weight.data[0, 0] += 1
-    hf_format.save(model, tmp_path / "moved")
-    assert fingerprint_of(tmp_path / "moved") != fingerprint_of(base)
-
-
 def merge_config(output: Path, **flags: object) -> Config:
     return load("merge", {"output": str(output), **flags})
 
 
-@pytest.mark.parametrize("by", ["adapter", "both", "model"])
-def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Path, by: str) -> None:
+def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "adapter", 1, dora=True, targets=("q", "wi"))
-    flags = {
-        "adapter": {"adapter": str(folder)},
-        "both": {"adapter": str(folder), "model": str(base)},
-        "model": {"model": str(folder)},
-    }[by]
+    flags = {"adapter": str(folder)}
     assert merge(merge_config(tmp_path / "merged", **flags)) < 1e-5
     adapted = hf_format.load(base)
     attach(adapted, [folder], base)

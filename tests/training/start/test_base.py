@@ -15,7 +15,7 @@ from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.start import base, download
+from training.start import base
 from training.start.base import choose_base
 from training.start.beginning import begin
 from training.start.download import name_on_hub
@@ -109,13 +109,6 @@ def test_a_folder_is_not_taken_for_a_name_on_the_hub(named: str, there: str) -> 
     assert name_on_hub(named) == there
 
 
-def test_a_folder_that_holds_a_pickle(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(UserError, match="--allow_pickle=True"):
-        choose_base(settings(tmp_path, finetune_from=tmp_path / "old"), None)
-
-
 class Hub:
     """A hub of one repository."""
 
@@ -137,13 +130,3 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (asked,) = hub.asked
     assert asked["name"] == "google/flan-t5-small" and "*.safetensors" in asked["patterns"]
     assert not any("bin" in pattern for pattern in asked["patterns"])
-
-
-def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> list[str]:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
-    with pytest.raises(UserError, match=r"did not give it .*no route") as refused:
-        download.download("google/flan-t5-small", tmp_path / "x")
-    assert "hf download" in str(refused.value)

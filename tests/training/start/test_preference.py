@@ -94,18 +94,6 @@ def test_the_model_learns_to_prefer(begun, loss: str) -> None:  # type: ignore[n
         assert losses[0] == pytest.approx(0.693147, abs=1e-4) and metrics["rewards/accuracies"] > 0.5
 
 
-def test_one_micro_batch_and_four_give_the_same_run(begun) -> None:  # type: ignore[no-untyped-def]
-    one = train(
-        begun(learning_rate=3e-4),
-        dataclasses.replace(CHOICE, batch_size_per_gpu=8, micro_batches_per_pass=1, saved_blocks=3),
-    )[1]
-    four = train(
-        begun(learning_rate=3e-4),
-        dataclasses.replace(CHOICE, batch_size_per_gpu=2, micro_batches_per_pass=4, saved_blocks=0),
-    )[1]
-    assert four == pytest.approx(one, rel=1e-3), "AdamW makes a full step of a gradient that is rounding alone"
-
-
 def test_adapters_need_no_stored_reference(begun, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     engine, losses, (before, after), _ = train(begun(lora_rank=4, learning_rate=1e-2))
     assert adapters_of(engine.model), "they are on again after the reference was asked"

@@ -21,7 +21,7 @@ from training.checkpoints.runs import create_run
 from training.processes.group import Group
 from training.start import reference as reference_module
 from training.start.beginning import begin
-from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference, model_digest
+from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
 from training.start.schedules import Steps
 from training.start.startup import Start, start
 
@@ -122,14 +122,6 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
     assert f"{4 + LEFT_OUT * BATCH} to compute" in attach(begin)[0]
 
 
-def test_another_model_has_another_store(configure: Configure, tmp_path: Path) -> None:
-    attach(begun(configure()))
-    save_trained(tmp_path / "second", seed=4)
-    assert model_digest(tmp_path / "second") != model_digest(tmp_path / "base")
-    begin = begun(configure(finetune_from=tmp_path / "second", run_name="second"))
-    assert len(attach(begin)) == 2 and len(list((tmp_path / "cache").glob("reference-*"))) == 2
-
-
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
@@ -158,8 +150,3 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     now = json.loads((old.run_dir / RECORD).read_text())
     assert now["folder"] != before["folder"] and now["model"] == before["model"]
     assert attach(fresh) == []
-
-
-def test_preferences_need_a_model_to_start_from(configure: Configure) -> None:
-    with pytest.raises(UserError, match="--finetune_from = auto, there is no trained model"):
-        begin(configure(finetune_from="auto"), str)
