@@ -123,7 +123,9 @@ class LowMemTrainer:
         group.resumes_by(resume_command(config))
         self.steps = opening.steps
         track = stack.enter_context(trackers(self.accelerator, config))
-        self.log = log = RunLog(config, start.state.step, monitor, is_main, listeners=[track, *self.callbacks])
+        self.log = log = RunLog(
+            config, start.state.step, monitor, is_main, watch.sign, listeners=[track, *self.callbacks]
+        )
         for text in (*budget.warnings, *start.told):
             log.tell(text, is_shown=False)
         for text in (*self._late(), *start.notes, headline(opening)):
@@ -146,7 +148,6 @@ class LowMemTrainer:
             delete_replaced_run(start.run_dir)
         self.recorder = Recorder(self.live, plan)
         self.interrupts = stack.enter_context(Interrupts(is_main))
-        watch.sign.leave()
         stack.enter_context(log)
 
     def _loop(self) -> None:

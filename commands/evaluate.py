@@ -19,12 +19,12 @@ from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted, read_settings_file
+from training.evaluation.losses import Evaluation
 from training.evaluation.losses import evaluate as measure_loss
-from training.evaluation.samples import SHOWN, count_unknown, generate_metrics
+from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.report.results import Evaluation, Sample
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
 from units import format_size, typed_size
 

@@ -33,7 +33,7 @@ from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import is_alone, local_rank
 from training.report.endings import StaysStopped
-from training.report.heartbeat import Beginning
+from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress
 from training.report.summary import resume_command
 from training.report.trackers import tracker_names
@@ -56,7 +56,7 @@ class Watch:
     budget: Budget
     monitor: Monitor
     lock: RunLock
-    sign: Beginning
+    sign: Heartbeat
     begun: Begun | None = None
 
 
@@ -83,7 +83,7 @@ def begin_ahead(config: Config, held: ExitStack) -> Watch | None:
     budget = host_budget(config.memory.memory_budget)
     _refuse_too_small(budget)
     monitor = held.enter_context(Monitor(budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
-    watch = Watch(budget, monitor, held.enter_context(RunLock()), held.enter_context(Beginning(interrupt_main_thread)))
+    watch = Watch(budget, monitor, held.enter_context(RunLock()), held.enter_context(Heartbeat(interrupt_main_thread)))
     return replace(watch, begun=settle(config, watch, Group()))
 
 

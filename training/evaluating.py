@@ -8,10 +8,10 @@ from language import join, say
 from memory.recovery import free_failed
 from settings.fields import counted
 from training.evaluation import losses
-from training.evaluation.samples import score_answers
+from training.evaluation.losses import Evaluation
+from training.evaluation.samples import Sample, score_answers
 from training.live import LiveRun
 from training.recovering import give_up
-from training.report.results import Evaluation, Sample
 from units import MIB
 
 LEAST_FREE_BYTES = MIB

@@ -42,7 +42,7 @@ from training.evaluation.scores import load_libraries, metric_names
 from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import OWN_STORES, launch_marks, local_processes, meets_where_the_last_met
-from training.report.heartbeat import Beginning
+from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress
 from training.start.adapted import home_of
 from training.start.resolving import RunSpec
@@ -119,7 +119,7 @@ def watched(config: Config, device: Device, group: Group, ahead: Watch | None, s
         budget, seconds = agreed_budget(config, device, group), config.memory.monitor_seconds
         monitor = Monitor(budget.host_bytes, device, seconds, device_budget_bytes=budget.device_bytes)
         enter = stack.enter_context
-        return Watch(budget, enter(monitor), enter(RunLock()), enter(Beginning(interrupt_main_thread)))
+        return Watch(budget, enter(monitor), enter(RunLock()), enter(Heartbeat(interrupt_main_thread)))
     assert group.size == 1, "several processes begin together"
     watch = replace(ahead, budget=with_device(ahead.budget, config.memory.memory_budget, device))
     for warning in watch.budget.warnings[len(ahead.budget.warnings) :]:

@@ -19,7 +19,6 @@ from model.shapes import weight_counts
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.report.card import push_command
-from training.report.progress import Reading
 from training.report.run_log import RunLog
 from training.report.summary import Summary, next_commands, plan_rows, promised_time, summary_rows
 from training.report.wording import about, duration
@@ -63,7 +62,7 @@ class Recorder:
         now = live.monitor.sample("train")
         used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
         mean, speed = loss / max(labels, 1), tokens / seconds
-        reading = Reading(live.state.step, mean, rate, speed, used, self._peak_bytes(), plan.budget_bytes)
+        step, peak = live.state.step, self._peak_bytes()
         figures = mean_metrics(live.engine.walk.objective, labels, live.group)
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:
@@ -75,26 +74,25 @@ class Recorder:
         if left is not None:
             figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}
             time_left = say(
-                "step {step}: {time} left, from the steps so far", step=reading.step, time=about(left.seconds, left.low, left.high)
+                "step {step}: {time} left, from the steps so far", step=step, time=about(left.seconds, left.low, left.high)
             )  # fmt: skip
         logger.debug(
-            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}", reading.step, mean, rate, speed,
-            *map(format_size, (used, reading.peak_bytes, plan.budget_bytes)),
+            "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}", step, mean, rate, speed,
+            *map(format_size, (used, peak, plan.budget_bytes)),
         )  # fmt: skip
-        log.progress.step(reading)
         log.event(
-            "step", time_left, step=reading.step, loss=mean, learning_rate=rate, tokens=tokens,
+            "step", time_left, step=step, loss=mean, learning_rate=rate, tokens=tokens,
             seconds=round(seconds, 4), tokens_per_second=round(speed, 1),
             batch_size_per_gpu=plan.choice.batch_size_per_gpu,
             gradient_accumulation_steps=plan.choice.gradient_accumulation_steps, memory_bytes=used,
-            peak_bytes=reading.peak_bytes, time=round(time.time(), 2), **figures,
+            peak_bytes=peak, budget_bytes=plan.budget_bytes, time=round(time.time(), 2), **figures,
         )  # fmt: skip
         if self._first_over is None and self._counted_peak_bytes() > plan.budget_bytes:
-            self._first_over = reading.step
+            self._first_over = step
             log.tell(
                 say(
                     "step {step}: the peak of {peak} is over the budget of {budget}; the run goes on, saves, and ends with exit code 3",
-                    step=reading.step, peak=format_size(reading.peak_bytes), budget=format_size(plan.budget_bytes),
+                    step=step, peak=format_size(peak), budget=format_size(plan.budget_bytes),
                 )
             )  # fmt: skip
 

@@ -18,11 +18,11 @@ from training.budget.keeping import ADVICE, NOTHING_LEFT
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun
-from training.report.results import named_rows
 from training.report.summary import resume_command
 from training.saving import save
 
 CHANGED = "weights were changed already"
+SHOWN_ROWS = 8
 
 
 def after_step(live: LiveRun, outcome: Outcome, number: int) -> None:
@@ -102,7 +102,9 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     divergence.skip(to_blame, seen_at=number)
     rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
     where = live.group.first_of(live.engine.checks.first)
-    values = {"step": to_blame, "rows": named_rows(rows)}
+    shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
+    further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
+    values = {"step": to_blame, "rows": f"row{'s' * (len(rows) > 1)} {shown}{further} of the training data"}
     report = say("step {step}: inf or nan; left out {rows}", **values)
     if where:
         report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)

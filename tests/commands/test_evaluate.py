@@ -28,10 +28,9 @@ from model.lora.form import LoraSettings
 from settings.errors import DoesNotFit, UserError
 from tests.training.small_trained import save_trained
 from training.evaluation import samples as answering
-from training.evaluation.samples import generate_metrics
+from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
-from training.report.results import Sample
 from training.start.adapters import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,7 +13,30 @@ from engine.micro_batches import to_micro_batch
 from engine.objectives.objective import Objective
 from engine.walk import Walk
 from training.processes.group import Group
-from training.report.results import Evaluation
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss per label token over `rows` rows of all processes; of preferences, per pair of answers.
+
+    Args:
+        tokens: what the mean is over. metrics: further figures of the objective, means as well.
+    """
+
+    loss: float
+    tokens: int
+    rows: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def figures(self) -> dict[str, float]:
+        """Name -> number, as metrics.jsonl tells it."""
+        told = {"loss": self.loss, "perplexity": self.perplexity, "rows": self.rows, "tokens": self.tokens}
+        return {**told, **self.metrics}
 
 
 def evaluate(walk: Walk, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,13 +23,21 @@ from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
-from training.report.results import Sample
 from training.report.run_log import RunLog
 
 CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
 READ_ROWS = 64  # at once, where nothing is answered
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer beside what the data says."""
+
+    prompt: str
+    answer: str
+    reference: str
 
 
 def generate_metrics(

@@ -22,8 +22,7 @@ from loguru import logger
 from language import english
 from run_files import EventReader
 from screen import visible
-from settings.errors import UserError, reason_of
-from storage import atomic_file
+from storage import atomic_file, writing
 
 LOG_PREFIX = "chat_trainer_low_mem_"
 HALVES = "backslashreplace"  # half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape
@@ -51,13 +50,11 @@ def open_log(
     logger.remove()
     if not is_main:
         return None
-    try:
+    with writing("log_dir", log_dir):
         Path(log_dir).mkdir(parents=True, exist_ok=True)
         file = _new_file(Path(log_dir), run_name)
-        # diagnose would write the values of variables, texts of the user among them
-        logger.add(_LogFile(file), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
-    except OSError as error:
-        raise _unwritable(log_dir, error) from None
+    # diagnose would write the values of variables, texts of the user among them
+    logger.add(_LogFile(file), level="TRACE", format=LINE, backtrace=False, diagnose=False, catch=False)
     tell = console or (lambda text: print(text, file=sys.stderr))
     logger.add(lambda message: tell(str(message).rstrip("\n")), level="WARNING", format="{level.name}: {message}")
     _open_log = Path(file.name)
@@ -72,13 +69,11 @@ def _new_file(folder: Path, run_name: str) -> TextIO:
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + second))
         with suppress(FileExistsError):
             path = folder / f"{LOG_PREFIX}{stamp}_{run_name}.log"
-            return open(path, "x", encoding="utf8", opener=_at_the_end)
+            # every line goes behind the last one, also where another program has emptied the file, as logrotate's copytruncate does
+            return open(
+                path, "x", encoding="utf8", opener=lambda path, flags: os.open(path, flags | os.O_APPEND, 0o666)
+            )
     raise FileExistsError(errno.EEXIST, f"{MOST_STARTS} logs of {run_name} begin in this minute")
-
-
-def _at_the_end(path: str, flags: int) -> int:
-    """Every line goes behind the last one, also where another program has emptied the file, as logrotate's copytruncate does."""
-    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 class _LogFile:
@@ -89,11 +84,9 @@ class _LogFile:
 
     def write(self, line: str) -> None:
         """Append a line and flush it."""
-        try:
+        with writing("log_dir", self._folder):
             self._file.write(visible(line))
             self._file.flush()
-        except OSError as error:
-            raise _unwritable(self._folder, error) from None
 
     def stop(self) -> None:
         """Close the file, as loguru asks at the end; what a full disk has not taken is lost, and has been told."""
@@ -138,24 +131,20 @@ class MetricsFile:
 
     def __init__(self, path: Path, keep_until: int | None = None) -> None:
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._open("w" if keep_until is None else "a")
-        except OSError as error:
-            raise _unwritable(path.parent, error) from None
+        self._open("w" if keep_until is None else "a")
         if keep_until is not None:
             self.truncate_after(keep_until)
 
     def _open(self, mode: str) -> None:
-        self._file = self.path.open(mode, encoding="utf8", errors=HALVES)
+        with writing("log_dir", self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open(mode, encoding="utf8", errors=HALVES)
 
     def write(self, event: dict[str, Any]) -> None:
         """Append one event, of what JSON knows."""
-        try:
+        with writing("log_dir", self.path.parent):
             self._file.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise _unwritable(self.path.parent, error) from None
 
     def truncate_after(self, step: int, spared: str | None = None) -> None:
         """Drop the events of later steps, and lines that are no event, such as the torn last line of a killed run.
@@ -167,14 +156,15 @@ class MetricsFile:
         Memory: one line.
         """
         self._file.close()
-        try:
-            with atomic_file(self.path) as shorter, shorter.open("w", encoding="utf8", errors=HALVES) as new:
-                for event in EventReader(self.path).events():
-                    if event.get("step", 0) <= step or event["event"] == spared:
-                        new.write(json.dumps(event, ensure_ascii=False) + "\n")
-            self._open("a")
-        except OSError as error:
-            raise _unwritable(self.path.parent, error) from None
+        with (
+            writing("log_dir", self.path.parent),
+            atomic_file(self.path) as shorter,
+            shorter.open("w", encoding="utf8", errors=HALVES) as new,
+        ):
+            for event in EventReader(self.path).events():
+                if event.get("step", 0) <= step or event["event"] == spared:
+                    new.write(json.dumps(event, ensure_ascii=False) + "\n")
+        self._open("a")
 
     def close(self) -> None:
         """Close the file. Each line was flushed: one that a full disk has not taken has been told."""
@@ -194,9 +184,3 @@ def plain(value: Any) -> Any:
         value = value.item()
     value = english(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _unwritable(folder: str | Path, error: OSError) -> UserError:
-    return UserError(
-        f"--log_dir = {folder}, cannot be written: {reason_of(error)}; free space or choose another log_dir"
-    )

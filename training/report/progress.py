@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from language import Said, say
 from screen import raw, visible
@@ -26,19 +25,7 @@ if TYPE_CHECKING:
 
 UNTIMED_STEPS = 3  # the first steps warm caches up and would spoil the estimate of the time left
 BAR_WIDTH = 24
-
-
-@dataclass
-class Reading:
-    """What one step tells. Bytes are those of the process tree, or of the device where it has its own memory."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    tokens_per_second: float
-    memory_bytes: int
-    peak_bytes: int
-    budget_bytes: int
+Event = Mapping[str, Any]  # of a step, as metrics.jsonl has it
 
 
 class Progress:
@@ -99,15 +86,17 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def step(self, reading: Reading) -> None:
+    def step(self, event: Event) -> None:
         """Show one finished step."""
-        left = self.seconds_left = self._seconds_left(reading.step)
+        number = event["step"]
+        seconds = self.seconds_left = self._seconds_left(number)
+        left = "" if seconds is None else say("{time} left", time=duration(seconds))
         if not self.is_main or self._is_quiet:
             return
         if self._live is not None:
-            self._live.update(_live_lines(reading, self.max_steps, left))
-        elif reading.step % self.log_steps == 0 or reading.step in (self.start_step + 1, self.max_steps):
-            self._print([plain_line(reading, self.max_steps, left)])
+            self._live.update(_live_lines(event, self.max_steps, left))
+        elif number % self.log_steps == 0 or number in (self.start_step + 1, self.max_steps):
+            self._print([_plain_line(event, self.max_steps, left)])
 
     def note(self, text: str) -> None:
         """Show sentences, one a line, above the live lines."""
@@ -170,53 +159,49 @@ def _hanging(rows: Sequence[Sequence[str]], lines: Sequence[str]) -> int:
     return max((width(line) - width(row[-1]) for row, line in zip(rows, lines, strict=True) if row), default=0)
 
 
-def plain_line(reading: Reading, max_steps: int, seconds_left: float | None) -> str:
+def _plain_line(event: Event, max_steps: int, left: str) -> str:
     """One step as one line of text."""
-    step = say("step {step}/{total} {share}", step=f"{reading.step:>{len(str(max_steps))}}", total=max_steps,
-               share=f"{reading.step / max_steps:4.0%}")  # fmt: skip
+    number, share = f"{event['step']:>{len(str(max_steps))}}", f"{event['step'] / max_steps:4.0%}"
     parts = [
-        step,
-        say("loss {loss}", loss=f"{reading.loss:.3f}"),
-        say("lr {rate}", rate=f"{reading.learning_rate:.1e}"),
-        say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"),
-        say("memory {memory}", memory=_memory_words(reading)),
+        say("step {step}/{total} {share}", step=number, total=max_steps, share=share),
+        say("loss {loss}", loss=f"{event['loss']:.3f}"),
+        say("lr {rate}", rate=f"{event['learning_rate']:.1e}"),
+        say("{speed} tokens/s", speed=f"{event['tokens_per_second']:,.0f}"),
+        say("memory {memory}", memory=_memory_words(event)),
     ]
-    if seconds_left is not None:
-        parts.append(_left(seconds_left))
-    return "  ".join(parts)
+    return "  ".join([*parts, left] if left else parts)
 
 
-def _left(seconds: float) -> Said:
-    return say("{time} left", time=duration(seconds))
-
-
-def _memory_words(reading: Reading) -> Said:
-    now, peak, budget = (format_size(size) for size in (reading.memory_bytes, reading.peak_bytes, reading.budget_bytes))
+def _memory_words(event: Event) -> Said:
+    now, peak, budget = (format_size(event[name]) for name in ("memory_bytes", "peak_bytes", "budget_bytes"))
     return say("{now}, peak {peak} of {budget}", now=now, peak=peak, budget=budget)
 
 
-def _live_lines(reading: Reading, max_steps: int, seconds_left: float | None) -> RenderableType:
+def _live_lines(event: Event, max_steps: int, left: str) -> RenderableType:
     """One line a metric: name, bar where it has an end, figures; each cut where the terminal is narrow."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    share = min(reading.peak_bytes / max(reading.budget_bytes, 1), 1.0)  # the peak may pass the budget; a bar cannot
+    step = event["step"]
+    share = min(event["peak_bytes"] / max(event["budget_bytes"], 1), 1.0)  # the peak may pass the budget; a bar cannot
     color = "red" if share > 0.97 else "yellow" if share > 0.85 else "green"
-    done = ProgressBar(max_steps, reading.step, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
-    used = ProgressBar(1.0, share, width=BAR_WIDTH, complete_style=color, finished_style=color)
-    steps = f"{reading.step}/{max_steps} {reading.step / max_steps:.0%}"
-    if seconds_left is not None:
-        steps = "  ".join([steps, _left(seconds_left)])
     lines = Table.grid(padding=(0, 2))
-    lines.add_column(no_wrap=True)
-    lines.add_column(no_wrap=True)
-    lines.add_column(no_wrap=True, overflow="ellipsis")
+    for _ in range(3):
+        lines.add_column(no_wrap=True)
     rows: list[tuple[str, RenderableType, str]] = [
-        (say("step"), done, steps),
-        (say("memory"), used, _memory_words(reading)),
-        (say("loss"), f"{reading.loss:.3f}", say("learning rate {rate}", rate=f"{reading.learning_rate:.1e}")),
-        (say("speed"), say("{speed} tokens/s", speed=f"{reading.tokens_per_second:,.0f}"), ""),
+        (
+            say("step"),
+            ProgressBar(max_steps, step, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan"),
+            "  ".join([f"{step}/{max_steps} {step / max_steps:.0%}", left]),
+        ),
+        (
+            say("memory"),
+            ProgressBar(1.0, share, width=BAR_WIDTH, complete_style=color, finished_style=color),
+            _memory_words(event),
+        ),
+        (say("loss"), f"{event['loss']:.3f}", say("learning rate {rate}", rate=f"{event['learning_rate']:.1e}")),
+        (say("speed"), say("{speed} tokens/s", speed=f"{event['tokens_per_second']:,.0f}"), ""),
     ]
     for name, middle, figures in rows:
         lines.add_row(Text(name), Text(middle) if isinstance(middle, str) else middle, Text(figures))

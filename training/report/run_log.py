@@ -38,7 +38,7 @@ class RunLog:
 
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
-        monitor: whose records are events.
+        monitor: whose records are events. sign: of life; its own context ends it.
         listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" wishes for that behind the
             step. clock: seconds that only grow.
     Raises:
@@ -51,6 +51,7 @@ class RunLog:
         start_step: int,
         monitor: Monitor,
         is_main: bool,
+        sign: Heartbeat,
         *,
         listeners: Sequence[Listener] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -61,24 +62,23 @@ class RunLog:
         self._step, self._max_steps = start_step, int(train.max_steps)
         self.progress = Progress(self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet)
         self._file = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
-        folder = Path(run.log_dir, run.run_name)
-        self.path, self._metrics = folder / METRICS_FILE, None
+        self.path, self._metrics = Path(run.log_dir, run.run_name, METRICS_FILE), None
+        self._is_main, self._sign = is_main, sign
         self._sinks: list[Callable[[dict[str, Any]], None]] = []
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
             self._sinks = [self._metrics.write, *(partial(self._ask, listener) for listener in listeners)]
         monitor.on_record = lambda record: self.event("memory", **record)
-        self._heartbeat = Heartbeat(folder, self._signs, is_main)
 
     def __enter__(self) -> RunLog:
         self.progress.start()
-        self._heartbeat.__enter__()
+        if self._is_main:
+            self._sign.run(self.path.parent, self._signs)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._heartbeat.__exit__(kind, error, trace)
         with suppress(UserError):  # a full disk, which has been told
             for line in ending_lines(error):
                 logger.info("ended: {}", line)
@@ -95,6 +95,7 @@ class RunLog:
         record = {"event": name, **{key: plain(value) for key, value in fields.items()}}
         if name == "step":
             self._step = fields["step"]
+            self.progress.step(fields)
         for sink in self._sinks:
             sink(record)
         if sentence:
@@ -132,7 +133,7 @@ class RunLog:
     def wish(self) -> str:
         """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
         wish, self._wish = self._wish, ""
-        return wish or self._heartbeat.wish()
+        return wish or self._sign.wish()
 
     def seconds(self) -> float:
         """Since the log was opened."""

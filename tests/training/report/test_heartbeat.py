@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from settings.errors import UserError
 from training.processes.interrupts import Interrupts, ends_like_ctrl_c, interrupt_main_thread
 from training.report import heartbeat
 from training.report.endings import SAVE, STOP, Interrupted
-from training.report.heartbeat import PREPARING_FILE, Beginning, Heartbeat
+from training.report.heartbeat import PREPARING_FILE, Heartbeat
 
 
 def told(folder: Path) -> dict[str, Any]:
@@ -24,41 +23,56 @@ def told(folder: Path) -> dict[str, Any]:
     return record
 
 
-def test_a_run_beats_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats: list[int] = []
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
-    with Heartbeat(tmp_path, lambda: {"step": beats.append(1) or 3}):  # type: ignore[func-returns-value]
-        record = told(tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_a_run_beats_while_it_prepares_and_until_it_has_ended(tmp_path: Path) -> None:
+    folder, beats = tmp_path / "logs" / "one", list[int]()
+    folder.mkdir(parents=True)
+    (folder / PREPARING_FILE).write_text('{"rows": 5}')
+    with Heartbeat() as sign:
+        sign.begin(folder, lambda: {"kind": "pretrain"})
+        record = told(folder)
+        assert (record["state"], record["kind"], record["doing"]) == ("starting", "pretrain", {"rows": 5})
+        sign.run(folder, lambda: {"step": beats.append(1) or 3})  # type: ignore[func-returns-value]
+        record = told(folder)
         while len(beats) < 4:
             pass
     assert (record["state"], record["step"], record["process"]) == ("running", 3, os.getpid())
-    assert told(tmp_path)["state"] == "done"
+    assert told(folder)["state"] == "done" and not (folder / PREPARING_FILE).exists()
 
 
 @pytest.mark.parametrize(
     ("error", "state", "reason"),
     [
         (Interrupted("stopped after step 4"), "stopped", "stopped after step 4"),
-        (KeyboardInterrupt(), "stopped", ""),
         (UserError("a = 1, is wrong", "b = 2, too"), "failed", "a = 1, is wrong\nb = 2, too"),
         (ValueError("odd"), "failed", "ValueError: odd"),
     ],
 )
 def test_its_last_beat_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str, reason: str) -> None:
-    with pytest.raises(type(error)), Heartbeat(tmp_path, dict):
+    with pytest.raises(type(error)), Heartbeat() as sign:
+        sign.run(tmp_path, dict)
         raise error
     assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == (state, reason)
 
 
 def test_a_wish_is_heard_once_by_the_main_process(tmp_path: Path) -> None:
     (tmp_path / REQUEST_FILE).write_text("save\n")
-    with Heartbeat(tmp_path, dict, is_main=False) as other:
+    with Heartbeat() as other:
         assert other.wish() == "" and [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
-    with Heartbeat(tmp_path, dict) as beating:
+    with Heartbeat() as beating:
+        beating.run(tmp_path, dict)
         assert [beating.wish(), beating.wish()] == [SAVE, ""]
         for content in (b"delete", b"\xff\xfe", b"", b"stop" * 99):
             (tmp_path / REQUEST_FILE).write_bytes(content)
             assert beating.wish() == "" and not (tmp_path / REQUEST_FILE).exists()
+    with Interrupts(is_main=False) as interrupts:
+        assert interrupts.hear(SAVE) == (0, 1)
+        assert interrupts.hear(STOP) == (1, 0) and interrupts.hear("") == (1, 0), "as a first signal"
 
 
 def never() -> None:
@@ -66,85 +80,46 @@ def never() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "one"
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
-    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c(), Beginning(interrupt_main_thread) as sign:
+    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c(), Heartbeat(interrupt_main_thread) as sign:
         sign.begin(folder, dict)
         (folder / REQUEST_FILE).write_text("stop\n")
         threading.Event().wait()  # as for a child that prepares
     assert list(tmp_path.iterdir()) == [], "it had come to nothing that is kept"
 
 
-def test_where_nothing_waits_for_sigterm_it_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        interrupt_main_thread()
-        with ends_like_ctrl_c():
-            interrupt_main_thread()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupt_main_thread()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert sent == [signal.SIGINT, signal.SIGTERM]
-
-
-def test_a_wish_to_stop_is_a_first_signal() -> None:
-    with Interrupts(is_main=False) as interrupts:
-        assert interrupts.hear(SAVE) == (0, 1)
-        assert interrupts.hear("") == (0, 0)
-        assert interrupts.hear(STOP) == (1, 0) and interrupts.stop_requested
-        assert interrupts.hear("") == (1, 0)
-
-
-def test_a_run_that_prepares_gives_signs_and_says_how_far_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "logs" / "one"
-    folder.mkdir(parents=True)
-    (folder / PREPARING_FILE).write_text('{"rows": 5}')
-    with Beginning(never) as sign:
-        sign.begin(folder, lambda: {"kind": "pretrain"})
-        record = told(folder)
-        assert (record["state"], record["kind"], record["doing"], record["process"]) == (
-            "starting", "pretrain", {"rows": 5}, os.getpid(),
-        )  # fmt: skip
-        sign.leave()
-    assert told(folder) == record and not (folder / PREPARING_FILE).exists(), "its own heartbeat goes on from there"
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("wish", "is_main_thread"), [("save", True), ("stop", False)])
 def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str, is_main_thread: bool
+    tmp_path: Path, wish: str, is_main_thread: bool
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.001)
     (tmp_path / REQUEST_FILE).write_text("stop")  # of an earlier part of the run: forgotten
+    heard: list[str] = []
 
     def prepare() -> None:
         beats: list[int] = []
-        with Beginning(never) as sign:
+        with Heartbeat(never) as sign:
             sign.begin(tmp_path, lambda: {"step": beats.append(1)})
             (tmp_path / REQUEST_FILE).write_text(wish)
             while len(beats) < 4:
                 pass
-            sign.leave()
+            sign.run(tmp_path, dict)
+            heard.append(sign.wish())
 
     worker = threading.Thread(target=prepare)
     prepare() if is_main_thread else worker.start() or worker.join()  # type: ignore[func-returns-value]
-    assert Heartbeat(tmp_path, dict).wish() == wish
+    assert heard == [wish]
 
 
 def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
-    with Beginning(never) as sign:
-        sign.leave()  # before it has begun
     for earlier in (None, {"state": "done"}):
         folder = tmp_path / "logs" / "one"
         if earlier:
             folder.mkdir(parents=True)
             (folder / HEARTBEAT_FILE).write_text(json.dumps(earlier))
-        with pytest.raises(UserError), Beginning(never) as sign:
+        with pytest.raises(UserError), Heartbeat(never) as sign:
             sign.begin(folder, dict)
-            assert told(folder)["state"] == "starting" and told(folder)["doing"] is None
+            assert told(folder)["state"] == "starting"
             raise UserError("seed = x, is wrong")
         assert told(folder) == earlier if earlier else not any(tmp_path.iterdir())

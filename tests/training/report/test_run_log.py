@@ -21,6 +21,7 @@ from settings.errors import UserError
 from tests.training.small_runs import configuration
 from training.report import log_files
 from training.report.endings import Interrupted
+from training.report.heartbeat import Heartbeat
 from training.report.log_files import MetricsFile, close_log, log_crash, open_log
 from training.report.run_log import RunLog, ending_lines
 
@@ -37,7 +38,9 @@ def no_open_log() -> Iterator[None]:
 
 def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    with RunLog(configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), True, listeners=[heard.append]) as log:
+    with RunLog(
+        configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), True, Heartbeat(), listeners=[heard.append]
+    ) as log:
         log.event("eval", "better", step=1, loss=np.float32(2.5), rows=np.int64(3), folder=Path("a"), rate=float("nan"))
         log.event("sample", answer="二\n行", nested={"x": [1, float("inf")]}, name="caf\udce9")
         lines = log.path.read_bytes().splitlines()  # before it is closed
@@ -50,9 +53,14 @@ def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = RunLog(
-        configuration(tmp_path, "told"), 0, Monitor(2**30, pick("cpu")), False, listeners=[lambda event: 1 / 0]
+        configuration(tmp_path, "told"),
+        0,
+        Monitor(2**30, pick("cpu")),
+        False,
+        Heartbeat(),
+        listeners=[lambda event: 1 / 0],
     )
-    log.event("step", "said", step=1)
+    log.event("eval", "said", step=1)
     log.rewind(0)
     logger.error("unheard")
     assert list(tmp_path.iterdir()) == []

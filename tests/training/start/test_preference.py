@@ -18,9 +18,8 @@ from memory.cost.work import Choice
 from model.lora.adapter import adapters_of
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.evaluation.losses import evaluate, mean_metrics
+from training.evaluation.losses import Evaluation, evaluate, mean_metrics
 from training.processes.group import Group
-from training.report.results import Evaluation
 from training.start.beginning import begin
 from training.start.building import Engine, build
 from training.start.reference import attach_reference
