@@ -13,7 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _run(program: str | Path, words: Sequence[str], out: Path, error: Path, environment: Mapping[str, str]) -> None:
+def _run(
+    program: str | Path, words: Sequence[str], out: Path, error: Path, environment: Mapping[str, str], folder: Path
+) -> None:
+    os.chdir(folder)
     for handle, path in ((1, out), (2, error)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
     os.environ.clear()
@@ -29,16 +32,21 @@ def _run(program: str | Path, words: Sequence[str], out: Path, error: Path, envi
 
 
 def start(
-    program: str | Path, words: Sequence[str], out: Path, error: Path, environment: Mapping[str, str]
+    program: str | Path,
+    words: Sequence[str],
+    out: Path,
+    error: Path,
+    environment: Mapping[str, str],
+    folder: Path = ROOT,
 ) -> BaseProcess:
     """Run code, or a file of it, in a child process.
 
     Args:
-        words: its `sys.argv[1:]`. out, error: files for what it prints. environment: all of its variables.
+        words: its `sys.argv[1:]`. out, error: files for what it prints. environment: all of its variables. folder: where it runs.
     """
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["torch"])
-    child = context.Process(target=_run, args=(program, list(words), out, error, dict(environment)))
+        context.set_forkserver_preload(["torch", "accelerate"])
+    child = context.Process(target=_run, args=(program, list(words), out, error, dict(environment), folder))
     child.start()
     return child

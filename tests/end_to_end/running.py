@@ -7,9 +7,12 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # models this small only wait for each other with two threads, above all on a busy machine
@@ -47,10 +50,16 @@ class Place:
         return [str(ROOT / "train_low_mem.py"), name, *own, *flags]
 
     def run(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:
-        """Run a command to its end."""
-        return subprocess.run(
-            [*launcher, *self.command(name, *flags)], cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True
-        )
+        """Run a command to its end, in a child with torch imported unless a launcher starts it."""
+        command = self.command(name, *flags)
+        if launcher == (sys.executable,) and "PYTHONPATH" not in ENVIRONMENT:  # which may bring faults
+            with tempfile.TemporaryDirectory() as folder:
+                out, error = Path(folder, "out"), Path(folder, "error")
+                child = warm.start(Path(command[0]), command[1:], out, error, ENVIRONMENT, self.folder)
+                child.join()
+                assert child.exitcode is not None
+                return Run(command, child.exitcode, out.read_text("utf8"), error.read_text("utf8"))
+        return subprocess.run([*launcher, *command], cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True)
 
     def do(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:
         """Run a command that has to succeed."""
