@@ -9,7 +9,7 @@ the user fixed is left as long as something else helps. Where nothing is left, t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -116,7 +116,7 @@ class Keeper:
             self.before("epoch", done)
 
     def after_step(self, step: int) -> bool:
-        """Clean if it is time or needed, and look at the budget. Returns whether `plan` has changed."""
+        """Clean if it is time or needed, and look at what is held. Returns whether `plan` has changed."""
         self._steps += 1
         before = self.plan
         if self._steps >= SETTLED_STEPS and self.plan is self._first_plan:
@@ -126,24 +126,17 @@ class Keeper:
         record = self.cleaner.after_step(step)
         if record is not None:
             self._cleaned(step, record)
-        elif self._monitor.pressure() > PRESSURE and self._clock() >= self._rest_until:
-            self._relieve(step)
-        self._watch_peak(step)
-        self._watch_growth(step)
-        if self.plan.choice.malloc == "untrimmed" and self._monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
-            self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
-            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
-        if self._clock() - self._looked >= LOOK_SECONDS:
-            self._look(step)
+        for reason, story, target_bytes in self._excesses(step, is_clean=record is not None):
+            self._shrink(step, reason, story, target_bytes)
         return self.plan is not before
 
     def after_out_of_memory(self, error: BaseException, step: int) -> None:
         """Free the failed step and take a smaller way; the caller runs the same rows again, or ends if `exhausted`."""
         shortage = free_failed(error, self._device)
         fixed = sum(size for name, size in self.plan.components.items() if name in FIXED)
-        wanted = self._plan_within(fixed + SHARE_AFTER_ERROR * (self.plan.peak_bytes - fixed))
         story = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
-        self._shrink(step, "out of memory", story, wanted, shortage)
+        target_bytes = fixed + SHARE_AFTER_ERROR * (self.plan.peak_bytes - fixed)
+        self._shrink(step, "out of memory", story, target_bytes, shortage)
 
     def after_evaluation_out_of_memory(self, error: BaseException, batch_size: int, step: int) -> int:
         """Free the failed evaluation and halve its micro-batch. Returns it; the run is `exhausted` where it was one row."""
@@ -154,88 +147,79 @@ class Keeper:
             self.exhausted = say(told, story=story, advice=say(ADVICE))
             return batch_size
         told = "{story}; continuing with micro-batch {micro}; the same rows are evaluated again"
-        self._recovered(
-            step,
-            "evaluation",
-            "out of memory",
-            say(told, story=story, micro=smaller),
-            batch_size,
-            smaller,
-            None,
-            shortage,
-        )
+        report = say(told, story=story, micro=smaller)
+        self._recovered(step, "evaluation", "out of memory", report, batch_size, smaller, None, shortage)
         self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=smaller))
         return smaller
 
     # --- a smaller way ---
 
-    def _look(self, step: int) -> None:
-        """Measure the budget again; where the plan is over it, plan again for what is left."""
+    def _excesses(self, step: int, is_clean: bool) -> Iterator[tuple[str, str, float]]:
+        """Why the run is to hold less from here on: the reason, its story, and what a plan may hold at most.
+
+        Args:
+            is_clean: whether memory was cleaned after this step.
+        """
+        monitor, separate, pressure = self._monitor, self._device.is_separate_memory, self._monitor.pressure()
+        if not is_clean and pressure > PRESSURE and self._clock() >= self._rest_until:
+            began = self._clock()
+            self._cleaned(step, self.cleaner.under_pressure())
+            if (pressure := monitor.pressure()) > PRESSURE:
+                story = say("{share} of the budget is in use and cleaning did not help", share=f"{pressure:.0%}")
+                yield "pressure", story, self.plan.peak_bytes * PRESSURE / max(pressure, 1.0)
+            self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
+        peak, most = monitor.counted_peak_bytes, self.plan.budget_bytes
+        if not separate and peak > most and monitor.counted_phase == "train":  # whatever the plan said
+            told = "the peak of {peak} was over the budget of {budget}"
+            story = say(told, peak=format_size(peak), budget=format_size(most))
+            yield "peak", story, self.plan.peak_bytes * most / peak
+            self._count_anew(step)
+        if separate:
+            share = self._device.memory_peak_bytes() / max(1, self._room(self.budget))
+        else:
+            share = monitor.peak_bytes / monitor.budget_bytes
+        growth = self._growth.after_step(monitor.pressure(), share)
+        if (
+            left := self._growth.steps_left(growth, share)
+        ) is not None:  # it is cleaned once, then the run is made smaller
+            pace, told = (
+                int(growth * monitor.budget_bytes),
+                "memory grows by {pace} a step and would reach the budget in {steps}",
+            )
+            self._log.tell(say(told, pace=format_size(pace), steps=counted(left, "step")))
+            self._growth.forget()
+            if self._has_cleaned_growth:
+                yield (
+                    "growth",
+                    say("memory still grows after cleaning"),
+                    self.plan.peak_bytes / (1.0 + FORESIGHT * growth),
+                )
+            else:
+                self._has_cleaned_growth = True
+                self._cleaned(step, self.cleaner.under_pressure())
+        if self.plan.choice.malloc == "untrimmed" and monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
+            self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
+            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
+        if self._clock() - self._looked < LOOK_SECONDS:
+            return
         self._looked = self._clock()
         now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
         room, expected = self._room(now), int(self.plan.peak_bytes * self._ratio)
         if room < self._room(self.budget):
             self.budget = now
-            self._monitor.watch(max(now.host_bytes, 1), from_now=True)
-        drift = min(DRIFT_BYTES, now.margin_bytes)
-        if room + drift < min(self.plan.budget_bytes, expected):
+            monitor.watch(max(now.host_bytes, 1), from_now=True)
+        if room + min(DRIFT_BYTES, now.margin_bytes) < min(self.plan.budget_bytes, expected):
             story = say(
                 "the budget is now {size} ({why}), planned was {planned}",
                 size=format_size(self._room(self.budget)), why=self.budget.binding, planned=format_size(expected),
             )  # fmt: skip
-            self._shrink(step, "budget", story, self._plan_within(room / self._ratio))
-
-    def _relieve(self, step: int) -> None:
-        """Clean at once; where that does not help, run in a smaller way, by as much as is used beyond what may be."""
-        began = self._clock()
-        self._cleaned(step, self.cleaner.under_pressure())
-        pressure = self._monitor.pressure()
-        if pressure > PRESSURE:
-            story = say("{share} of the budget is in use and cleaning did not help", share=f"{pressure:.0%}")
-            wanted = self._plan_within(self.plan.peak_bytes * PRESSURE / max(pressure, 1.0))
-            self._shrink(step, "pressure", story, wanted)
-        self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
-
-    def _watch_peak(self, step: int) -> None:
-        """Where a step has gone over the budget, whatever the plan said, run in a smaller way, by as much as it was above; then
-        count anew.
-        """
-        peak, most, monitor = self._monitor.counted_peak_bytes, self.plan.budget_bytes, self._monitor
-        if self._device.is_separate_memory or peak <= most or monitor.counted_phase != "train":
-            return
-        told = "the peak of {peak} was over the budget of {budget}"
-        story = say(told, peak=format_size(peak), budget=format_size(most))
-        self._shrink(step, "peak", story, self._plan_within(self.plan.peak_bytes * most / peak))
-        self._count_anew(step)
-
-    def _watch_growth(self, step: int) -> None:
-        """Answer growth that would reach the budget soon: clean and tell once, then run in a smaller way."""
-        if self._device.is_separate_memory:
-            peak = self._device.memory_peak_bytes() / max(1, self._room(self.budget))
-        else:
-            peak = self._monitor.peak_bytes / self._monitor.budget_bytes
-        growth = self._growth.after_step(self._monitor.pressure(), peak)
-        left = self._growth.steps_left(growth, peak)
-        if left is None:
-            return
-        pace = format_size(int(growth * self._monitor.budget_bytes))
-        told = "memory grows by {pace} a step and would reach the budget in {steps}"
-        self._log.tell(say(told, pace=pace, steps=counted(left, "step")))
-        self._growth.forget()
-        if not self._has_cleaned_growth:
-            self._has_cleaned_growth = True
-            self._cleaned(step, self.cleaner.under_pressure())
-        else:
-            wanted = self._plan_within(self.plan.peak_bytes / (1.0 + FORESIGHT * growth))
-            self._shrink(step, "growth", say("memory still grows after cleaning"), wanted)
+            yield "budget", story, room / self._ratio
 
     def _shrink(
-        self, step: int, reason: str, story: str, wanted: Plan | None, shortage: Shortage | None = None
+        self, step: int, reason: str, story: str, target_bytes: float, shortage: Shortage | None = None
     ) -> None:
-        """Take the plan that was found; where it would run no other shapes, or there is none, the next smaller ones."""
-        old, smaller = self.plan, wanted
-        if reason != "budget" and (wanted is None or not _runs_smaller(wanted.choice, old.choice)):
-            smaller = self._next_smaller()
+        """Go on by the fastest plan within `target_bytes`; where it would run no other shapes, or there is none, by the next smaller."""
+        old, smaller = self.plan, self._smaller(target_bytes, is_measured=reason != "budget")
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
             over = reason not in ("pressure", "growth", "peak") or self._monitor.pressure() > 1.0
@@ -269,32 +253,32 @@ class Keeper:
             self.first_over = step
         monitor.watch(monitor.budget_bytes, from_now=True)
 
-    def _plan_within(self, target_bytes: float) -> Plan | None:
-        """The fastest way within `target_bytes` and below the present one; None where there is none."""
-        config, target = self._config, min(int(target_bytes), self.plan.peak_bytes - 1)
+    def _smaller(self, target_bytes: float, is_measured: bool) -> Plan | None:
+        """The fastest plan within `target_bytes` and below the present one.
+
+        Where more was measured than was planned, whatever the formulas say of it: one that runs smaller shapes, else with all blocks
+        recomputed, or half the micro-batch; None where both are at their end.
+        """
+        config, choice, target = self._config, self.plan.choice, min(int(target_bytes), self.plan.peak_bytes - 1)
+        found: Plan | None = None
         for relaxation in RELAXATIONS:
             config = config.changed(**relaxation)
-            with suppress(DoesNotFit):
-                return self._make_plan(config, self._with_room(target))
-        return None
-
-    def _next_smaller(self) -> Plan | None:
-        """All blocks recomputed, or half the micro-batch, whatever the formulas say of it; None where both are at their end."""
-        config, choice = self._config, self.plan.choice
+            found = found or self._fitting(config, target)
+        if not is_measured or (found is not None and _runs_smaller(found.choice, choice)):
+            return found
         rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
         if rows == 0:
             return None
-        for relaxation in RELAXATIONS:
-            config = config.changed(**relaxation)
         config = config.changed(batch_size_per_gpu=rows, gradient_checkpointing=True)
-        with suppress(DoesNotFit):
-            return self._make_plan(config, self._with_room(max(self._room(self.budget), self.plan.peak_bytes)))
-        return None
+        return self._fitting(config, max(self._room(self.budget), self.plan.peak_bytes))
 
-    def _with_room(self, room_bytes: int) -> Budget:
+    def _fitting(self, config: Config, room_bytes: int) -> Plan | None:
+        budget = replace(self.budget, host_bytes=room_bytes)
         if self._device.is_separate_memory:
-            return replace(self.budget, device_bytes=room_bytes)
-        return replace(self.budget, host_bytes=room_bytes)
+            budget = replace(self.budget, device_bytes=room_bytes)
+        with suppress(DoesNotFit):
+            return self._make_plan(config, budget)
+        return None
 
     def _room(self, budget: Budget) -> int:
         separate = self._device.is_separate_memory and budget.device_bytes is not None

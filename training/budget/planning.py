@@ -7,7 +7,7 @@ was measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,20 +62,26 @@ def resolve_here(
     """
     machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
     machine = replace(machine, correction=correction)
+    rows = rows or rows_of(begin, machine)
+
+    def decide(on: Machine, earlier: Choice | None, anew: Collection[str] = ()) -> RunSpec:
+        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
+        return resolve(
+            begin.config, on, rows, done=begin.state.step, earlier=earlier, anew=anew, precision=precision, homes=homes
+        )
+
     earlier = begin.state.choice
-    planner = _Planner(begin, machine, rows or rows_of(begin, machine), precision, homes)
-    anew = newly_asked(begin.config, begin.state.asked)
-    spec = planner.resolve(Choice(**choice_fields(earlier)) if earlier else None, anew)
-    if not may_probe:
-        return spec
+    spec = decide(
+        machine, Choice(**choice_fields(earlier)) if earlier else None, newly_asked(begin.config, begin.state.asked)
+    )
     asked = begin.config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
-    if asked is False or (asked == AUTO and not is_near):
+    if not may_probe or asked is False or (asked == AUTO and not is_near):
         return spec
     # the child counts to the same budget and the same limits of the system
     beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
-    return planner.probed(spec, beside)
+    return _probed(begin, spec, rows, beside, decide)
 
 
 def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Rows:
@@ -120,91 +126,67 @@ def machine_of(
     )
 
 
-class _Planner:
-    """Resolves one run on one machine, again and again as the probe tells more."""
+def _probed(
+    begin: Start, spec: RunSpec, rows: Rows, beside: int | None, decide: Callable[[Machine, Choice | None], RunSpec]
+) -> RunSpec:
+    """Measure a plan and decide again, until a plan fits that was measured.
 
-    def __init__(
-        self,
-        begin: Start,
-        machine: Machine,
-        rows: Rows,
-        precision: Precision | None = None,
-        homes: Homes | None = None,
-    ) -> None:
-        self.begin, self.machine, self.rows, self.precision, self.homes = begin, machine, rows, precision, homes
+    Args:
+        beside: what a child may take beside this process; where the plan is above it, a smaller one of the same malloc is measured,
+            and what its measurement tells of the formulas corrects the plan. None: the child's memory is another.
+    """
+    told, chosen, machine = list[str](), spec.plan, spec.machine
+    is_measured = False
+    for _ in range(MOST_PROBES):
+        trial: Plan | None = chosen
+        if beside is not None and chosen.peak_bytes > beside:
+            trial = None
+            with suppress(DoesNotFit):
+                trial = decide(replace(machine, budget_bytes=beside), None).plan
+        if trial is None or trial.choice.malloc != chosen.choice.malloc:
+            size = format_size(beside or 0)
+            told.append(say("not probed: a child process may take {size}, too little for any step", size=size))
+            break
+        result = _probe(begin, trial, rows)
+        told.append(_told(result, trial))
+        if result.failed and not result.was_killed:
+            break  # it tells nothing of memory; the plan stands
+        if result.was_killed:
+            correction = machine.correction * AFTER_A_KILL
+        else:
+            is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
+            alone = replace(machine, num_processes=1)  # as the child is, which holds no gradients on their way
+            parts = predict(spec.work, trial.choice, alone)
+            correction = for_later_steps(correction_of(result, parts), parts, is_varied)
+            is_measured = True
+            # what a smaller one takes less says nothing of this one; what it takes more does
+            if trial is not chosen:
+                correction = max(correction, machine.correction)
+        machine = replace(machine, correction=correction)
+        spec = decide(machine, chosen.choice)
+        before, chosen = chosen, spec.plan
+        if not result.was_killed and (chosen.choice == before.choice or trial is not before):
+            break
+    uncorrected = (  # of each phase, as they were predicted before any probe
+        sum(size for name, size in parts.items() if name != CORRECTION) for parts in chosen.phase_parts.values()
+    )
+    unprobed = max(uncorrected) if is_measured else None
+    return replace(spec, plan=replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed))
 
-    def resolve(self, earlier: Choice | None, anew: Collection[str] = ()) -> RunSpec:
-        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
-        done = self.begin.state.step
-        return resolve(
-            self.begin.config, self.machine, self.rows, done=done, earlier=earlier, anew=anew, precision=self.precision, homes=self.homes
-        )  # fmt: skip
 
-    def probed(self, spec: RunSpec, beside: int | None) -> RunSpec:
-        """Measure a plan and resolve again, until a plan fits that was measured.
-
-        Args:
-            beside: what a child may take beside this process; where the plan is above it, a smaller one is measured, and
-                what its measurement tells of the formulas corrects the plan. None: the child's memory is another.
-        """
-        told, chosen = list[str](), spec.plan
-        is_measured = False
-        for _ in range(MOST_PROBES):
-            trial = chosen if beside is None or chosen.peak_bytes <= beside else self._smaller(chosen, beside)
-            if trial is None:
-                size = format_size(beside or 0)
-                told.append(say("not probed: a child process may take {size}, too little for any step", size=size))
-                break
-            result = self._probe(trial)
-            told.append(_told(result, trial))
-            if result.failed and not result.was_killed:
-                break  # it tells nothing of memory; the plan stands
-            if result.was_killed:
-                correction = self.machine.correction * AFTER_A_KILL
-            else:
-                is_varied = len(trial.choice.source_sizes) > 1 or len(trial.choice.target_sizes) > 1
-                alone = replace(self.machine, num_processes=1)  # as the child is, which holds no gradients on their way
-                parts = predict(spec.work, trial.choice, alone)
-                correction = for_later_steps(correction_of(result, parts), parts, is_varied)
-                is_measured = True
-                # what a smaller one takes less says nothing of this one; what it takes more does
-                if trial is not chosen:
-                    correction = max(correction, self.machine.correction)
-            self.machine = replace(self.machine, correction=correction)
-            spec = self.resolve(chosen.choice)
-            before, chosen = chosen, spec.plan
-            if not result.was_killed and (chosen.choice == before.choice or trial is not before):
-                break
-        uncorrected = (  # of each phase, as they were predicted before any probe
-            sum(size for name, size in parts.items() if name != CORRECTION) for parts in chosen.phase_parts.values()
-        )
-        unprobed = max(uncorrected) if is_measured else None
-        told_of = replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed)
-        return replace(spec, plan=told_of)
-
-    def _smaller(self, chosen: Plan, most_bytes: int) -> Plan | None:
-        """A plan with the same malloc that a child can measure within `most_bytes`; None: there is none."""
-        machine = replace(self.machine, budget_bytes=most_bytes)
-        smaller = _Planner(self.begin, machine, self.rows, self.precision, self.homes)
-        with suppress(DoesNotFit):
-            trial = smaller.resolve(None).plan
-            return trial if trial.choice.malloc == chosen.choice.malloc else None
-        return None
-
-    def _probe(self, chosen: Plan) -> ProbeResult:
-        choice, made = chosen.choice, self.begin.prepared
-        lengths, evaluated = self.rows.lengths, self.rows.evaluation
-        assert lengths is not None and evaluated is not None, "a run has looked at its rows"
-        steps = lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
-        evaluation = evaluated.worst_steps(choice.eval_batch_size_per_gpu)[-1]
-        request = ProbeRequest(
-            self.begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
-            self.begin.base, local_rank(),
-            ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, self.begin.loader.reopens),
-        )  # fmt: skip
-        if rank() != 0:
-            return ProbeResult(failed="left to the first process, whose plan is taken by all")
-        return probe(request, Path(self.begin.config.data.cache_dir))
+def _probe(begin: Start, chosen: Plan, rows: Rows) -> ProbeResult:
+    choice, made = chosen.choice, begin.prepared
+    assert rows.lengths is not None and rows.evaluation is not None, "a run has looked at its rows"
+    steps = rows.lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
+    evaluation = rows.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
+    request = ProbeRequest(
+        begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
+        begin.base, local_rank(),
+        ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, begin.loader.reopens),
+    )  # fmt: skip
+    if rank() != 0:
+        return ProbeResult(failed="left to the first process, whose plan is taken by all")
+    return probe(request, Path(begin.config.data.cache_dir))
 
 
 def _told(result: ProbeResult, chosen: Plan) -> str:

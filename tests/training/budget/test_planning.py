@@ -108,8 +108,7 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     assert len(probe.asked) == 1
 
 
-@pytest.mark.parametrize("asked_for", [True, "auto"])
-def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch, asked_for: bool | str) -> None:
+def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
@@ -117,7 +116,7 @@ def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPat
         return ProbeResult(failed="not run")
 
     monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=asked_for, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
+    begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12, gradient_checkpointing=True)
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
     plain = plan_of(begin, GIB, base)
     budget = plain.peak_bytes + MIB
@@ -128,13 +127,10 @@ def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPat
     assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
 
 
-@pytest.mark.parametrize("asked_for", [True, "auto"])
-def test_a_probe_that_fits_nowhere_is_told(
-    begin: Start, monkeypatch: pytest.MonkeyPatch, asked_for: bool | str
-) -> None:
+def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
-    begin = changed(begin, probe=asked_for)
+    begin = changed(begin, probe=True)
     told = plan_of(begin, plan_of(begin, GIB).peak_bytes, may_probe=True)
     assert not probe.asked
     assert any(reason.startswith("not probed") for reason in told.reasons)
