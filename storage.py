@@ -298,7 +298,13 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                     make(partial)
                     rename(partial, target)
                 except BaseException as error:
-                    if not (resumable and _may_pass(error)):
+                    # interrupted, memory or disk short, or a read or write failed, which of a network it does now and then:
+                    # the same work may get further next time; what is wrong with the data or with the place stays wrong
+                    causes = (error, error.__cause__, error.__context__)
+                    may_pass = isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(
+                        isinstance(cause, OSError) for cause in causes
+                    )
+                    if not (resumable and may_pass):
                         remove(partial)
                     raise
     except OSError as error:
@@ -315,14 +321,6 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
             problem = f"{target.parent}: the disk is full; free space or {advice}"
         raise UserError(problem) from error
     return target
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same work may get further next time: interrupted, memory or disk short, or a read or write failed, which of a
-    network it does now and then. What is wrong with the data or with the place stays wrong.
-    """
-    causes = (error, error.__cause__, error.__context__)
-    return isinstance(error, (KeyboardInterrupt, DoesNotFit)) or any(isinstance(cause, OSError) for cause in causes)
 
 
 # --- digests ---

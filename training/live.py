@@ -6,6 +6,7 @@ recovers (`evaluating`, `saving`, `recording`, `recovering`) works on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
-from training.evaluation.stopping import BestMetric, lowest_of
+from training.evaluation.stopping import BestMetric
 from training.opening import Opening
 from training.processes.group import Group
 from training.report.run_log import RunLog
@@ -164,7 +165,9 @@ class LiveRun:
         """
         is_best, state = self.best.is_best(self.state.step, values), self.state
         first = loss if state.first_eval_loss is None else state.first_eval_loss
-        lowest = lowest_of(state.best_eval_loss, loss)
+        lowest = min(
+            (each for each in (state.best_eval_loss, loss) if each is not None and math.isfinite(each)), default=None
+        )
         kept = (
             {"step": state.step, **values}
             if is_best or (self.best.step == 0 and not is_mean)

@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 import devices
-from config import PREFERENCES
+from config import PREFERENCES, Config
 from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
@@ -42,121 +42,92 @@ PRODUCT_SIDE = 512  # large enough for the library of products to take its buffe
 LEAST_STEPS = 4  # the optimizer's state is made in the first, and the heap settles after the third
 
 
-class Probe:
-    """The parts of a run, and the peaks of its phases.
+def measure(request: ProbeRequest) -> dict[str, Any]:
+    """The parts of a run in their order, in a process that is there for it alone: `base_bytes`, the peaks of `phases`, `step_seconds`."""
+    with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    config, choice = request.config, request.choice
+    tune_malloc("small")  # as a run, until the plan has chosen
+    device = devices.pick(config.run.device, request.local_rank)
+    Accelerator(cpu=device.name == "cpu")  # a run holds it too
+    use_threads(config.run.num_threads)
+    high_water, cleaner, phases = HighWater(), Cleaner(device), dict[str, int]()
 
-    Args:
-        request: what shall be run.
-    """
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        high_water.restart()
+        device.reset_peak()
+        try:
+            yield
+        finally:
+            host = 0 if device.is_separate_memory else high_water.peak_bytes()  # else one budget holds both
+            phases[name] = max(host + device.memory_peak_bytes(), phases.get(name, 0))
 
-    def __init__(self, request: ProbeRequest) -> None:
-        self.request = request
-        tune_malloc("small")  # as a run, until the plan has chosen
-        self.device = devices.pick(request.config.run.device, request.local_rank)
-        Accelerator(cpu=self.device.name == "cpu")  # a run holds it too
-        use_threads(request.config.run.num_threads)
-        self.high_water = HighWater()
-        self.phases: dict[str, int] = {}
-        self.step_seconds = 0.0
-
-    def run(self) -> dict[str, Any]:
-        """Everything in the order of a run; gives `base_bytes`, `phases` and `step_seconds`."""
-        request, cleaner = self.request, Cleaner(self.device)
-        data = None if request.data is None else self._read(request.data)
-        cleaner.before("load")
-        self.high_water.restart()
-        base = 0 if self.device.is_separate_memory else self.high_water.peak_bytes()
-        tune_malloc(request.choice.malloc)
-        with self._phase("load"):
-            self._build()
-            cleaner.settle()
+    def evaluate(name: str) -> None:
         cleaner.before("evaluation")
-        self._evaluate("first evaluation")
-        for number in range(1, max(LEAST_STEPS, len(request.steps)) + 1):
-            with self._phase("first step" if number == 1 else "step"):
-                self._step(number)
-        cleaner.before("evaluation")
-        self._evaluate("evaluation")
-        with self._phase("samples"):
-            self._write_samples()
-        del data
-        return {"base_bytes": base, "phases": self.phases, "step_seconds": self.step_seconds}
+        with phase(name):
+            batch = _batch(config, request.evaluation, 0)
+            float(engine.walk.loss([to_micro_batch(batch, config.model, device.torch_device)]))
 
-    def _read(self, data: ProbeData) -> list[Any]:
-        """Tokenizer and loaders as the run holds them, its look at the lengths of rows included."""
-        config = self.request.config
-        train, validation = (
-            StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation)
-        )
-        torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # a run has measured its rate
-        step_lengths(train, data.train, range(1), len(self.request.steps[0]))
-        evaluation_lengths(validation, config.train.eval_rows)
-        return [Tokenizer.load(data.tokenizer), train, validation]
-
-    def _build(self) -> None:
-        request = self.request
+    data = None if request.data is None else _read(request, request.data)
+    cleaner.before("load")
+    high_water.restart()
+    base = 0 if device.is_separate_memory else high_water.peak_bytes()
+    tune_malloc(choice.malloc)
+    with phase("load"):
         # data and tokenizer are not needed to make a model
         start = cast(Any, Start)(
-            request.config, None, None, None, None, request.base, TrainingState(), is_resumed=False, notes=[]
+            config, None, None, None, None, request.base, TrainingState(), is_resumed=False, notes=[]
         )
-        self.engine = build(start, request.choice, self.device)
-
-    def _step(self, number: int) -> None:
-        request, engine = self.request, self.engine
-        began = time.perf_counter()
-        batches = [self._batch(rows, number) for rows in request.steps[(number - 1) % len(request.steps)]]
-        labels = sum(batch.num_labels for batch in batches)
-        engine.update.begin(Step(number, 1e-4, request.config.train.weight_decay, request.config.run.seed))
-        engine.attempt(batches, labels)
-        self.step_seconds = time.perf_counter() - began
-
-    def _evaluate(self, phase: str) -> None:
-        with self._phase(phase):
-            batch = self._batch(self.request.evaluation, 0)
-            shape, device = self.request.config.model, self.device.torch_device
-            float(self.engine.walk.loss([to_micro_batch(batch, shape, device)]))
-
-    def _write_samples(self) -> None:
-        count, walk = self.request.config.train.sample_rows, self.engine.walk
-        rows = [[3] * source for source, _ in self.request.evaluation[:count]]
+        engine = build(start, choice, device)
+        cleaner.settle()
+    evaluate("first evaluation")
+    for number in range(1, max(LEAST_STEPS, len(request.steps)) + 1):
+        with phase("first step" if number == 1 else "step"):
+            began = time.perf_counter()
+            batches = [_batch(config, rows, number) for rows in request.steps[(number - 1) % len(request.steps)]]
+            engine.update.begin(Step(number, 1e-4, config.train.weight_decay, config.run.seed))
+            engine.attempt(batches, sum(batch.num_labels for batch in batches))
+            step_seconds = time.perf_counter() - began
+    evaluate("evaluation")
+    with phase("samples"):
+        walk, rows = engine.walk, [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
         if rows:
             generate(
                 walk.model, rows, max_new_tokens=SAMPLE_TOKENS,
                 with_weights=walk.weight_store.in_compute_dtype, compute_dtype=walk.weight_store.compute_dtype,
             )  # fmt: skip
-
-    def _batch(self, rows: MicroBatchRows, seed: int) -> Batch:
-        config, draw = self.request.config, np.random.default_rng(seed)
-        pad, most = config.model.pad_token_id, max(3, config.model.vocab_size)
-        keys = draw.integers(2**62, size=len(rows)).tolist()
-
-        def tokens(count: int) -> NDArray[np.int64]:
-            return draw.integers(2, most, count)
-
-        if config.data.objective != PREFERENCES:
-            places = zip(rows, keys, strict=True)
-            return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)
-        known = np.zeros(2, np.float32) if stores_reference(config) else None
-        pairs = [
-            PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, known)
-            for (source, both), key in zip(rows, keys, strict=True)
-        ]
-        return collate_preferences(pairs, pad)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.high_water.restart()
-        self.device.reset_peak()
-        try:
-            yield
-        finally:
-            host = 0 if self.device.is_separate_memory else self.high_water.peak_bytes()  # else one budget holds both
-            peak = host + self.device.memory_peak_bytes()
-            self.phases[name] = max(peak, self.phases.get(name, 0))
+    del data
+    return {"base_bytes": base, "phases": phases, "step_seconds": step_seconds}
 
 
-def measure(request: ProbeRequest) -> dict[str, Any]:
-    """What `Probe.run` gives, in a process that is there for it alone."""
-    with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    return Probe(request).run()
+def _read(request: ProbeRequest, data: ProbeData) -> list[Any]:
+    """Tokenizer and loaders as the run holds them, its look at the lengths of rows included."""
+    config = request.config
+    train, validation = (
+        StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation)
+    )
+    torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # a run has measured its rate
+    step_lengths(train, data.train, range(1), len(request.steps[0]))
+    evaluation_lengths(validation, config.train.eval_rows)
+    return [Tokenizer.load(data.tokenizer), train, validation]
+
+
+def _batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
+    """Rows of these lengths with random ids."""
+    draw = np.random.default_rng(seed)
+    pad, most = config.model.pad_token_id, max(3, config.model.vocab_size)
+    keys = draw.integers(2**62, size=len(rows)).tolist()
+
+    def tokens(count: int) -> NDArray[np.int64]:
+        return draw.integers(2, most, count)
+
+    if config.data.objective != PREFERENCES:
+        places = zip(rows, keys, strict=True)
+        return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)
+    known = np.zeros(2, np.float32) if stores_reference(config) else None
+    pairs = [
+        PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, known)
+        for (source, both), key in zip(rows, keys, strict=True)
+    ]
+    return collate_preferences(pairs, pad)

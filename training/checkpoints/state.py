@@ -125,12 +125,9 @@ def read_training_state(folder: Path) -> TrainingState:
         if state.choice is not None:
             choice = _filled(Choice, state.choice, "its choice", JSON_NAMES)
             state = replace(state, choice=choice.as_dict())
-        if state.loss_scaling is not None:
-            _filled(LossScaling, state.loss_scaling, "its loss_scaling")
-        if state.best_metric is not None:
-            _filled(BestMetric, state.best_metric, "its best_metric")
-        if state.measured_on is not None:
-            _filled(MeasuredOn, state.measured_on, "its measured_on")
+        for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
+            if (part := getattr(state, name)) is not None:
+                _filled(cls, part, f"its {name}")
         return state
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(

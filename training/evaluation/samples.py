@@ -75,7 +75,11 @@ def generate_metrics(
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
             cut += is_cut(answer, settings)
-            scores.add(sample.answer, _unmatched(sample.reference, target, tokenizer))
+            if (
+                tokenizer.unk_id in target
+            ):  # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
+                reference = reference.replace(tokenizer.names["unk_token"], RARE_LETTER)
+            scores.add(sample.answer, reference)
             if len(samples) < shown:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
@@ -156,14 +160,6 @@ def show_samples(
 def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int) -> int:
     """How many of the first `rows` held-out rows have a reference with unknown tokens, which no answer matches."""
     return sum(tokenizer.unk_id in target for _, target in _rows(loader, rows))
-
-
-def _unmatched(reference: str, target: list[int], tokenizer: Tokenizer) -> str:
-    """A reference in which unknown tokens are like nothing that an answer holds: nobody knows what stood there.
-
-    They become a letter, since SQuAD's form and ROUGE leave out all else, such as the marks around the token's name.
-    """
-    return reference.replace(tokenizer.names["unk_token"], RARE_LETTER) if tokenizer.unk_id in target else reference
 
 
 def _whole(text: str) -> str:

@@ -101,8 +101,3 @@ class BestMetric:
             told = "no evaluation was better than that of step 0: the model is that of step {step}"
             found.append(say(told, step=step))
         return found
-
-
-def lowest_of(lowest: float | None, loss: float) -> float | None:
-    """The lowest evaluation loss after one more; inf and nan are none."""
-    return loss if math.isfinite(loss) and not (lowest is not None and lowest <= loss) else lowest

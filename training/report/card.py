@@ -8,7 +8,6 @@ Source: Hugging Face's model cards, YAML between two lines of dashes, then Markd
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,7 +25,6 @@ from storage import read_text, write_text
 from training.report.wording import duration
 from units import format_size
 
-LOSS = "loss"  # the only measure of which less is better
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
 OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE)  # not for others
 SHOWN = (
@@ -163,7 +161,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> s
 
     settings = read_record(model / SETTINGS_FILE)
     log = Path(str(settings.get("log_dir", "")), model.name, METRICS_FILE)
-    events = _events(log, str(settings.get("metric_for_best", LOSS))) if settings else {}
+    events = _events(log) if settings else {}
     end = events.get("end", {})
     files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
@@ -171,7 +169,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> s
         form=form, mark=MARK, name=model.name, has_spiece=has_spiece, about=_about(model, settings), settings=settings,
         data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
         training=_training(settings, events), first_loss=end.get("first_eval_loss"),
-        best=end.get("best_evaluation") or events.get("best"),  # the log may begin after it: on another machine
+        best=end.get("best_evaluation") or events.get("best") or events.get("eval"),  # the log may begin after it: on another machine
     )  # fmt: skip
 
 
@@ -213,26 +211,21 @@ def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[tu
     return rows
 
 
-def _events(path: Path, metric: str) -> dict[str, Any]:
-    """The first plan, what the steps took, the best evaluation by `metric` and the last end of a run."""
+def _events(path: Path) -> dict[str, Any]:
+    """The last event of each kind, but the first plan; what the steps took; and as `best` the evaluation of the best checkpoint.
+
+    Where none was better than the untrained model the last one is published, and no mean.
+    """
     found: dict[str, Any] = {}
-    best, best_step = -math.inf, 0
     with suppress(OSError, KeyError, TypeError):  # none, or written by somebody else: what was found by then is told
         for event in EventReader(path).events():
-            if event["event"] == "plan":
-                found.setdefault("plan", event)
-            elif event["event"] == "step":
+            kind = event["event"]
+            if kind == "step":
                 steps = found.setdefault("steps", {"first": event["step"], "seconds": 0.0, "tokens": 0})
                 steps["seconds"] += event["seconds"]
                 steps["tokens"] += event["tokens"]
-            elif event["event"] == "end":
-                found["end"] = event
-            elif event["event"] == "eval" and event.get(metric) is not None:
-                value = -event[metric] if metric == LOSS else event[metric]
-                is_best = value > best
-                if is_best:
-                    best, best_step = value, event["step"]
-                # where none is better than the untrained model the last is published, and no mean
-                if is_best or (best_step == 0 and not event.get("averaged_checkpoints")):
-                    found["best"] = event
+            elif kind == "checkpoint" and event["best"]:
+                found["best"] = found.get("eval")
+            elif not event.get("averaged_checkpoints") and (kind != "plan" or kind not in found):
+                found[kind] = event
     return found

@@ -6,10 +6,8 @@ dropped: each step stands once.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +24,6 @@ from storage import atomic_file, writing
 
 LOG_PREFIX = "chat_trainer_low_mem_"
 HALVES = "backslashreplace"  # half of a surrogate pair, as of a name that is not UTF-8, becomes JSON's escape
-MOST_STARTS = 60  # of one run in one second
 LINE = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <7} | {message}"
 _open_log: Path | None = None
 
@@ -63,17 +60,16 @@ def open_log(
 
 
 def _new_file(folder: Path, run_name: str) -> TextIO:
-    """A log that no other start writes to: where one of this second and name is there, it is named by the next second."""
-    now = time.mktime(time.localtime())
-    for second in range(MOST_STARTS):
-        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + second))
-        with suppress(FileExistsError):
-            path = folder / f"{LOG_PREFIX}{stamp}_{run_name}.log"
-            # every line goes behind the last one, also where another program has emptied the file, as logrotate's copytruncate does
-            return open(
-                path, "x", encoding="utf8", opener=lambda path, flags: os.open(path, flags | os.O_APPEND, 0o666)
-            )
-    raise FileExistsError(errno.EEXIST, f"{MOST_STARTS} logs of {run_name} begin in this minute")
+    """A log that no other start writes to: where one of this second and name is there, it is named by the next second.
+
+    Opened to append: another program may empty it, as logrotate's copytruncate does.
+    """
+    second = time.time()
+    while (
+        path := folder / f"{LOG_PREFIX}{time.strftime('%Y%m%d_%H%M%S', time.localtime(second))}_{run_name}.log"
+    ).exists():
+        second += 1
+    return path.open("a", encoding="utf8")
 
 
 class _LogFile:

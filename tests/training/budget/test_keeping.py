@@ -180,6 +180,11 @@ def test_answers_that_do_not_fit_are_written_fewer_at_once(folder, undisturbed, 
     assert asked[0] > 0 and asked[1:3] == [asked[0] // 2, asked[0] // 4]
 
 
+def test_another_memory_mode_gives_the_same_losses(folder, undisturbed):
+    losses = run(folder, "ultra", memory_mode="ultra", batch_size_per_gpu=3, ultra_low_mem=True)
+    assert losses == pytest.approx(undisturbed, rel=1e-5)
+
+
 def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbed, monkeypatch, capfd):
     """Every step holds more than the one before: the run cleans, and where that does not help takes a smaller way."""
     monkeypatch.setattr("memory.observe.growth.WINDOW", 1)

@@ -48,14 +48,12 @@ def test_the_scores_are_in_the_card_of_a_run_that_goes_on_without_its_log(run: R
 
 
 def test_the_scores_are_those_of_what_is_published(run: Run) -> None:
-    """By the score that chooses it, and never of the untrained model; also where a run has no end yet."""
-    told, found = [], [
-        {"event": "eval", "step": step, "loss": 3.0, "bleu": bleu, "rows": 12} for step, bleu in ((0, 5.0), (2, 4.0), (4, 3.0))
-    ]  # fmt: skip
-    for more in ([], [{**found[0], "step": 6, "bleu": 9.0}], [{**found[0], "step": 8, "bleu": 7.0}]):
-        found += more
-        told.append(run.card(*found, metric_for_best="bleu").partition("held-out rows, ")[2].partition(".")[0])
-    assert told == ["at step 4", "at step 6", "at step 6"]
+    """Also where a run has no end yet: of the best checkpoint, or of the last where none is better than the untrained model."""
+    told, found = [], [{"event": "eval", "step": 0, "loss": 3.0, "rows": 12}]
+    for step, best in ((2, False), (4, True), (6, False)):
+        found += [{**found[0], "step": step}, {"event": "checkpoint", "step": step, "best": best}]
+        told.append(run.card(*found).partition("held-out rows, ")[2].partition(".")[0])
+    assert told == ["at step 2", "at step 4", "at step 4"]
 
 
 def test_what_a_model_is(run: Run) -> None:
