@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper
+from itertools import chain
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -196,6 +197,12 @@ class Shapes:
         passes = np.add.reduceat(sums, np.arange(0, sums.shape[1], together), axis=1)
         places = [int(most.argmax()) for most in (sums.sum(1), sums.max(1), passes.max(1))]
         return [self._cut(place, batch_size) for place in dict.fromkeys(places)]
+
+    @remembered
+    def widest_micro_batch(self, batch_size: int) -> MicroBatchRows:
+        """The micro-batch with the most tokens of those of the worst steps."""
+        micro_batches = chain.from_iterable(self.worst_steps(batch_size))
+        return max(micro_batches, key=lambda lengths: sum(map(sum, lengths)))
 
     @remembered
     def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:

@@ -11,7 +11,6 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
-from itertools import chain
 
 from limits import (
     INT4_GROUP,
@@ -40,8 +39,7 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
     drops = work.dropout and not is_evaluation
     sizes = NO_SIZES if is_evaluation else choice.sizes
-    tokens, micro_batches = shapes.largest_micro_batch(rows, sizes), chain.from_iterable(shapes.worst_steps(rows))
-    widest = max(micro_batches, key=lambda lengths: sum(map(sum, lengths)))  # with the most tokens
+    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
     c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
     return Blocks(
