@@ -1,4 +1,4 @@
-"""What can be typed? `COMMAND --flag=value ...`; no logic: `config.py` checks the flags, each command's module does the work.
+"""What can be typed? The command table, which Fire dispatches; no logic: `config.py` checks the flags, each command's module does the work.
 
 A mistake is answered before torch is imported, and every flag is known before anything runs.
 
@@ -127,7 +127,12 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
-    _run(name, _load(name, arguments[1:]))
+    import fire
+
+    # Fire is given the command alone: its own reading of flags runs a command first and finds a mistyped flag after, takes
+    # `--x=false` for a true string, and loses the first two letters of `--noise_density` (python-fire issues 168, 222, 461)
+    table = dict.fromkeys(COMMANDS, lambda: _run(name, _load(name, arguments[1:])))
+    fire.Fire(table, [name], name="train_low_mem.py")
     return 0
 
 

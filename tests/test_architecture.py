@@ -29,6 +29,7 @@ LIBRARIES: dict[str, set[str]] = {
     "datasets": set(),
     "peft": set(),
     "torch": {"devices", "model", "memory", "engine", "training", "trainer_low_mem", "commands", "serving"},
+    "fire": {"train_low_mem"},
     "accelerate": {"engine", "training", "trainer_low_mem", "commands"},
     "starlette": {"web", "board", "serving"},
     "uvicorn": {"web"},

@@ -30,7 +30,7 @@ import psutil
 # other people's code has its own ways on Windows, which need Windows: it is imported as what it is
 LIBRARIES = (
     "numpy", "torch", "torch.distributed", "pyarrow", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json", "pyarrow.fs", "pyarrow.dataset",
-    "tokenizers", "safetensors.torch", "accelerate", "loguru", "rich.live", "rich.table", "rich.progress_bar", "filelock", "yaml",
+    "tokenizers", "safetensors.torch", "accelerate", "loguru", "rich.live", "rich.table", "rich.progress_bar", "filelock", "fire", "yaml",
     "rensa",
 )  # fmt: skip
 MODULES = ("resource", "fcntl", "termios", "pwd", "grp", "syslog", "pty", "tty", "readline")
