@@ -184,7 +184,9 @@ def test_a_mac_has_them_before_torch_is_imported(tmp_path: Path) -> None:
     )
     program = "import sys, psutil, sysconfig; sysconfig.get_config_vars(); sys.platform = 'darwin'; import train_low_mem; train_low_mem.main(sys.argv[1:])"
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    found = output_of(program, "train", "--max_steps=1", folder=tmp_path, PYTHONPATH=path, **{HIGH: "0.5"})
+    (tmp_path / "text.txt").write_text("a few words\n\n" * 200)
+    words = ("train", "--train_file=text.txt", "--tokenizer_type=byte", "--max_steps=1")
+    found = output_of(program, *words, folder=tmp_path, PYTHONPATH=path, **{HIGH: "0.5"})
     assert found == ["0.5", "1"]
 
 
