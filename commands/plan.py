@@ -61,7 +61,15 @@ def show(config: Config) -> None:
     config, told, done = _with_start(config)
     targets = config.plan.target.split(",")
     if config.plan.json and len(targets) > 1:
-        print(json.dumps([_told_or_refused(config, target, done) for target in targets], indent=1))
+        answers = list[dict[str, Any]]()
+        for target in targets:
+            asked = config.changed(target=target.strip())
+            try:
+                answers.append(_as_json(asked, _found(asked, done)))
+            except UserError as error:
+                problems = [english(problem) for problem in error.problems]
+                answers.append({"problems": problems, "exit_code": error.exit_code})
+        print(json.dumps(answers, indent=1))
     elif config.plan.json:
         print(json.dumps(_as_json(config, _found(config, done)), indent=1))
     else:
@@ -87,7 +95,9 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
             told if latest is None else [say("{run} goes on after step {step}", run=run_dir.name, step=step_of(latest))]
         )
         return config, told, 0 if latest is None else step_of(latest)
-    _refuse_misnamed(config)
+    metric_names(config.metrics.metrics)  # refuses what are none, as `train` does
+    if config.run.run_name != AUTO and (problems := check_name(config.run.run_name)):
+        raise UserError(*problems)
     if not train.is_finetune and train.finetune_from in (AUTO, None):
         if problems := check_trained(config, None):
             raise UserError(*problems)
@@ -98,17 +108,6 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         if not config.given("model_preset"):
             raise
         return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"], 0
-
-
-def _refuse_misnamed(config: Config) -> None:
-    """Refuse the names that `train` refuses: of the run, and of scores.
-
-    Raises:
-        UserError: one is none.
-    """
-    metric_names(config.metrics.metrics)
-    if config.run.run_name != AUTO and (problems := check_name(config.run.run_name)):
-        raise UserError(*problems)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,12 @@ def _found(config: Config, done: int) -> _Found:
         spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:
         raise DoesNotFit(*error.problems, *_assumed(Rows.known(config, machine), config)) from None
-    modes = {mode: _in_mode(spec, mode) for mode in MODES}
+    modes = dict[str, Plan | None]()
+    for mode in MODES:
+        try:
+            modes[mode] = resolve(spec.asked.changed(memory_mode=mode), machine, spec.rows).plan
+        except DoesNotFit:
+            modes[mode] = None
     changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
     return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
 
@@ -214,14 +218,6 @@ def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told_or_refused(config: Config, target: str, done: int) -> dict[str, Any]:
-    config = config.changed(target=target.strip())
-    try:
-        return _as_json(config, _found(config, done))
-    except UserError as error:
-        return {"problems": [english(problem) for problem in error.problems], "exit_code": error.exit_code}
-
-
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = say("this machine") if config.plan.target == AUTO else config.plan.target
@@ -230,18 +226,28 @@ def _show_tables(config: Config, found: _Found) -> None:
         "plan of {model} on {machine}, {source} + {target} tokens ({objective})",
         model=_named(config), machine=where, source=rows.source_tokens, target=rows.target_tokens, objective=rows.objective,
     )  # fmt: skip
-    total = weight_counts(config.model)["total"]
+    weight_count = weight_counts(config.model)["total"]
     if seen := _rows(config):
         progress.table(say("rows as the model will see them"), seen)
-    progress.table(title, [*plan_rows(chosen, total), *_untimed(chosen), _disk_row(config, chosen)])
+    progress.table(title, [*plan_rows(chosen, weight_count), *_untimed(chosen), _disk_row(config, chosen)])
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
-    progress.table(say("the modes"), [_mode_row(mode, one, chosen) for mode, one in found.modes.items()])
-    head = (say("way"), say("micro-batch"), say("recomputed"), say("peak"), say("speed"))
-    progress.table(say("other ways"), [head, *(_way_row(way, chosen) for way in found.ways)])
-    progress.table(
-        say("changes for less memory, each planned as if it were typed"),
-        [_change_row(change, chosen) for change in found.changes],
-    )
+    modes = [
+        (f"--memory_mode={mode}", say("does not fit"), "") if one is None
+        else (f"--memory_mode={mode}", format_size(one.peak_bytes), _speed(chosen, one.seconds))
+        for mode, one in found.modes.items()
+    ]  # fmt: skip
+    progress.table(say("the modes"), modes)
+    ways: list[tuple[str, ...]] = [(say("way"), say("micro-batch"), say("recomputed"), say("peak"), say("speed"))]
+    for way in found.ways:
+        count, total = chosen.num_blocks - way.saved_blocks, chosen.num_blocks
+        recomputed, speed = say("{count} of {total} blocks", count=count, total=total), chosen.seconds / way.seconds
+        ways.append((say(way.label), str(way.batch_size_per_gpu), recomputed, _peak(way), f"{speed:.0%}"))
+    progress.table(say("other ways"), ways)
+    changes = list[tuple[str, str, str]]()
+    for change in found.changes:
+        saves, speed_told = format_size(chosen.peak_bytes - change.peak_bytes), _speed(chosen, change.seconds)
+        changes.append((f"--{change.label}", _peak(change), say("{size} less, {speed}", size=saves, speed=speed_told)))
+    progress.table(say("changes for less memory, each planned as if it were typed"), changes)
 
 
 def _about_rows(config: Config) -> int:
@@ -311,36 +317,12 @@ def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
     return say("disk"), join("; ", [*problems, *notes]) if problems or notes else free
 
 
-def _in_mode(spec: RunSpec, mode: str) -> Plan | None:
-    try:
-        return resolve(spec.asked.changed(memory_mode=mode), spec.machine, spec.rows).plan
-    except DoesNotFit:
-        return None
-
-
-def _mode_row(mode: str, found: Plan | None, chosen: Plan) -> tuple[str, str, str]:
-    if found is None:
-        return (f"--memory_mode={mode}", say("does not fit"), "")
-    return (f"--memory_mode={mode}", format_size(found.peak_bytes), _speed(chosen, found.seconds))
-
-
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
     return say(
         "{share} of the planned steps an hour, about {step} a step",
         share=f"{chosen.seconds / seconds:.0%}", step=_step_time(seconds),
     )  # fmt: skip
-
-
-def _way_row(way: Alternative, chosen: Plan) -> tuple[str, ...]:
-    recomputed = say("{count} of {total} blocks", count=chosen.num_blocks - way.saved_blocks, total=chosen.num_blocks)
-    return say(way.label), str(way.batch_size_per_gpu), recomputed, _peak(way), f"{chosen.seconds / way.seconds:.0%}"
-
-
-def _change_row(change: Alternative, chosen: Plan) -> tuple[str, str, str]:
-    saves = format_size(chosen.peak_bytes - change.peak_bytes)
-    told = say("{size} less, {speed}", size=saves, speed=_speed(chosen, change.seconds))
-    return f"--{change.label}", _peak(change), told
 
 
 def _peak(found: Alternative) -> str:
