@@ -197,7 +197,10 @@ class Keeper:
             else:
                 self._has_cleaned_growth = True
                 self._cleaned(step, self.cleaner.under_pressure())
-        if self.plan.choice.malloc == "untrimmed" and monitor.peak_bytes > HEAP_BEYOND * self.plan.peak_bytes:
+        if (
+            self.plan.choice.malloc == "untrimmed"
+            and monitor.phase_peaks.get("train", 0) > HEAP_BEYOND * self.plan.peak_bytes
+        ):
             self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
             self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
         if self._clock() - self._looked < LOOK_SECONDS:

@@ -85,7 +85,7 @@ def test_the_mirror_forgets_what_the_run_has_removed_and_nothing_else(tmp_path: 
     assert (there.parent / "LATEST").read_text() == "step_00000003"
 
 
-@pytest.mark.parametrize("word", ["step_00000099/../../..", "/etc", "", "step_00000001\nstep_00000001/../..", "\xff"])
+@pytest.mark.parametrize("word", ["step_00000001\nstep_00000001/../..", "\xff"])
 def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, pushed: tuple[Mirror, Path], word: str) -> None:
     mirror, here = pushed
     (tmp_path / "there" / "r" / "LATEST").write_text(word, encoding="latin1")
@@ -95,12 +95,11 @@ def test_names_at_the_address_lead_nowhere_else(tmp_path: Path, pushed: tuple[Mi
     assert mirror.push(here, save(here, 3)) is None, "one's own run continues"
 
 
-@pytest.mark.parametrize("how", ["cut", "gone"])
-def test_a_damaged_latest_copy_leaves_the_best(tmp_path: Path, pushed: tuple[Mirror, Path], how: str) -> None:
+def test_a_damaged_latest_copy_leaves_the_best(tmp_path: Path, pushed: tuple[Mirror, Path]) -> None:
     mirror, new = pushed[0], tmp_path / "new" / "r"
     for number in (2, 1):
         path = tmp_path / "there" / "r" / "checkpoints" / f"step_0000000{number}" / "model.safetensors"
-        path.write_bytes(b"cut") if how == "cut" else path.unlink()
+        path.write_bytes(b"cut")
         if number == 2:
             mirror.restore(new, 2)
             found, told = Checkpoints(new, 2).intact()
@@ -108,13 +107,6 @@ def test_a_damaged_latest_copy_leaves_the_best(tmp_path: Path, pushed: tuple[Mir
     with pytest.raises(UserError, match="damaged"):
         mirror.restore(tmp_path / "newer", 2)
     assert not (tmp_path / "newer").exists()
-
-
-def test_a_damaged_run_is_mended(tmp_path: Path, pushed: tuple[Mirror, Path]) -> None:
-    mirror, here = pushed
-    (here / "checkpoints" / "step_00000002" / "model.safetensors").write_bytes(b"cut")
-    restored = mirror.restore(here, 2)
-    assert restored is not None and Checkpoints(here, 2).intact() == (restored, [])
 
 
 def test_another_run_of_the_name_is_not_replaced_unasked(tmp_path: Path, pushed: tuple[Mirror, Path]) -> None:
@@ -207,9 +199,8 @@ def test_a_place_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     assert told is not None and "is no longer there" in told and not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("name", ["_copy", "_has", "_replace"])
 def test_a_failed_copy_is_told_and_leaves_the_one_before(
-    tmp_path: Path, pushed: tuple[Mirror, Path], monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, pushed: tuple[Mirror, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, here = pushed
 
@@ -217,7 +208,7 @@ def test_a_failed_copy_is_told_and_leaves_the_one_before(
         raise OSError("the network is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirror, name, fail)
+        patch.setattr("training.checkpoints.mirror.fs.copy_files", fail)
         told = mirror.push(here, save(here, 3))
     assert told is not None and "the network is gone" in told and mirror.lacks == 3
     restored = mirror.restore(tmp_path / "new", 2)
@@ -237,19 +228,10 @@ def test_wrong_addresses_are_refused(tmp_path: Path) -> None:
         load("train", {"checkpoint_mirror": "folder"})
 
 
-def test_a_service_is_written_to_no_faster_than_it_takes() -> None:
-    """Else Arrow queues a whole checkpoint in memory where the line is slow: 463 MiB were seen of a file of 400 MB."""
-    mirror = Mirror("s3://key:secret@bucket/runs?endpoint_override=127.0.0.1%3A9&scheme=http&region=x", "r")
-    _, (options, *_) = mirror._system.__reduce__()
-    assert options["background_writes"] is False
-    assert (options["access_key"], options["region"], options["endpoint_override"]) == ("key", "x", "127.0.0.1:9")
-
-
-@pytest.mark.parametrize("file", [SETTINGS_FILE, RUN_FILE])
-def test_damaged_settings_there_begin_no_run(file: str, tmp_path: Path, pushed: tuple[Mirror, Path]) -> None:
+def test_damaged_settings_there_begin_no_run(tmp_path: Path, pushed: tuple[Mirror, Path]) -> None:
     mirror, _ = pushed
-    (tmp_path / "there" / "r" / file).write_text("[1]")
-    with pytest.raises(UserError, match=f"{file} is damaged"):
+    (tmp_path / "there" / "r" / SETTINGS_FILE).write_text("[1]")
+    with pytest.raises(UserError, match=f"{SETTINGS_FILE} is damaged"):
         mirror.restore(tmp_path / "new" / "r", 2)
     assert not (tmp_path / "new" / "r").exists()
 

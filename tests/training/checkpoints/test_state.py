@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,8 @@ def empty(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimi
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("step", None), ("step", -1), ("tokens", "many"), ("best_eval_loss", [1]), ("foreign", 1), ("choice", []), ("choice", {}),
-    ("choice.batch_size_per_gpu", None), ("choice.batch_size_per_gpu", True), ("choice.storage", "float99"), ("choice.source_sizes", [0]),
-    ("loss_scaling.scale", "load"), ("best_metric.patience", 1.5), ("measured_on", {"content": "1"}),
+    ("step", None), ("tokens", "many"), ("foreign", 1), ("choice.batch_size_per_gpu", True), ("choice.storage", "float99"),
+    ("loss_scaling.scale", "load"), ("measured_on", {"content": "1"}),
 ]  # fmt: skip
 
 
@@ -109,7 +108,7 @@ def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
     assert state == TrainingState(3, 100, 2.5, expected.as_dict()) and Choice(**choice_fields(choice)) == expected
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"__class__": 1}'])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
 def test_a_broken_state_is_told(tmp_path: Path, text: str) -> None:
     saved(tmp_path / "c")
     (tmp_path / "c" / "state" / "training.json").write_text(text)
@@ -128,16 +127,6 @@ def test_a_missing_tensor_of_the_optimizer_is_noticed(tmp_path: Path, name: str,
         with pytest.raises(UserError, match="lacks tensors") as caught:
             load_optimizer(tmp_path / "c", empty(name, dtype), CPU)
         assert key.rpartition("/")[0] in str(caught.value)
-
-
-def test_a_state_that_is_empty_is_noticed(tmp_path: Path) -> None:
-    saved(tmp_path / "c")
-    save_file({}, tmp_path / "c" / "state" / "optimizer.safetensors")
-    load_optimizer(tmp_path / "c", empty(), CPU)  # with a loss scale, all steps may have been left out
-    file = tmp_path / "c" / "state" / "training.json"
-    file.write_text(json.dumps({**asdict(STATE), "loss_scaling": None}))
-    with pytest.raises(UserError, match="all of it"):
-        load_optimizer(tmp_path / "c", empty(), CPU)
 
 
 class Bomb:

@@ -59,8 +59,6 @@ def test_rouge_is_that_of_rouge_score() -> None:
     "answer,reference,exact,f1",
     [
         ("The Cat!", "cat", 1, 1.0),
-        ("a cat sat", "the cat stood up", 0, 2 * 1 / (2 + 3)),
-        ("", "", 1, 1.0),
         ("", "cat", 0, 0.0),
         ("the", "a", 1, 1.0),
         ("dog dog cat", "dog cat cat", 0, 2 / 3),

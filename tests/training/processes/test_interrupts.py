@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from training.processes.interrupts import Interrupts, ends_like_ctrl_c
-from training.report.endings import Interrupted
+from training.processes.interrupts import ends_like_ctrl_c
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CHILD = """
@@ -31,20 +29,8 @@ def run_child(seconds: float, first: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_first_signal_only_asks(name: str) -> None:
-    before = signal.getsignal(getattr(signal, name))
-    with Interrupts(is_main=False) as interrupts:
-        assert not interrupts.stop_requested
-        os.kill(os.getpid(), getattr(signal, name))
-        assert interrupts.stop_requested
-    assert signal.getsignal(getattr(signal, name)) is before, "the handler is given back"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
-@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-def test_the_second_leaves_at_once(first: str) -> None:
-    result = run_child(0.0, first)
+def test_the_second_leaves_at_once() -> None:
+    result = run_child(0.0, "SIGTERM")
     assert result.returncode == 130
     assert "saved" not in result.stdout
     assert "again to leave at once" in result.stderr and "left without saving" in result.stderr
@@ -66,24 +52,6 @@ def test_a_reader_that_the_same_signal_has_ended_costs_nothing() -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=write, timeout=60)
     os.close(write)
     assert (result.returncode, result.stdout) == (0, b"saved\n")
-
-
-def test_other_threads_take_no_signals() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def work() -> None:
-        with Interrupts() as interrupts:
-            seen.extend([interrupts.stop_requested, signal.getsignal(signal.SIGINT)])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False, before]
-
-
-def test_an_interrupted_run_is_a_keyboard_interrupt() -> None:
-    assert issubclass(Interrupted, KeyboardInterrupt) and str(Interrupted("saved")) == "saved"
 
 
 CLOSED = """

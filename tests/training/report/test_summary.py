@@ -45,11 +45,6 @@ def test_a_run_that_was_done_before_tells_no_rates() -> None:
     assert "watching and cleaning" not in rows and "evaluation loss" not in rows
 
 
-def test_a_run_that_was_continued_tells_the_time_of_its_last_steps() -> None:
-    """40 steps in the time of 10 would be a speed that nobody has seen."""
-    assert dict(summary_rows(replace(DONE, steps_here=10)))["steps"] == "40, the last 10 in 20s, 1,234 tokens/s"
-
-
 def test_the_next_commands_take_a_short_prompt() -> None:
     asked, *_ = next_commands("m", True, "it's " + "long " * 40)
     assert asked.count("'") == 2 and len(asked) < 150 and asked.endswith("long'")
@@ -76,9 +71,3 @@ def test_a_hint_to_resume_is_a_whole_command() -> None:
         load("train", {"train_file": "x", "run_name": "m", "device": "cpu", "log_with": "tensorboard"})
     )
     assert kept.endswith("--run_name=m --device=cpu --log_with=tensorboard")
-
-
-def test_a_run_that_got_no_better_says_so() -> None:
-    """Its model is that of the last step, whose loss is higher."""
-    rows = dict(summary_rows(replace(DONE, first_eval_loss=0.5, best_eval_loss=0.5)))
-    assert rows["evaluation loss"] == "0.500 at the beginning, and no lower since"
