@@ -770,7 +770,6 @@ def training_command(saved: Mapping[str, Any]) -> str:
 
 
 def _wrong_objective(config: Config, command: str) -> list[str]:
-    """What is wrong with the objective of a command that learns but some."""
     asked = config.data.objective
     if command == "train" and asked == PREFERENCES:
         return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]

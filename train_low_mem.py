@@ -204,7 +204,6 @@ def _train(config: Config) -> None:
 
 
 def _load(name: str, words: Sequence[str]) -> Config:
-    """Check everything that was typed, so that all problems are told at once."""
     from training.processes.launch import foreign_engines  # light
 
     problems, raw = list[str](), dict[str, str]()
@@ -274,7 +273,6 @@ def _print_once(text: str, is_cause: bool = True, is_own: bool = False) -> None:
 
 
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
-    """Put the traceback where a bug report finds it, and one line on the screen."""
     text = "".join(traceback.format_exception(error))
     tracking = sys.modules.get("training.report.log_files")
     place = tracking.log_crash(text) if tracking else None
@@ -298,7 +296,6 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:
-    """The value of a flag as it was typed, where the settings are not read yet or have failed."""
     return (_parsed(arguments[1:])[0].get(flag) or [None])[-1] or otherwise
 
 

@@ -99,18 +99,7 @@ class LowMemTrainer:
                 raise
             return self._finish()
 
-    def _late(self) -> list[str]:
-        """That the products which torch keeps may not be bounded: it reads that once, with the first of them."""
-        if not IS_UNBOUNDED or self.device.name != "cpu":
-            return []
-        told = (
-            "torch was imported before trainer_low_mem: if it has computed already, what it keeps of products is not bounded, and "
-            "the run may go over its budget; import trainer_low_mem first, in a fresh kernel"
-        )
-        return [say(told)]
-
     def _open(self, stack: ExitStack) -> None:
-        """Settle data, base, plan and run folder, tell what will be done, and make all that does it."""
         device, group, is_main = self.device, self.group, self.group.is_main
         agree_on_kernels(self.config, group)
         watch = watched(self.config, device, group, self.ahead, stack)
@@ -128,7 +117,13 @@ class LowMemTrainer:
         )
         for text in (*budget.warnings, *start.told):
             log.tell(text, is_shown=False)
-        for text in (*self._late(), *start.notes, headline(opening)):
+        if IS_UNBOUNDED and device.name == "cpu":  # torch reads that once, with the first of its products
+            told = (
+                "torch was imported before trainer_low_mem: if it has computed already, what it keeps of products is not bounded, and "
+                "the run may go over its budget; import trainer_low_mem first, in a fresh kernel"
+            )
+            log.tell(say(told))
+        for text in (*start.notes, headline(opening)):
             log.tell(text)
         if is_main and not self.config.train.is_keep_training:
             rows = table_of_shards(config, start.prepared, start.loader, start.tokenizer, SHOWN_ROWS)
@@ -151,7 +146,6 @@ class LowMemTrainer:
         stack.enter_context(log)
 
     def _loop(self) -> None:
-        """Step, evaluate, save, until all steps are done, or no evaluation gets better."""
         live, keeper, steps = self.live, self.live.keeper, self.steps
         self.save_asked = self.is_wished = False
         if live.state.step == 0:
@@ -201,7 +195,6 @@ class LowMemTrainer:
         return True
 
     def _stop_asked(self) -> tuple[bool, bool]:
-        """Whether any process was asked to stop, and whether any has nothing left to shrink."""
         wish = self.log.wish()
         self.is_wished |= wish == STOP
         stop, save_now = self.interrupts.hear(wish)
@@ -212,7 +205,6 @@ class LowMemTrainer:
         return stop + exhausted > 0, exhausted > 0
 
     def _finish(self) -> Summary:
-        """Publish the best model, show samples and the summary."""
         live, log, start = self.live, self.log, self.live.start
         log.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()

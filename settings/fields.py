@@ -83,8 +83,11 @@ def parse(field: dataclasses.Field[Any], value: Any) -> Any:
     parsed = next((choice for choice in facts["choices"] if choice.lower() == str(parsed).lower()), parsed)
     if facts["choices"] and parsed not in facts["choices"]:
         raise ValueError(not_known(str(parsed), facts["choices"]))
+    low, high, above = facts["low"], facts["high"], facts["above"]
     if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
-        _check_range(parsed, facts)
+        is_low = (low is not None and parsed < low) or (above is not None and parsed <= above)
+        if is_low or (high is not None and parsed > high):
+            raise ValueError(say("is out of range; allowed: {allowed}", allowed=allowed(facts)))
     return at_home(parsed) if facts["is_place"] and isinstance(parsed, str) else parsed
 
 
@@ -154,16 +157,6 @@ def _size(value: Any, word: Any) -> int:
         told = "means {size} bytes; did you mean {word}{unit}? Write the unit with it"
         raise ValueError(say(told, size=size, word=word, unit=unit))
     return size
-
-
-def _check_range(value: float, facts: Mapping[str, Any]) -> None:
-    low, high, above = facts["low"], facts["high"], facts["above"]
-    if (
-        (low is not None and value < low)
-        or (high is not None and value > high)
-        or (above is not None and value <= above)
-    ):
-        raise ValueError(say("is out of range; allowed: {allowed}", allowed=allowed(facts)))
 
 
 def allowed(facts: Mapping[str, Any]) -> str:

@@ -121,7 +121,6 @@ def _all_flags(name: str) -> list[str]:
 
 
 def _facts(command: str, flag: str) -> tuple[str, str, str]:
-    """Default, help and allowed values of a flag."""
     if flag == "config":
         return "none", "YAML or JSON file of settings, also sorted into groups", "a file"
     if flag == "preset":

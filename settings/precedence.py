@@ -63,7 +63,12 @@ def layered(
     flags, problems = dict(flags), list[str]()
     groups = {group for group, _ in settings.values()}
     path = flags.pop("config", None)
-    file = _read(Path(str(path)), groups, problems) if path is not None else {}
+    file = dict[str, Any]()
+    if path is not None:
+        try:
+            file = read_settings_file(Path(str(path)), groups)
+        except UserError as error:
+            problems += error.problems
     preset = flags.pop("preset", file.pop("preset", None))
     takes_sample = preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train"
     unnamed, named = (_preset(name, groups, problems) for name in ("sample" if takes_sample else None, preset))
@@ -127,14 +132,6 @@ def _documented() -> dict[str, dict[str, Any]]:
     if SCHEMA_FILE.is_file():
         properties = json.loads(SCHEMA_FILE.read_text(encoding="utf8"))["properties"]
     return properties
-
-
-def _read(path: Path, groups: Collection[str], problems: list[str]) -> dict[str, Any]:
-    try:
-        return read_settings_file(path, groups)
-    except UserError as error:
-        problems += error.problems
-        return {}
 
 
 def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:

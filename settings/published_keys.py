@@ -21,10 +21,6 @@ CONFIG, GENERATION, TOKENIZER, SPECIAL = (
 _SHOWN_LENGTH = 60  # characters of a value in a message
 
 
-def _always(content: Mapping[str, Any]) -> bool:
-    return True
-
-
 def _draws(content: Mapping[str, Any]) -> bool:
     return content.get("do_sample") is True
 
@@ -44,7 +40,7 @@ class Key(NamedTuple):
     kind: str
     does: str
     allowed: tuple[Any, ...] = ()
-    counts: Callable[[Mapping[str, Any]], bool] = _always
+    counts: Callable[[Mapping[str, Any]], bool] = bool
 
 
 def _keys(*rows: tuple[str, Key]) -> dict[str, Key]:
@@ -200,8 +196,3 @@ def check_keys(path: Path, content: Mapping[str, Any], names: Collection[str] | 
                 f"{path}: {name} = {str(value)[:_SHOWN_LENGTH]}, {key.does}: that is not done here; allowed: {allowed}, or no such line"
             )
     return problems
-
-
-def unknown_keys(path: Path, content: Mapping[str, Any]) -> list[str]:
-    """Names in a file that the table does not have."""
-    return sorted(name for name in content if name not in FILES[path.name])

@@ -110,7 +110,6 @@ def _refuse_too_small(budget: Budget) -> None:
 
 
 def _address_limit() -> int | None:
-    """Bytes that this process may map; None: as many as it likes, or the system has no such limit."""
     with suppress(ImportError):
         import resource
 
@@ -137,8 +136,8 @@ def settle(config: Config, watch: Watch, group: Group) -> Begun:
         watch: its lock is acquired where the run is there, and held as long as its context lasts.
         group: the processes of the run.
     Raises:
-        UserError: settings or data are wrong, or the run is another process's, before anything is written. DoesNotFit:
-            preparing was stopped for its memory.
+        UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything is written.
+        DoesNotFit: preparing was stopped for its memory. StaysStopped: the run was stopped as asked.
     """
     name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
     refuse(check_writable("log_dir", config.run.log_dir))
@@ -149,7 +148,10 @@ def settle(config: Config, watch: Watch, group: Group) -> Begun:
         resumes = goes_on(config, group.is_first_here)
     config, notes = config.changed(is_keep_training=group.broadcast(resumes)), list[str]()
     if config.train.is_keep_training:
-        _stay_stopped(config, group)
+        stopped = group.run_on_main(lambda: found.name if is_stopped(found := find_run_to_resume(config)) else None)
+        if stopped is not None:  # which to torchrun was a failure
+            told = "{run} was stopped as asked, and its launcher's restart leaves it so; continue with\n  {command}"
+            raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))
         name, notes = group.run_on_main(partial(_reopen, config, watch.lock))
     else:
         config = config.changed(run_name=name)
@@ -165,18 +167,6 @@ def settle(config: Config, watch: Watch, group: Group) -> Begun:
     return begun
 
 
-def _stay_stopped(config: Config, group: Group) -> None:
-    """End at once where the run was stopped as asked: to torchrun that was a failure.
-
-    Raises:
-        StaysStopped: it was.
-    """
-    stopped = group.run_on_main(lambda: run_dir.name if is_stopped(run_dir := find_run_to_resume(config)) else None)
-    if stopped is not None:
-        told = "{run} was stopped as asked, and its launcher's restart leaves it so; continue with\n  {command}"
-        raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))
-
-
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     data = config.data
     told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
@@ -189,11 +179,6 @@ def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
 
 
 def _reopen(config: Config, lock: RunLock) -> tuple[str, list[str]]:
-    """Take the run that is continued, and find its newest checkpoint that is whole; its name, what is to be told of it.
-
-    Raises:
-        UserError: another process trains it, no checkpoint is whole, or they lie behind a link.
-    """
     run_dir = find_run_to_resume(config)
     refuse(lock.acquire(run_dir))
     checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)

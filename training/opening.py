@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from config import Config
+from data.sources.places import public
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
@@ -47,7 +48,7 @@ from training.report.progress import Progress
 from training.start.adapted import home_of
 from training.start.resolving import RunSpec
 from training.start.schedules import Steps, long_run_rate
-from training.start.startup import Start, lasting_settings, start
+from training.start.startup import Start, start
 from units import format_size
 
 FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
@@ -246,11 +247,6 @@ def warnings_of(begin: Start, spec: RunSpec) -> Iterator[str]:
 
 
 def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
-    """What is to be told of the room for checkpoints.
-
-    Raises:
-        UserError: not one of them fits.
-    """
     config = begin.config
     if begin.state.step >= spec.counted.max_steps:
         return []  # what is left is published, which takes no room
@@ -263,8 +259,15 @@ def _room_on_disk(begin: Start, spec: RunSpec) -> list[str]:
 
 
 def _open_folder(begin: Start, lock: RunLock) -> None:
-    """Make or reopen the run's folder; the main process alone."""
-    config, settings = begin.config, lasting_settings(begin)
+    config = settings = begin.config
+    if config.run.checkpoint_mirror is not None:  # without its keys: where the file is copied, each start says anew
+        settings = settings.changed(checkpoint_mirror=public(config.run.checkpoint_mirror))
+    if (
+        begin.is_resumed
+        and begin.base is not None
+        and Path(config.data.tokenizer_dir).resolve() == begin.base.resolve()
+    ):
+        settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
     if config.train.is_keep_training:
         resume_run(begin.run_dir, launch=launch_marks())
         with writing("output_dir", config.run.output_dir):

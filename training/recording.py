@@ -134,7 +134,6 @@ class Recorder:
         )  # fmt: skip
 
     def _over(self) -> str | None:
-        """When the budget was first exceeded, in words; None: not on this process."""
         live = self.live
         first = live.keeper.first_over if self._first_over is None else self._first_over
         if first is not None:

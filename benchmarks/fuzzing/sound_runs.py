@@ -230,7 +230,7 @@ def reference_folder(folder: Path) -> None:
 def use_reference(folder: Path) -> None:
     from training.start.reference import ReferenceStore, _read_record
 
-    _read_record(folder / "reference.json", folder)
+    _read_record(folder / "reference.json")
     store = ReferenceStore(folder / "train.npy", 40)
     store.unknown()
     np.asarray(store.read()).sum()

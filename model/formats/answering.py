@@ -16,7 +16,7 @@ from config import GenerateConfig, settings_by_name
 from model.formats.headers import read_json
 from settings.errors import UserError
 from settings.fields import parse
-from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys, unknown_keys
+from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys
 
 GENERATION_FILE = GENERATION
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
@@ -89,7 +89,7 @@ def remarks(folder: Path) -> list[str]:
     told = []
     for path in map(folder.joinpath, FILES):
         with suppress(UserError):
-            if path.is_file() and (names := unknown_keys(path, read_json(path))):
+            if path.is_file() and (names := sorted(read_json(path).keys() - FILES[path.name].keys())):
                 told.append(f"{path}: {', '.join(names)[:200]}")
     return told
 

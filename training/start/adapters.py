@@ -22,7 +22,7 @@ from model.formats.headers import read_json
 from model.formats.peft import load_adapters
 from model.formats.tensor_files import TensorFolder
 from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
-from model.lora.form import AdapterInfo, LoraSettings
+from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.t5 import T5
 from settings.errors import UserError
@@ -71,17 +71,13 @@ def choose_trained(
         add_adapters(model, settings, config.run.seed, held)
         known = fingerprint_of(base) if base is not None else ""
         if start is not None and is_adapter(start):
-            _go_on(model, settings, start, known)
+            if problems := form_problems(settings, start):
+                raise UserError(*problems)
+            _check_fingerprint(start, read_info(start), known)
+            use_adapters(model, load_adapters(model, start))
         model.adapter_info = AdapterInfo(settings, "" if base is None else str(base.resolve()), known)
     freeze(model, config.train.freeze or "")
     return model
-
-
-def _go_on(model: T5, settings: LoraSettings, start: Path, known: str) -> None:
-    if problems := form_problems(settings, start):
-        raise UserError(*problems)
-    _check_fingerprint(start, read_info(start), known)
-    use_adapters(model, load_adapters(model, start))
 
 
 # --- ready adapters ---

@@ -66,46 +66,32 @@ def planned_start(config: Config, run_dir: Path | None = None) -> tuple[Config, 
         UserError: as `choose_base`.
     """
     base, told = choose_base(config, run_dir)
-    if base is None:
-        return _checked(config, None), told
-    home = home_of(base, config)
-    shape = dataclasses.replace(read_config(home), dropout_rate=config.model.dropout_rate)
-    known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else str(home)
-    config = dataclasses.replace(config.changed(tokenizer_dir=known), model=shape)
-    return _checked(with_form_of(config, base), base), told or [f"starts from {base}"]
-
-
-def _checked(config: Config, base: Path | None) -> Config:
-    """The same settings, where adapters and frozen parts suit what they start from.
-
-    Raises:
-        UserError: they do not.
-    """
+    if base is not None:
+        home = home_of(base, config)
+        shape = dataclasses.replace(read_config(home), dropout_rate=config.model.dropout_rate)
+        known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else str(home)
+        config = with_form_of(dataclasses.replace(config.changed(tokenizer_dir=known), model=shape), base)
+        told = told or [f"starts from {base}"]
     if problems := check_trained(config, base):
         raise UserError(*problems)
-    return config
+    return config, told
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
-    named, wants_one = config.train.finetune_from, config.train.is_finetune or config.data.objective == PREFERENCES
+    named = config.train.finetune_from
     if named not in (AUTO, None):
         return _named_base(config, str(named)), []
     if config.data.objective == PREFERENCES:
         return _preference_base(config)
-    if not wants_one:
+    if not config.train.is_finetune:
         return None, []
     if named is None:
         return None, [_random(say("as --finetune_from=none asks"), config)]
-    found, why_not = _newest_base(config)
-    return (found, [_taken(found)]) if found else (None, [_random(why_not, config)])
-
-
-def _newest_base(config: Config) -> tuple[Path | None, str]:
-    """The newest pretraining run's model where it suits what was asked for; else why it does not."""
     run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
     found = None if run is None else model_folder(run)
     if found is None:
-        return None, say("there is no pretraining run in {folder}", folder=config.run.output_dir)
+        why_not = say("there is no pretraining run in {folder}", folder=config.run.output_dir)
+        return None, [_random(why_not, config)]
     shape = read_config(found)
     asked = [
         name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
@@ -118,13 +104,13 @@ def _newest_base(config: Config) -> tuple[Path | None, str]:
     if asked and other:
         name = asked[0]
         value = config.model_preset if name == "model_preset" else getattr(config.model, name)
-        return None, say(
-            "{model} is of another shape than --{name}={value} asks for", model=str(found), name=name, value=value
-        )
+        told = "{model} is of another shape than --{name}={value} asks for"
+        return None, [_random(say(told, model=str(found), name=name, value=value), config)]
     problem = fit_in_child(config, found).problem()
     if not problem:
-        return found, ""
-    return None, say("{model} is not taken unless it is named: {problem}", model=str(found), problem=problem)
+        return found, [_taken(found)]
+    told = "{model} is not taken unless it is named: {problem}"
+    return None, [_random(say(told, model=str(found), problem=problem), config)]
 
 
 def _others() -> str:
@@ -153,7 +139,6 @@ def _random(why: str, config: Config) -> str:
 
 
 def _saw_the_sample(folder: Path) -> bool:
-    """Whether the run of a model had no file of its own."""
     run_dir = folder if (folder / SETTINGS_FILE).is_file() else folder.parent.parent
     try:
         settings = json.loads(read_text(run_dir / SETTINGS_FILE))
@@ -178,7 +163,8 @@ def _named_base(config: Config, named: str) -> Path:
         raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
-        hint = f"; turn its pytorch_model.bin into it: {_convert(folder)}" if pickled else ""
+        convert = f"python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
+        hint = f"; turn its pytorch_model.bin into it: {convert}" if pickled else ""
         what = f"holds no {CONFIG_FILE}" + hint
     else:
         what = "is a file" if folder.exists() else f"no such folder{near_folder(folder)}"
@@ -192,12 +178,7 @@ def _holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_FILES[0]))
 
 
-def _convert(folder: Path) -> str:
-    return f"python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
-
-
 def _preference_base(config: Config) -> tuple[Path, list[str]]:
-    """The model that preferences start from, and are compared with."""
     runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
     found = next((model_folder(run) for run in runs if run is not None), None)
     if found is None:

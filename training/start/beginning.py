@@ -67,7 +67,11 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
         tell(text)
     if run_dir is None:
         _refuse_to_replace_its_start(config, base)
-        config = _with_base(config, base)
+        learns = config.train.is_finetune or config.data.objective == PREFERENCES
+        if (
+            config.train.finetune_from == AUTO and learns
+        ):  # so that a resume before the first checkpoint chooses the same
+            config = config.changed(finetune_from=None if base is None else str(base.absolute()))
     if base is not None:
         home = home_of(base, config)
         for place in dict.fromkeys((base, home) if run_dir is None else (home,)):
@@ -97,14 +101,6 @@ def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
         if folder.resolve().is_relative_to(replaced):
             told = "--run_name = {run}, would replace {folder}, which this run starts from; name another run"
             raise UserError(say(told, run=config.run.run_name, folder=folder))
-
-
-def _with_base(config: Config, base: Path | None) -> Config:
-    """The settings with the model that was chosen, so that a resume before the first checkpoint chooses the same."""
-    train = config.train
-    if train.finetune_from != AUTO or not (train.is_finetune or config.data.objective == PREFERENCES):
-        return config
-    return config.changed(finetune_from=None if base is None else str(base.absolute()))
 
 
 def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def attach_reference(begin: Start, steps: Steps, choice: Choice, device: Device,
     is_recorded = begin.config.train.is_keep_training and (begin.run_dir / RECORD).is_file()
     if not is_recorded and not stores_reference(begin.config):
         return
-    record = _record(begin, choice, group)
+    record = group.run_on_main(lambda: _record(begin, choice))
+    folder = Path(begin.config.data.cache_dir, record.folder).absolute()
     last = steps.max_steps + len((begin.state.divergence or {}).get("skipped", ()))
     left_out = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
     evaluated = np.arange(begin.validation.num_rows) < begin.config.train.eval_rows
@@ -77,18 +79,19 @@ def attach_reference(begin: Start, steps: Steps, choice: Choice, device: Device,
     }
     walk: Walk | None = None
     for loader, (name, (needed, rows)) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
-        store = ReferenceStore(record.folder / f"{name}.npy", loader.num_rows, group.is_first_here)
+        store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
         group.wait()
         if _agreed(group, needed & store.unknown()).any():
             missing = _agreed(group, rows & store.unknown())
             if walk is None:
-                walk = _reference_walk(begin, choice, device, record, group)
-            job = _Job(walk, loader, choice.eval_batch_size_per_gpu, device.torch_device, group)
-            job.fill(store, np.flatnonzero(missing), f"reference log-probabilities of {name} rows", tell)
+                walk = _reference_walk(begin, choice, device, folder, record.model, group)
+            rows_at_once, what = choice.eval_batch_size_per_gpu, f"reference log-probabilities of {name} rows"
+            compute = partial(_log_probabilities, walk, loader, rows_at_once, device.torch_device, group)
+            _fill(store, np.flatnonzero(missing), what, compute, tell)
         group.wait()
         loader.attach(store.read())
     if walk is not None:
-        del walk, job
+        del walk, compute
         clean_all(device)
 
 
@@ -105,16 +108,13 @@ class ReferenceStore:
     def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
         self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
         if is_writer and not path.is_file():
+            header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, 2)}
             with writing("cache_dir", path.parent):
-                self._create()
-
-    def _create(self) -> None:
-        make_folder(self.path.parent)
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, 2)}
-        with atomic_file(self.path) as fresh, fresh.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for first in range(0, self.num_rows, 1 << 16):
-                np.full((min(1 << 16, self.num_rows - first), 2), np.nan, "<f4").tofile(file)
+                make_folder(path.parent)
+                with atomic_file(path) as fresh, fresh.open("wb") as file:
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for first in range(0, num_rows, 1 << 16):
+                        np.full((min(1 << 16, num_rows - first), 2), np.nan, "<f4").tofile(file)
 
     def read(self) -> NDArray[np.float32]:
         """All rows, mapped: what is not read takes no memory.
@@ -159,53 +159,47 @@ class _Record:
             an earlier version has written it.
     """
 
-    folder: Path
+    folder: str
     model: str
     content: list[str] | None = None
 
 
-def _record(begin: Start, choice: Choice, group: Group) -> _Record:
-    """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
-    place = begin.run_dir / RECORD
-    found: _Record | None = None
-    if group.is_main:
-        content = [begin.loader.content(), begin.validation.content()]
-        if begin.config.train.is_keep_training and place.is_file():
-            found = _read_record(place, Path(begin.config.data.cache_dir))
-        if found is None or found.content not in (None, content):
-            model = model_digest(_reference_folder(begin)) if found is None else found.model
-            found = _Record(_store_folder(begin, choice, model), model, content)
-            about = {"folder": found.folder.name, "model": found.model, "content": content}
-            write_text(place, json.dumps(about) + "\n")
-    found = group.broadcast(found)
-    assert found is not None
-    return found
-
-
-def _read_record(place: Path, cache_dir: Path) -> _Record:
-    """The record of a run that continues; its stores are looked for in the cache of now alone.
+def _record(begin: Start, choice: Choice) -> _Record:
+    """The record that the run has, or a new one, written; of the same model where its rows have changed since.
 
     Raises:
         UserError: it is broken, or names what no run writes.
     """
+    place, found = begin.run_dir / RECORD, None
+    content = [begin.loader.content(), begin.validation.content()]
+    if begin.config.train.is_keep_training and place.is_file():
+        found = _read_record(place)
+        if found.content in (None, content):
+            return found
+    folder = Path(str(begin.config.train.finetune_from))  # which `begin` has put into the settings
+    model = model_digest(folder) if found is None else found.model
+    splits = ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation))
+    data = [
+        [Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)]
+        for split, loader in splits
+    ]
+    facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
+    if is_adapter(folder):
+        facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
+    made = _Record(f"reference-{fingerprint(facts)}", model, content)
+    write_text(place, json.dumps(asdict(made)) + "\n")
+    return made
+
+
+def _read_record(place: Path) -> _Record:
     try:
         about = json.loads(read_text(place))
-        folder, model, content = Path(about["folder"]).name, about["model"], about.get("content")
+        found = _Record(Path(about["folder"]).name, str(about["model"]), about.get("content"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
-    if not _STORE.fullmatch(folder) or not isinstance(model, str):
-        raise UserError(f"{place}, names {folder!r}, which no run writes; copy it again, or start another run")
-    return _Record((cache_dir / folder).absolute(), model, content)
-
-
-def _store_folder(begin: Start, choice: Choice, model: str) -> Path:
-    data = []
-    for split, loader in ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation)):
-        data.append([Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)])
-    facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
-    if is_adapter(folder := _reference_folder(begin)):
-        facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
-    return (Path(begin.config.data.cache_dir) / f"reference-{fingerprint(facts)}").absolute()
+    if not _STORE.fullmatch(found.folder):
+        raise UserError(f"{place}, names {found.folder!r}, which no run writes; copy it again, or start another run")
+    return found
 
 
 def model_digest(folder: Path) -> str:
@@ -214,37 +208,28 @@ def model_digest(folder: Path) -> str:
     Memory: 1 MiB; time: one reading of the files.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for path in (path for place in dict.fromkeys((folder, base_of(folder))) for path in _weight_files(place)):
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
+    for place in dict.fromkeys((folder, base_of(folder))):
+        shapes = [path for name in ("config.json", "adapter_config.json") if (path := place / name).is_file()]
+        for path in [*shapes, *sorted([*place.glob("*.safetensors"), *place.glob("*.bin")])]:
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
     return digest.hexdigest()
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    shapes = [path for name in ("config.json", "adapter_config.json") if (path := folder / name).is_file()]
-    return [*shapes, *sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])]
-
-
-def _reference_folder(begin: Start) -> Path:
-    """The model that the run started from, which `start` has put into the settings."""
-    return Path(str(begin.config.train.finetune_from))
-
-
-def _reference_walk(begin: Start, choice: Choice, device: Device, record: _Record, group: Group) -> Walk:
-    folder = _reference_folder(begin)
-    unchanged = folder.is_dir() and model_digest(folder) == record.model if group.is_main else None
+def _reference_walk(begin: Start, choice: Choice, device: Device, store: Path, model: str, group: Group) -> Walk:
+    folder = Path(str(begin.config.train.finetune_from))
+    unchanged = folder.is_dir() and model_digest(folder) == model if group.is_main else None
     if not group.broadcast(unchanged):
         raise UserError(
             f"--finetune_from = {folder}, is not the model any more that this run has as its reference, and not all of the "
-            f"reference log-probabilities are in {record.folder}; restore one of the two, or start another run"
+            f"reference log-probabilities are in {store}; restore one of the two, or start another run"
         )
     as_begun = replace(begin, base=folder, state=TrainingState(), is_resumed=False)
     return build(as_begun, choice, device).walk
 
 
 def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:
-    """(rows,) whether a run of so many steps sees a row."""
     seen = np.zeros(loader.num_rows, np.bool_)
     at_once = max(1, (1 << 16) // effective_batch_size)
     for first in range(0, steps, at_once):
@@ -257,39 +242,39 @@ def _agreed(group: Group, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return group.all_reduce(torch.from_numpy(rows.astype(np.int32))).numpy() > 0  # type: ignore[no-any-return]
 
 
-@dataclass
-class _Job:
-    """Computes log-probabilities of rows, each process its share."""
+def _fill(
+    store: ReferenceStore,
+    numbers: NDArray[np.int64],
+    what: str,
+    compute: Callable[..., NDArray[np.float32]],
+    tell: Tell,
+) -> None:
+    """Store what `compute` gives for the rows of these numbers, block by block."""
+    began = last = time.monotonic()
+    tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
+    for first in range(0, len(numbers), BLOCK_ROWS):
+        block = numbers[first : first + BLOCK_ROWS]
+        store.write(block, compute(block))
+        now, done = time.monotonic(), first + len(block)
+        if now - last > LINE_SECONDS and done < len(numbers):
+            left = (now - began) / done * (len(numbers) - done)
+            told = "{what}: {done} of {count}, {time} left"
+            tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=duration(left)))
+            last = now
 
-    walk: Walk
-    loader: StepLoader
-    batch_size: int
-    device: torch.device
-    group: Group
 
-    def fill(self, store: ReferenceStore, numbers: NDArray[np.int64], what: str, tell: Tell) -> None:
-        """Compute the rows of these numbers and store them, block by block."""
-        began = last = time.monotonic()
-        tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
-        for first in range(0, len(numbers), BLOCK_ROWS):
-            block = numbers[first : first + BLOCK_ROWS]
-            store.write(block, self._block(block))
-            now, done = time.monotonic(), first + len(block)
-            if now - last > LINE_SECONDS and done < len(numbers):
-                left = (now - began) / done * (len(numbers) - done)
-                told = "{what}: {done} of {count}, {time} left"
-                tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=duration(left)))
-                last = now
-
-    def _block(self, block: NDArray[np.int64]) -> NDArray[np.float32]:
-        values, group = torch.zeros(len(block), 2), self.group
-        mine = np.arange(group.rank, len(block), group.size)
-        for first in range(0, -(-len(block) // group.size), self.batch_size):
-            places = mine[first : first + self.batch_size]
-            # where weights are sharded, a rank without rows must take part in the forward all the same
-            rows = block[places] if len(places) else block[:1]
-            part = to_micro_batch(self.loader.batch_of(rows), self.walk.model.config, self.device)
-            (losses,) = self.walk.token_losses([part])
-            if len(places):
-                values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
-        return group.all_reduce(values).numpy()
+def _log_probabilities(
+    walk: Walk, loader: StepLoader, batch_size: int, device: torch.device, group: Group, block: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """(rows, 2) of the rows of a block, of which each process computes its share."""
+    values = torch.zeros(len(block), 2)
+    mine = np.arange(group.rank, len(block), group.size)
+    for first in range(0, -(-len(block) // group.size), batch_size):
+        places = mine[first : first + batch_size]
+        # where weights are sharded, a rank without rows must take part in the forward all the same
+        rows = block[places] if len(places) else block[:1]
+        part = to_micro_batch(loader.batch_of(rows), walk.model.config, device)
+        (losses,) = walk.token_losses([part])
+        if len(places):
+            values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
+    return group.all_reduce(values).numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
@@ -135,7 +135,7 @@ class RunSpec:
     def settings(self) -> Config:
         """The settings with what was decided for the whole run in them. What the machine decides stays as it was asked for:
         where the run goes on, it may be another."""
-        return self.counted.put_into(self.asked)
+        return self.asked.changed(**asdict(self.counted))
 
     @property
     def counted(self) -> Steps:

@@ -9,7 +9,6 @@ that ends "wsd" (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; how l
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,10 +81,6 @@ class Steps:
             either(train.save_steps, max(1, min(1000, steps // 10))), _highest_rate(config, schedule, warmup, steps), schedule,
         )  # fmt: skip
 
-    def put_into(self, config: Config) -> Config:
-        """The settings with these numbers in them."""
-        return config.changed(**dataclasses.asdict(self))
-
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
         return learning_rate(
@@ -103,8 +98,9 @@ def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> flo
         rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
     elif is_relative and not (adapts and _is_trained(train)):
         weights = weight_counts(config.model)["total"]
-        rate = max(rate, min(facts.small_rate, rate * small_model_factor(weights)))
-        rate *= finetuning_share(weights) if _is_trained(train) else 1.0
+        rate = max(rate, min(facts.small_rate, rate * (LARGE_WEIGHTS / weights) ** RATE_EXPONENT))
+        share = FINETUNE_RATE * max(1.0, (FINETUNE_WEIGHTS / weights) ** FINETUNE_EXPONENT)
+        rate *= min(1.0, share) if _is_trained(train) else 1.0
     return min(rate, long_run_rate(schedule, warmup, steps)) if is_relative else rate
 
 
@@ -126,19 +122,6 @@ def long_run_rate(schedule: str, warmup: int, steps: int) -> float:
     return math.sqrt(2 * MOST_GROWTH / (sum(squares) / len(squares) * steps))
 
 
-def small_model_factor(weights: int) -> float:
-    """How many times the rate of a large model one of so many weights bears from scratch, 1 or more.
-
-    Only for optimizers that scale a step by each weight's size.
-    """
-    return max(1.0, (LARGE_WEIGHTS / max(1, weights)) ** RATE_EXPONENT)
-
-
-def finetuning_share(weights: int) -> float:
-    """Which part of its optimizer's rate a trained model of so many weights is finetuned at, 0.1 .. 1."""
-    return min(1.0, FINETUNE_RATE * max(1.0, (FINETUNE_WEIGHTS / max(1, weights)) ** FINETUNE_EXPONENT))
-
-
 def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, max_steps: int) -> float:
     """Learning rate of one step.
 
@@ -154,7 +137,10 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     step = min(max(step, 1), max_steps)
     warmup = min(warmup_steps, max_steps)
     if schedule == "one_cycle":
-        return _one_cycle(step, peak, warmup, max_steps)
+        first, top = peak / ONE_CYCLE_START_DIVISOR, max(warmup, 1)
+        if step < warmup:
+            return _half_cosine(first, peak, (step - 1) / (warmup - 1))
+        return _half_cosine(peak, first / ONE_CYCLE_END_DIVISOR, (step - top) / max(max_steps - top, 1))
     if step < warmup:
         return peak * step / warmup
     if schedule == "constant":
@@ -167,14 +153,6 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
     if schedule == "cosine":
         return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
     raise ValueError(f"no such schedule: {schedule}")
-
-
-def _one_cycle(step: int, peak: float, warmup: int, max_steps: int) -> float:
-    start = peak / ONE_CYCLE_START_DIVISOR
-    if step < warmup:
-        return _half_cosine(start, peak, (step - 1) / (warmup - 1))
-    top = max(warmup, 1)
-    return _half_cosine(peak, start / ONE_CYCLE_END_DIVISOR, (step - top) / max(max_steps - top, 1))
 
 
 def _half_cosine(begin: float, end: float, share: float) -> float:

@@ -17,7 +17,6 @@ from config import Config, UserError
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared
 from data.shards.store import check_shards
-from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO, counted
@@ -89,19 +88,6 @@ def start(begun: Begun, available_bytes: int) -> Start:
     state, changes = taken_up(state, measured_on(config, train, validation), config.train.metric_for_best)
     notes += changes
     return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, begun.told)
-
-
-def lasting_settings(begin: Start) -> Config:
-    """The settings of a run as its next part can use them: the checkpoint that lends this one its tokenizer will go.
-
-    Keys in the mirror's address are left out: the file is copied there, and where it is, each start says anew.
-    """
-    config = begin.config
-    if config.run.checkpoint_mirror is not None:
-        config = config.changed(checkpoint_mirror=public(config.run.checkpoint_mirror))
-    if begin.base is None or not begin.is_resumed or Path(config.data.tokenizer_dir).resolve() != begin.base.resolve():
-        return config
-    return config.changed(tokenizer_dir=AUTO)
 
 
 def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> Start:

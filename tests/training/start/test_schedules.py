@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from config import load
-from training.start.schedules import Steps, layerwise_factors, learning_rate, long_run_rate, small_model_factor
+from training.start.schedules import Steps, layerwise_factors, learning_rate, long_run_rate
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
 
@@ -68,14 +68,6 @@ def test_layers_learn_slower_towards_the_bottom() -> None:
     exponents = [4, 0, 1, 0, 1, 0, 3, 0, 2, 3, 0]  # blocks above in the same stack; below all blocks: the longer stack
     assert factors == {name: 0.5**exponent for name, exponent in zip(names, exponents, strict=True)}
     assert set(layerwise_factors(names, 2, 4, 1.0).values()) == {1.0}
-
-
-def test_small_models_learn_faster_from_scratch() -> None:
-    sizes = [1_000_000, 6_000_000, 23_000_000, 60_000_000, 248_000_000, 3_000_000_000]
-    factors = [small_model_factor(size) for size in sizes]
-    assert (
-        factors[-1] == 1.0 and factors == sorted(factors, reverse=True) and 1.5 < factors[3] < 2.0 and factors[4] < 1.2
-    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
