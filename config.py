@@ -707,16 +707,16 @@ def places() -> tuple[str, ...]:
     return tuple(name for name, (_, member) in settings_by_name().items() if member.metadata["is_place"])
 
 
+@cache
 def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     """The settings that a command takes as flags, in the order of its groups."""
-    table, wanted = settings_by_name(), COMMANDS[command]
-    ordered = sorted(table.items(), key=lambda item: _place(item[0], item[1][0], wanted))
-    # "model" is a group and a setting: in a command's list it is the group
-    return {
-        name: entry
-        for name, entry in ordered
-        if entry[0] in wanted or (name in wanted and name not in GROUPS) or f"{entry[0]}.{name}" in wanted
-    }
+    found: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    for word in COMMANDS[command]:
+        for name, (group, member) in settings_by_name().items():
+            # "model" is a group and a setting: in a command's list it is the group
+            if word == group or word == f"{group}.{name}" or (word == name and word not in GROUPS):
+                found[name] = group, member
+    return found
 
 
 def unlisted(command: str) -> frozenset[str]:
@@ -726,10 +726,6 @@ def unlisted(command: str) -> frozenset[str]:
     groups = ("metrics", "generate", "cleaning")
     names = ("prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name")
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)
-
-
-def _place(name: str, group: str, wanted: tuple[str, ...]) -> int:
-    return wanted.index(group) if group in wanted else wanted.index(name) if name in wanted else len(wanted)
 
 
 def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:

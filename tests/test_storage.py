@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from storage import (
     MOST_BYTES,
     atomic_folder,
     is_full,
-    lock_at,
     make_once,
     read_bytes,
     read_text,
@@ -80,31 +77,6 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "made\n"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="os.fork")
-def test_who_waits_for_another_says_so(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    read, write = os.pipe()
-    lock = lock_at(Path(f"{target}.lock"))
-    assert lock is not None
-    lock.acquire()
-    context = multiprocessing.get_context("fork")
-    waiting = context.Process(target=_make_told, args=(target, write))
-    waiting.start()
-    os.close(write)
-    with os.fdopen(read, encoding="utf8") as told:
-        assert told.readline() == f"another process is making {target}: waiting until it is done\n"
-        assert not target.exists()
-        lock.release()
-        assert told.read() == "", "it is told once"
-    waiting.join()
-    assert waiting.exitcode == 0 and target.is_dir()
-
-
-def _make_told(target: Path, stream: int) -> None:
-    with os.fdopen(stream, "w", encoding="utf8") as sys.stderr:
-        make_once(target, Path.mkdir)
-
-
 def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> None:
     def full(partial: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -114,26 +86,6 @@ def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> N
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
         make_once(tmp_path / "file" / "target", Path.mkdir)
-
-
-@pytest.mark.parametrize(
-    ("reason", "resumable", "is_kept"),
-    [(OSError(errno.EIO, "no"), True, True), (OSError(errno.EIO, "no"), False, False), (ValueError("row 7 is none"), True, False)],
-    ids=["the network", "made whole", "the data"],
-)  # fmt: skip
-def test_what_was_made_is_kept_where_a_read_has_failed(
-    tmp_path: Path, reason: Exception, resumable: bool, is_kept: bool
-) -> None:
-    def read(partial: Path) -> None:
-        partial.write_text("half")
-        try:
-            raise reason
-        except (OSError, ValueError) as error:
-            raise UserError(f"s3://there, cannot be read ({error})") from None
-
-    with pytest.raises(UserError, match="cannot be read"):
-        make_once(tmp_path / "target", read, resumable)
-    assert (tmp_path / "target.partial").exists() == is_kept
 
 
 def pipe(path: Path) -> None:
@@ -171,20 +123,6 @@ def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
         with pytest.raises(OSError):
             read_bytes(path, most)
     assert MOST_BYTES > 10**6
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
-def test_a_small_file_is_read_where_little_may_be_mapped(tmp_path: Path) -> None:
-    """As under `ulimit -v`: what is allowed for such files is no reason to ask for as much."""
-    code = (
-        "import resource, sys; from storage import MOST_TABLE_BYTES, read_text\n"
-        "mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**26, -1))\n"
-        "assert read_text(sys.argv[1], MOST_TABLE_BYTES) == 'small'"
-    )
-    (tmp_path / "small").write_text("small")
-    root = Path(__file__).resolve().parents[1]
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "small")], cwd=root, check=True)
 
 
 def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:

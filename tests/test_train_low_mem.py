@@ -38,7 +38,7 @@ TRAPS = {
     "mistyped command": (["trian"], ["trian, is no command", "did you mean train?"]),
     "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
     "a file without its flag": (["train", "."], ["--train_file=."]),
-    "Fire's own flags": (["train", "--", "--interactive"], ["--, is unexpected", "--interactive:"]),
+    "two hyphens alone": (["train", "--", "--interactive"], ["--, is unexpected", "--interactive:"]),
     "lost no": (["train", "--noise_density"], ["--noise_density, needs a value"]),
     "negated switch": (["train", "--no-group-by-length"], ["write --group_by_length=False"]),
     "empty value": (["train", "--output_dir="], ["--output_dir, needs a value"]),
@@ -59,7 +59,7 @@ def test_mistakes_are_answered(trap: str, capsys: pytest.CaptureFixture[str]) ->
     arguments, parts = TRAPS[trap]
     assert train_low_mem.main(arguments) == 2
     told = capsys.readouterr()
-    assert told.out == "" and "\0" not in told.err
+    assert told.out == ""
     for part in parts:
         assert part in told.err
 
@@ -112,7 +112,6 @@ def test_ways_to_write_a_flag(seen: list[Config], flags: list[str], is_finetune:
 def test_of_a_flag_typed_twice_the_last_counts_and_text_stays_text(
     seen: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fire alone would make a number of 1e5 and a list of [1,2]."""
     words = ["--max_steps=5", "--seed=1", "--max-steps", "7", "--seed=1", "--run_name=1e5", "--text_column=[1,2]"]
     assert train_low_mem.main(["train", *words]) == 0
     assert (seen[0].train.max_steps, seen[0].run.run_name, seen[0].data.text_column) == (7, "1e5", "[1,2]")
@@ -169,7 +168,6 @@ def test_the_unforeseen_is_one_line_and_a_traceback_in_the_log(tmp_path: Path) -
     [
         ("raise KeyboardInterrupt('saved in x')", 130, "saved in x"),
         ("from config import DoesNotFit; raise DoesNotFit('needs 5 GiB', 'try --memory_mode=ultra')", 3, "needs 5 GiB"),
-        ("from config import UserError; raise UserError('--a = 1, is wrong')", 2, "--a = 1, is wrong"),
     ],
 )
 def test_exit_codes(tmp_path: Path, code: str, exit_code: int, told: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from devices.kernels import build
 from tests.end_to_end.conftest import SHAPE, World
 from tests.end_to_end.running import ENVIRONMENT, Place
 
@@ -136,21 +135,3 @@ def test_a_run_over_its_budget_that_cannot_shrink_saves_and_ends_with_3(world: W
     assert "nothing is left to shrink" in told and f"step 2 is saved in {place.runs / 'lasting'}" in told
     assert "train --is_keep_training=True --run_name=lasting" in last
     assert (place.runs / "lasting" / "checkpoints" / "step_00000002" / "state").is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(build.why_impossible()), reason="no compiled kernels here")
-def test_kernels_are_compiled_before_the_process_has_grown(world: World, tmp_path: Path) -> None:
-    """The compiler shares the limit that the run is under: it comes before torch, and after a failure not again."""
-    compiler, seen = tmp_path / "compiler", tmp_path / "seen"
-    compiler.write_text(
-        f'#!/bin/sh\ncase "$*" in *-c*) grep -c libtorch /proc/$PPID/maps >> {seen};; esac\necho none here >&2; exit 1\n'
-    )
-    compiler.chmod(0o755)
-    environ = {**ENVIRONMENT, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    words = world.place.command(
-        "train", *SHAPE, f"--train_file={world.text}", "--max_steps=2", "--run_name=no_compiler"
-    )
-    done = subprocess.run([sys.executable, *words], env=environ, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "none here" in done.stdout + done.stderr, done.stdout + done.stderr
-    assert seen.read_text().split() == ["0"]

@@ -28,13 +28,10 @@ def field_of(**facts: Any) -> dataclasses.Field[Any]:
         (dict(kind=bool), 0, False),
         (dict(kind=int), "1e3", 1000),
         (dict(kind=int), "9007199254740993", 9007199254740993),  # more than a float can hold exactly
-        (dict(kind=float), "1e-4", 1e-4),
-        (dict(kind=float, low=0.0, high=1.0), 1, 1.0),
         (dict(kind="size"), "1.5GiB", 3 * 2**29),
         (dict(kind=str), " a b ", "a b"),
         (dict(kind=str, choices=("cosine",)), "Cosine", "cosine"),
         (dict(kind=int, auto=True), " AUTO ", "auto"),
-        (dict(kind=int, optional=True), "None", None),
         (dict(kind=str, optional=True), "", None),
     ],
 )
@@ -49,13 +46,9 @@ def test_values(facts: dict[str, Any], word: object, value: object) -> None:
         (dict(kind=bool), "maybe"),
         (dict(kind=int), "1.5"),
         (dict(kind=int), True),
-        (dict(kind=int), "auto"),
-        (dict(kind=int), "none"),
         (dict(kind=float), "nan"),
-        (dict(kind=float), [1]),
         (dict(kind=float, low=0.0, high=1.0), 1.1),
         (dict(kind=float, above=0.0), 0),
-        (dict(kind="size"), "6X"),
         (dict(kind="size"), "1e999G"),
         (dict(kind=str, choices=("cosine", "constant")), "cosin"),
     ],
@@ -72,16 +65,7 @@ def test_a_size_without_its_unit_is_asked_about(given: object, asked: str) -> No
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "3: 4\nnull: 5\n",
-        f"seed: 0x{'f' * 5000}\n",
-        "max_steps: 2001-99-99\n",
-        "seed: 3\nmax_steps: [1",
-        "- 1\n",
-        "",
-        "\x00",
-    ],
+    "text", ["3: 4\nnull: 5\n", f"seed: 0x{'f' * 5000}\n", "max_steps: 2001-99-99\n", "seed: [1", ""]
 )
 def test_a_file_of_settings_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
@@ -113,10 +97,7 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
     [
         ("train", "lr", "1e-4", "--learning_rate=1e-4"),
         ("train", "bf16", "True", "--mixed_precision=bf16"),
-        ("train", "bf16", "False", "--mixed_precision=no"),
-        ("train", "lr_scheduler_type", "linear", "--lr_schedule=cosine"),
         ("train", "lr_scheduler_type", "warmup_stable_decay", "--lr_schedule=wsd"),
-        ("train", "report_to", "tensorboard", "--log_with=tensorboard"),
         ("train", "model_path", "folder", "--finetune_from=folder"),
         ("chat", "model_path", "folder", "--model=folder"),
         ("merge", "lr", "1", "--help"),  # it has nothing of the kind

@@ -34,25 +34,20 @@ def mean_of(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return {key: torch.stack([part[key].double() for part in parts]).mean(0) for key in parts[0]}
 
 
-def test_the_better_one_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_better_one_is_published_and_the_run_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_text(tmp_path / "text.txt")
     evaluate = averaging.evaluate
     monkeypatch.setattr(averaging, "evaluate", lambda live, averaged=0: evaluate(live, averaged) or True)
     published = run(tmp_path, "mean", average_checkpoints=4, eval_steps=4)
     evaluations = [(each["step"], each.get("averaged_checkpoints")) for each in events(tmp_path, "mean", "eval")]
     assert evaluations == [(0, None), (4, None), (8, None), (8, 4)]
-    checkpoints = tmp_path / "runs/mean/checkpoints"
     for name, exact in mean_of(tmp_path, "mean").items():
         torch.testing.assert_close(published[name].double(), exact, rtol=1e-5, atol=1e-8)
-    assert sorted(path.name for path in checkpoints.iterdir()) == [
-        "best", "latest", *(f"step_0000000{step}" for step in (2, 4, 6, 8)),
-    ]  # fmt: skip
-
-
-def test_a_run_that_goes_on_does_so_from_its_last_checkpoint(tmp_path: Path) -> None:
-    write_text(tmp_path / "text.txt")
-    run(tmp_path, "parts", average_checkpoints=3)
-    run(tmp_path, "parts", is_keep_training=True, max_steps=12, average_checkpoints=0)
-    run(tmp_path, "whole", max_steps=12)
-    parts, whole = ([(e["step"], e["loss"]) for e in events(tmp_path, name, "step")] for name in ("parts", "whole"))
+    names = sorted(path.name for path in (tmp_path / "runs/mean/checkpoints").iterdir())
+    assert names == ["best", "latest", *(f"step_0000000{step}" for step in (2, 4, 6, 8))]
+    run(tmp_path, "mean", is_keep_training=True, max_steps=10, average_checkpoints=0)
+    run(tmp_path, "whole", max_steps=10)
+    parts, whole = ([(e["step"], e["loss"]) for e in events(tmp_path, name, "step")] for name in ("mean", "whole"))
     assert parts == whole

@@ -1,14 +1,19 @@
-"""The parts of a step follow the settings: what learns, how fast, the dtype of the frozen weights."""
+"""The parts of a step follow the settings and the plan: what learns, how fast, dtypes, a loss scale, where activations wait."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import devices
+from devices.cpu import CpuDevice
+from engine.offload import Offload
+from engine.scaling import LossScaling
 from engine.step import Engine
 from engine.weights import QuantizedWeightStore, WeightStore
 from memory.cost.prediction import Choice
@@ -18,6 +23,7 @@ from model.quantization import is_int8
 from model.t5 import T5
 from settings.errors import UserError
 from tests.training.start.test_adapters import SHAPE, make_adapter, run_config
+from training.checkpoints.state import TrainingState
 from training.start.building import build
 
 
@@ -43,10 +49,7 @@ def test_only_what_learns_has_an_optimizer() -> None:
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
-@pytest.mark.parametrize(
-    ("storage", "weight_store"),
-    [("float32", WeightStore), ("int8", QuantizedWeightStore), ("int4", QuantizedWeightStore)],
-)
+@pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int4", QuantizedWeightStore)])
 def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
     assert type(engine.walk.weight_store) is weight_store
@@ -64,3 +67,32 @@ def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> Non
     hf_format.save(T5(SHAPE).initialise(2), base)
     with pytest.raises(UserError, match="is for another base"):
         built(folder, lora_rank=2)
+
+
+CHOICE = Choice(4, 1, 1, 0, 4, "float32", "float32", 2**20)
+
+
+def begin(state: TrainingState | None = None) -> Any:
+    return SimpleNamespace(config=run_config(), base=None, is_resumed=False, state=state or TrainingState())
+
+
+def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
+    choice = replace(CHOICE, compute="float16")
+    engine = build(begin(), choice, CpuDevice())
+    assert engine.walk.scaling is engine.update.scaling is not None, "what multiplies is what divides"
+    assert engine.model.embedding.dtype == torch.float32 and engine.loss_scaling == LossScaling().as_dict()
+    engine.update.scaling.admits(False)
+    state = TrainingState(3, loss_scaling=engine.loss_scaling)
+    resumed = build(begin(state), choice, CpuDevice())
+    assert resumed.update.scaling == LossScaling(2.0**15, 0, 1)
+    assert build(begin(), CHOICE, CpuDevice()).loss_scaling is None
+
+
+def test_offload_follows_the_plan() -> None:
+    engine = build(begin(), replace(CHOICE, offload_boundaries=True), CpuDevice())
+    away = engine.walk.policies.checkpointed
+    assert isinstance(away, Offload)
+    engine.follow(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
+    assert engine.walk.policies.checkpointed is away, "its slabs are not taken twice"
+    engine.follow(CHOICE)
+    assert not isinstance(engine.walk.policies.checkpointed, Offload)

@@ -86,34 +86,24 @@ def test_weights_stay_within_bounds_over_a_long_run(schedule: str) -> None:
     "flags,rate",
     [
         ({}, 2e-2),
-        ({"optimizer": "adamw_rms"}, 2e-2),
         ({"optimizer": "muon"}, 5e-2),
         ({"optimizer": "muon", "max_steps": 16_000}, 3e-2),
-        ({"optimizer": "muon", "model_preset": "t5-small"}, 3.5e-2),
-        ({"optimizer": "muon", "is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 3.5e-3),
         ({"model_preset": "t5-small"}, 1.75e-2),
         ({"model_preset": "t5-3b"}, 1e-2),
         ({"optimizer": "adamw"}, 3e-4),  # takes steps of one size, whatever the weight's
         ({"learning_rate": 0.5}, 0.5),
-        ({"max_steps": 30_000}, 2e-2),
         ({"max_steps": 1_000_000}, 3.8e-3),
-        ({"max_steps": 1_000_000, "optimizer": "adamw"}, 3e-4),
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),
         ({"is_finetune": True, "finetune_from": "folder", "model_preset": "t5-3b"}, 1e-3),
         ({"is_finetune": True, "finetune_from": "folder"}, 1.3e-2),  # small ones have to move further
-        ({"is_finetune": True, "finetune_from": "folder", "d_model": 64}, 2e-2),
         ({"finetune_from": "folder", "model_preset": "t5-small"}, 1.75e-3),  # what it learns next does not matter
         ({"finetune_from": "folder", "lora_rank": 8}, 1e-2),
         ({"objective": "preferences", "finetune_from": "folder"}, 1e-4),
         ({"objective": "preferences", "finetune_from": "folder", "lora_rank": 8}, 1e-3),
-        ({"objective": "preferences", "finetune_from": "folder", "lora_rank": 8, "optimizer": "adamw"}, 1e-4),
         ({"is_finetune": True, "finetune_from": None}, 2e-2),  # random weights, whatever they learn
     ],
 )
 def test_the_rate_that_nobody_named(flags: dict[str, Any], rate: float) -> None:
-    preset, changed = (
-        flags.get("model_preset", "tiny"),
-        {name: value for name, value in flags.items() if name != "model_preset"},
-    )
-    config = load("train", {"train_file": "x", "model_preset": preset}).changed(**changed)
+    preset = {"model_preset": flags.pop("model_preset", "tiny")}
+    config = load("train", {"train_file": "x", **preset}).changed(**flags)
     assert Steps.of(config, 8, 100).learning_rate == pytest.approx(rate, rel=0.01)
