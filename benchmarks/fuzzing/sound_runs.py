@@ -113,11 +113,13 @@ def use_settings(folder: Path) -> None:
 
 
 def use_record(folder: Path) -> None:
-    from training.checkpoints.run_lock import _describe
+    from training.checkpoints.run_lock import RunLock
     from training.checkpoints.runs import newest_run, read_run, resume_run
 
     newest_run(folder, needs_model=True)
-    _describe(folder / "a")
+    with RunLock() as owner, RunLock() as other:
+        owner.acquire(folder / "a")
+        assert other.acquire(folder / "a")
     resume_run(folder / "a")
     assert read_run(folder / "a") is None or newest_run(folder) == folder / "a"
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Mirror:
         Raises:
             UserError: the address cannot be written, or holds another run of this name.
         """
-        try:
+        with self._reaching("written", "check the address and the credentials"):
             if not overwrite and self._names() and not (run_dir and self._is_of(run_dir)):
                 raise UserError(
                     f"{self.what}, holds another run named {self._path.rpartition('/')[2]}; continue that with "
@@ -80,10 +81,6 @@ class Mirror:
             self._write("writable", b"")
             self._system.delete_file(f"{self._path}/writable")
             self._is_checked = True
-        except _FAILURES as error:
-            raise UserError(
-                f"{self.what}, cannot be written ({public(reason_of(error))}); check the address and the credentials"
-            ) from None
 
     def is_at(self, run_dir: Path) -> bool:
         """Whether the copies would lie where the run itself is."""
@@ -136,23 +133,19 @@ class Mirror:
         Raises:
             UserError: the address cannot be read, holds what no run writes, or the disk is full.
         """
-        try:
+        with self._reaching("restored", "check address, network and disk"):
             names, here = self._names(), read_run(run_dir)
             if not names or (here is not None and not self._is_of(run_dir)):
                 return None
-            newest = Checkpoints(run_dir, keep_latest).whole()
-            if newest is not None and step_of(newest) >= step_of(Path(names[0])):
+            newest, latest = Checkpoints(run_dir, keep_latest).whole(), run_dir / CHECKPOINTS / _plain(names[0])
+            if newest is not None and step_of(newest) >= step_of(latest):
                 return None
             if run_dir.exists():
                 self._bring(Checkpoints(run_dir, keep_latest), names, here is None)
             else:
                 with atomic_folder(run_dir) as fresh:
                     self._bring(Checkpoints(fresh, keep_latest), names, True)
-            return run_dir / CHECKPOINTS / _plain(names[0])
-        except (*_FAILURES, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{self.what}, cannot be restored ({public(reason_of(error))}); check address, network and disk"
-            ) from None
+            return latest
 
     def record(self) -> dict[str, Any]:
         """What `run.json` says there; empty where there is none.
@@ -160,12 +153,15 @@ class Mirror:
         Raises:
             UserError: the address cannot be read.
         """
-        try:
+        with self._reaching("read", "check address and network"):
             return self._record()
-        except _FAILURES as error:
-            raise UserError(
-                f"{self.what}, cannot be read ({public(reason_of(error))}); check address and network"
-            ) from None
+
+    @contextmanager
+    def _reaching(self, done: str, advice: str) -> Iterator[None]:
+        try:
+            yield
+        except (*_FAILURES, UnicodeDecodeError) as error:
+            raise UserError(f"{self.what}, cannot be {done} ({public(reason_of(error))}); {advice}") from None
 
     def _record(self) -> dict[str, Any]:
         try:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from run_files import OWNER_FILE
+from run_files import OWNER_FILE, read_record
 from settings.errors import reason_of
-from storage import NO_LOCKS, lock_at, read_text, write_text
+from storage import NO_LOCKS, lock_at, write_text
 from training.report.wording import duration
 
 
@@ -52,9 +52,12 @@ class RunLock:
             if lock is not None:
                 lock.acquire(timeout=0)
         except Timeout:
+            owner = read_record(run_dir / OWNER_FILE)
+            who, started = "another process", owner.get("started")
+            if type(started) is float:
+                who = f"process {owner.get('process')} on {str(owner.get('host'))[:80]}, since {duration(max(0.0, time.time() - started))},"
             return [
-                f"--run_name = {run_dir.name}, is in use: {_describe(run_dir)} trains it; wait for its end, stop it, or "
-                "name another run"
+                f"--run_name = {run_dir.name}, is in use: {who} trains it; wait for its end, stop it, or name another run"
             ]
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -82,12 +85,3 @@ class RunLock:
         if self._lock is not None:
             self._lock.release()
         self._lock = self._run_dir = None
-
-
-def _describe(run_dir: Path) -> str:
-    try:
-        record = json.loads(read_text(run_dir / OWNER_FILE))
-        age = duration(max(0.0, time.time() - float(record["started"])))
-        return f"process {int(record['process'])} on {str(record['host'])[:80]}, since {age},"
-    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, RecursionError):
-        return "another process"

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -167,8 +167,7 @@ def note_stop(run_dir: str | Path) -> None:
 
 def run_of_launch(output_dir: str | Path) -> Path | None:
     """The run that this torchrun has begun and starts again now."""
-    found = (run_dir for _, run_dir, _ in sorted(_all_runs(output_dir), reverse=True))
-    return next((run_dir for run_dir in found if is_own(read_run(run_dir))), None)
+    return next((run_dir for run_dir, record in _newest_first(output_dir) if is_own(record)), None)
 
 
 def is_own(record: Mapping[str, Any] | None, by_job: bool = True) -> bool:
@@ -190,7 +189,7 @@ def is_stopped(run_dir: Path) -> bool:
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is no run.
 
-    `order` grows from start to start, whatever the clock says; runs of before have none, and are in order of their times.
+    `order` grows from start to start, whatever the clock says; that of runs of before is their time.
     """
     try:
         record = json.loads(read_text(Path(run_dir) / RUN_FILE))
@@ -199,7 +198,9 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or record.get("kind") not in KINDS:
         return None
     numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order", 0.0))
-    return record if all(type(number) in (int, float) for number in numbers) else None
+    if not all(type(number) in (int, float) for number in numbers):
+        return None
+    return {"order": max(numbers[:2]), **record}
 
 
 def only_pretrained(model: str | Path) -> bool:
@@ -217,30 +218,20 @@ def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: boo
         kind: one of `KINDS`; None: any.
         needs_model: pass over runs that have saved nothing yet.
     """
-    found = [
-        (order, run_dir)
-        for order, run_dir, its_kind in _all_runs(output_dir)
-        if kind in (None, its_kind) and not (needs_model and model_folder(run_dir) is None)
-    ]
-    return max(found)[1] if found else None
+    found = (run_dir for run_dir, record in _newest_first(output_dir) if kind in (None, record["kind"]))
+    return next((run_dir for run_dir in found if not needs_model or model_folder(run_dir) is not None), None)
 
 
-def _all_runs(output_dir: str | Path) -> Iterator[tuple[float, Path, str]]:
-    """Where each run is in the order in which they were started or resumed last, its folder, its kind."""
-    for folder in saved_runs(Path(output_dir)):
-        record = read_run(folder)
-        if record is not None:
-            yield _order(record), folder, record["kind"]
-
-
-def _order(record: dict[str, Any]) -> float:
-    order: float = record.get("order", max(record["started"], record.get("resumed", 0.0)))
-    return order
+def _newest_first(output_dir: str | Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Folder and record of each run, in the order in which they were started or resumed last."""
+    found = [(folder, record) for folder in saved_runs(Path(output_dir)) if (record := read_run(folder)) is not None]
+    return sorted(found, key=lambda run: (run[1]["order"], run[0]), reverse=True)
 
 
 def _next_order(output_dir: Path) -> float:
     """The time, but after every run that is there: a clock that is set back does not change which is the newest."""
-    return max([time.time(), *(order + 1e-3 for order, _, _ in _all_runs(output_dir))])
+    newest = [float(record["order"]) for _, record in _newest_first(output_dir)[:1]]
+    return max([time.time(), *(order + 1e-3 for order in newest)])
 
 
 def model_folder(run_dir: str | Path) -> Path | None:

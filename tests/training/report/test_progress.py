@@ -45,13 +45,8 @@ def test_plain_lines_every_log_steps_and_at_both_ends() -> None:
             progress.step(reading(step))
     lines = out.getvalue().splitlines()
     assert [line.split("/")[0].split()[-1] for line in lines] == ["1", "10", "20", "25"]
-    assert (
-        lines[1]
-        == (
-            "step 10/25  40%  loss 2.500  lr 1.0e-03  1,234 tokens/s  memory 1.00 GiB, peak 1.50 GiB of 3.00 GiB  0s left"
-        )
-        or "40%  loss 2.500" in lines[1]
-    )
+    assert lines[1].startswith("step 10/25  40%  loss 2.500  lr 1.0e-03  1,234 tokens/s  ")
+    assert "memory 1.00 GiB, peak 1.50 GiB of 3.00 GiB" in lines[1]
     assert "\x1b" not in out.getvalue()
 
 
