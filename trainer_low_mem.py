@@ -105,12 +105,12 @@ class LowMemTrainer:
         watch = watched(self.config, device, group, self.ahead, stack)
         self.monitor = monitor = watch.monitor
         opening = open_run(self.config, watch, device, group)
-        start, plan, budget = opening.start, opening.plan, opening.budget
+        start, plan, budget = opening.start, opening.spec.plan, opening.budget
         if is_main:
             stack.callback(restore_replaced_run, start.run_dir)  # where it is not deleted below
         self.config = config = start.config
         group.resumes_by(resume_command(config))
-        self.steps = opening.steps
+        self.steps = opening.spec.counted
         track = stack.enter_context(trackers(self.accelerator, config))
         self.log = log = RunLog(
             config, start.state.step, monitor, is_main, watch.sign, listeners=[track, *self.callbacks]

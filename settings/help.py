@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import platform
 import textwrap
+from functools import partial
 from importlib import metadata
 
 from config import COMMANDS, GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.precedence import model_presets, run_presets
 from settings.program import program
-from settings.version import VERSION
 
+VERSION = "0.2.0"  # that stands above the newest part of CHANGELOG.md
 ABOUT = {
     "train": "pretrain a T5; --is_finetune=True finetunes, --is_keep_training=True resumes the last run",
     "dpo": "continue from a trained model with preferences: prompt, chosen and rejected answer (DPO, IPO, ORPO)",
@@ -94,7 +95,7 @@ def command_help(name: str, everything: bool = False) -> str:
         return "\n".join([*head, ORDER, "", *_all_flags(name)])
     lines = [*head, ORDER]
     for task, flags in short.items():
-        lines += ["", f"{task}:", *(line for flag in flags for line in _briefly(name, flag))]
+        lines += ["", f"{task}:", *(line for flag in flags for line in _told(name, flag, is_short=True))]
     more = len(flags_of(name)) - len(unlisted(name)) + 3 - sum(map(len, short.values()))
     also = (
         ";\nthe flags of train are taken too, so that its command line can be planned as it is"
@@ -106,41 +107,32 @@ def command_help(name: str, everything: bool = False) -> str:
 
 def _all_flags(name: str) -> list[str]:
     trains = {"model", "vocab_size"} & set(COMMANDS[name])
-    lines = [
-        line for flag in ("config", *(("preset", "model_preset") if trains else ())) for line in _fully(name, flag)
-    ]
+    lines = [line for flag in ("config", *(("preset", "model_preset") if trains else ())) for line in _told(name, flag)]
     group, hidden = "", unlisted(name)
     for flag, (its_group, _) in flags_of(name).items():
-        if flag in hidden:
-            continue
-        if its_group != group:
+        if flag not in hidden:
+            if its_group != group:
+                lines += ["", f"{its_group}: {(getattr(GROUPS[its_group], '__doc__', '') or '').splitlines()[0]}"]
             group = its_group
-            lines += ["", f"{group}: {(getattr(GROUPS[group], '__doc__', '') or '').splitlines()[0]}"]
-        lines += _fully(name, flag)
+            lines += _told(name, flag)
     return lines
 
 
-def _facts(command: str, flag: str) -> tuple[str, str, str]:
-    if flag == "config":
-        return "none", "YAML or JSON file of settings, also sorted into groups", "a file"
-    if flag == "preset":
-        default = "none; without train_file: sample" if command == "train" else "none"
-        return default, "settings by machine and goal", " | ".join(run_presets())
-    if flag == "model_preset":
-        return Config().model_preset, "shape of the model", " | ".join(model_presets())
-    member = flags_of(command)[flag][1]
-    default = "none" if member.default is None else show(member, member.default)
-    return default, member.metadata["help"], allowed(member.metadata)
-
-
-def _briefly(command: str, flag: str) -> list[str]:
-    default, text, _ = _facts(command, flag)
-    wrap = textwrap.TextWrapper(84, break_long_words=False, break_on_hyphens=False)
-    first, *others = wrap.wrap(f"{text} ({default})")
-    return [f"  --{flag:26}  {first}", *(f"{'':32}{line}" for line in others)]
-
-
-def _fully(command: str, flag: str) -> list[str]:
-    default, text, values = _facts(command, flag)
-    told = textwrap.wrap(f"{text} [{values}]", 100, break_long_words=False, break_on_hyphens=False)
-    return [f"  --{flag}  (default {default})", *(f"      {line}" for line in told)]
+def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
+    """Default, help and, unless it is short, allowed values of a flag."""
+    none = "none; without train_file: sample" if command == "train" else "none"
+    own = {
+        "config": ("none", "YAML or JSON file of settings, also sorted into groups", "a file"),
+        "preset": (none, "settings by machine and goal", " | ".join(run_presets())),
+        "model_preset": (Config.model_preset, "shape of the model", " | ".join(model_presets())),
+    }
+    if flag in own:
+        default, text, values = own[flag]
+    else:
+        member = flags_of(command)[flag][1]
+        default = "none" if member.default is None else show(member, member.default)
+        text, values = member.metadata["help"], allowed(member.metadata)
+    wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    if is_short:
+        return wrap(f"{text} ({default})", 116, initial_indent=f"  --{flag:26}  ", subsequent_indent=" " * 32)
+    return [f"  --{flag}  (default {default})", *(f"      {line}" for line in wrap(f"{text} [{values}]", 100))]

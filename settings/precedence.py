@@ -90,7 +90,9 @@ def layered(
             if name not in taken[command] and layer is not shape:
                 if origin == "flag" or name not in settings:  # a file may serve several commands
                     problems.append(_no_such(name, value, origin, command, taken))
-            elif _is_nested(value):  # whose text may be of any length: YAML can name one part many times
+            elif isinstance(
+                value, (Mapping, list, tuple, set)
+            ):  # whose text may be of any length: YAML can name one part many times
                 problems.append(say("--{name}, is given a table; a setting has one value", name=name))
             else:
                 try:
@@ -185,10 +187,3 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
         return meant.format(value=typed)
     ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
     return say("write --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""
-
-
-def _is_nested(value: Any) -> bool:
-    inner = (Mapping, list, tuple, set)
-    return isinstance(value, (Mapping, set)) or (
-        isinstance(value, (list, tuple)) and any(isinstance(member, inner) for member in value)
-    )

@@ -11,8 +11,7 @@ import pytest
 
 import train_low_mem
 from config import COMMANDS, Config, flags_of, unlisted
-from settings.help import ABOUT, SHORT, command_help
-from settings.version import VERSION
+from settings.help import ABOUT, SHORT, VERSION, command_help
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_IMPORTED = 77

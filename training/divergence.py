@@ -10,9 +10,7 @@ Source: passing over the batches of a spike: Chowdhery et al. 2022 (arXiv 2204.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,15 +35,6 @@ class Divergence:
     halvings: int = 0
     in_a_row: int = 0
     failed_step: int = 0
-
-    @classmethod
-    def restore(cls, state: Mapping[str, Any] | None) -> Divergence:
-        """Continue from what `state` returned; None: a run in which everything was finite."""
-        return cls(**state) if state else cls()
-
-    def state(self) -> dict[str, Any] | None:
-        """What `restore` needs, for JSON."""
-        return asdict(self) if self != Divergence() else None
 
     @property
     def rate_factor(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from config import GenerateConfig
@@ -54,12 +54,8 @@ class LiveRun:
         self.config, self.device, self.group = opening.start.config, opening.device, group
         self.keeper, self.checkpoints, self.monitor, self.log = keeper, checkpoints, monitor, log
         self.mirror = opening.mirror
-        self.has_saved = False  # whether this part of the run has written a checkpoint
+        self.is_main, self.has_saved = group.is_main, False  # whether this part of the run has written a checkpoint
         self._build()
-
-    @property
-    def is_main(self) -> bool:
-        return self.group.is_main
 
     @property
     def longest_answer(self) -> int:
@@ -77,7 +73,7 @@ class LiveRun:
             self.engine = build(self.start, choice, self.device, self.group)
         self.state = self.start.state
         self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
-        self.divergence = Divergence.restore(self.state.divergence)
+        self.divergence = Divergence(**(self.state.divergence or {}))
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
         self.keeper.cleaner.settle()
         self.log.memory(self.state.step, "load")
@@ -148,7 +144,8 @@ class LiveRun:
     def checkpoint_state(self) -> TrainingState:
         """What a checkpoint written now keeps of the run."""
         choice, scaling = self.engine.choice.as_dict(), self.engine.loss_scaling
-        asked, divergence = step_settings(self.config), self.divergence.state()
+        asked = step_settings(self.config)
+        divergence = None if self.divergence == Divergence() else asdict(self.divergence)
         return replace(self.state, choice=choice, asked=asked, loss_scaling=scaling, divergence=divergence)
 
     def applied(self, number: int, tokens: int) -> None:

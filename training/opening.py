@@ -47,7 +47,7 @@ from training.report.heartbeat import Heartbeat
 from training.report.progress import Progress
 from training.start.adapted import home_of
 from training.start.resolving import RunSpec
-from training.start.schedules import Steps, long_run_rate
+from training.start.schedules import long_run_rate
 from training.start.startup import Start, start
 from units import format_size
 
@@ -73,14 +73,6 @@ class Opening:
     base_bytes: int
     num_processes: int
 
-    @property
-    def plan(self) -> Plan:
-        return self.spec.plan
-
-    @property
-    def steps(self) -> Steps:
-        return self.spec.counted
-
     def plan_again(self, config: Config, budget: Budget) -> Plan:
         """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
 
@@ -88,7 +80,7 @@ class Opening:
             DoesNotFit: no way fits.
         """
         begin = replace(self.start, config=config, state=replace(self.start.state, choice=None))
-        chosen = self.plan.choice  # the weights are there, and computed with
+        chosen = self.spec.plan.choice  # the weights are there, and computed with
         spec = resolve_here(
             begin, self.device, budget, self.base_bytes, self.num_processes, rows=self.spec.rows,
             precision=chosen.precision, homes=(chosen.weights_in, chosen.away_blocks), correction=self.spec.machine.correction,
@@ -102,7 +94,7 @@ def headline(opening: Opening) -> str:
     return say(
         "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
         run=config.run.run_name, rows=counted(loader.num_rows, "row"), objective=opening.spec.rows.objective,
-        steps=counted(opening.steps.max_steps, "step"), device=opening.device.describe(),
+        steps=counted(opening.spec.counted.max_steps, "step"), device=opening.device.describe(),
         processes=counted(opening.num_processes, "process"), budget=budget.describe(),
     )  # fmt: skip
 

@@ -50,21 +50,3 @@ def test_the_screen_says_what_to_type_and_what_to_doubt(talker: World) -> None:
     asked = screen.partition("--input='")[2].partition("'")[0]
     assert asked and "chat:" not in asked and "：" not in asked, "generate puts the template around it again"
     assert "held out for evaluation: 2 rows;" in screen and "--validation_file" in screen
-
-
-@pytest.mark.slow
-def test_evaluation_words_its_prompts_like_training(talker: World) -> None:
-    told = talker.place.do("evaluate", f"--model={talker.place.runs / 'talk'}", "--eval_generate_rows=0").stdout
-    best = min(event["loss"] for event in talker.place.events("talk") if event["event"] == "eval")
-    assert f"{best:.4f}"[:5] in told
-
-
-@pytest.mark.slow
-def test_a_run_becomes_a_plain_folder_in_shards(talker: World) -> None:
-    source, output = talker.place.runs / "talk", talker.place.folder / "plain"
-    flags = (f"--model={source}", f"--output={output}", "--dtype=bf16", "--shard_size=30K")
-    told = talker.place.do("convert", *flags).stdout
-    assert "differ by" in told and len(list(output.glob("model-*.safetensors"))) > 1
-    assert (output / "prompt_template.json").read_bytes() == (source / "prompt_template.json").read_bytes()
-    again = talker.place.run("convert", *flags)
-    assert again.returncode == 2 and "exists" in again.stderr

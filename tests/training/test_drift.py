@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -32,9 +32,23 @@ def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, 
         raise DoesNotFit("no way fits")
 
     monkeypatch.setattr(keeping, "measure_budget", lambda *_: replace(budget, host_bytes=budget.host_bytes - lost))
-    keeper = keeping.Keeper(
-        config, replace(least, budget_bytes=budget.host_bytes), budget, none_fits, device=devices.pick("cpu", 0),
-        monitor=cast(Any, SimpleNamespace(watch=lambda budget_bytes, from_now: None)), log=cast(Any, None),
+    monkeypatch.setattr(keeping, "LOOK_SECONDS", 0.0)
+    monitor: Any = SimpleNamespace(
+        watch=lambda budget_bytes, from_now: None, pressure=lambda: 0.0, peak_bytes=0, budget_bytes=budget.host_bytes,
+        counted_peak_bytes=0, counted_phase="train", phase_peaks={},
     )  # fmt: skip
-    keeper._look(1)
+    now = replace(least, budget_bytes=budget.host_bytes)
+    log: Any = None
+    keeper = keeping.Keeper(
+        config,
+        now,
+        budget,
+        none_fits,
+        device=devices.pick("cpu", 0),
+        monitor=monitor,
+        log=log,
+        shape="",
+        local_processes=1,
+    )
+    keeper.after_step(1)
     assert (keeper.exhausted is not None) == ends

@@ -56,7 +56,11 @@ class Rows:
     @classmethod
     def as_set(cls, config: Config) -> Rows:
         """Of data that is not prepared: as long as the settings allow."""
-        objective = config.data.objective if config.data.objective != AUTO else _objective(config)
+        objective = config.data.objective
+        if objective == AUTO and config.data.train_file is not None:
+            objective = look(config, decide, config).objective
+        elif objective == AUTO:
+            objective = "pairs" if config.train.is_finetune else "span"
         lengths = lengths_of(config.data, objective)
         answers = lengths.target_tokens * (2 if objective == PREFERENCES else 1)
         return cls(objective, lengths.input_tokens, answers, answers, None, config.train.eval_rows)
@@ -193,12 +197,6 @@ def _steps(config: Config, chosen: Plan, rows: Rows) -> Steps | None:
     if rows.count is None and config.train.max_steps == AUTO:
         return None
     return Steps.of(config, chosen.effective_batch_size, rows.count or 0)
-
-
-def _objective(config: Config) -> str:
-    if config.data.train_file is None:
-        return "pairs" if config.train.is_finetune else "span"
-    return look(config, decide, config).objective
 
 
 def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:

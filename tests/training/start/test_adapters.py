@@ -70,12 +70,6 @@ def test_a_run_learns_its_adapters_alone(base: Path) -> None:
     assert {n.split(".")[0] for n, w in frozen.named_parameters() if w.requires_grad} == {"decoder"}
 
 
-def test_without_adapters_all_learns_but_what_is_frozen() -> None:
-    model = choose_trained(T5(SHAPE).initialise(0), run_config(freeze="encoder,embedding"))
-    frozen = {name.split(".")[0] for name, weight in model.named_parameters() if not weight.requires_grad}
-    assert frozen == {"encoder", "embedding"} and model.adapter_info is None
-
-
 def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "a", 1)
     model = choose_trained(hf_format.load(base), run_config(lora_rank=2), folder, base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,8 @@ from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.start import base
-from training.start.base import choose_base
+from training.start.base import choose_base, name_on_hub
 from training.start.beginning import begin
-from training.start.download import name_on_hub
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
 
@@ -96,37 +94,21 @@ def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         choose_base(settings(tmp_path, finetune_from=name), None)
 
 
-@pytest.mark.parametrize(
-    ("named", "there"),
-    [
-        ("google/flan-t5-small", "google/flan-t5-small"),
-        ("models/ChatLM-mini-Chinese", "charent/ChatLM-mini-Chinese"),
-        ("/data/t5-base", "google-t5/t5-base"),
-        ("models/mine", "OWNER/mine"),
-    ],
-)
-def test_a_folder_is_not_taken_for_a_name_on_the_hub(named: str, there: str) -> None:
-    assert name_on_hub(named) == there
-
-
-class Hub:
-    """A hub of one repository."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
-        self.files, self.asked = files, list[dict[str, Any]]()
-        monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: self.files)
-        monkeypatch.setattr("huggingface_hub.snapshot_download", self.download)
-
-    def download(self, name: str, local_dir: str, allow_patterns: list[str]) -> None:
-        self.asked.append({"name": name, "local_dir": local_dir, "patterns": allow_patterns})
-        save_trained(Path(local_dir))
+def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
+    assert name_on_hub("models/ChatLM-mini-Chinese") == "charent/ChatLM-mini-Chinese"
+    assert name_on_hub("google/flan-t5-small") == "google/flan-t5-small" and name_on_hub("models/mine") == "OWNER/mine"
 
 
 def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def fetch(name: str, local_dir: str, allow_patterns: list[str]) -> None:
+        asked.append(allow_patterns)
+        save_trained(Path(local_dir))
+
     monkeypatch.chdir(tmp_path)
-    hub = Hub(monkeypatch, ["config.json", "model.safetensors", "pytorch_model.bin"])
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: ["model.safetensors", "pytorch_model.bin"])
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
-    (asked,) = hub.asked
-    assert asked["name"] == "google/flan-t5-small" and "*.safetensors" in asked["patterns"]
-    assert not any("bin" in pattern for pattern in asked["patterns"])
+    assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
