@@ -11,9 +11,10 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.disk_faults import Fault, start
 
@@ -60,9 +61,25 @@ def run(words: Sequence[str], screen: Path, fault: Fault | None = None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+class _Here:
+    """What reads and prepares rows is the process to which the fault happens, in place of a child of its own."""
+
+    def __init__(self, *made: Any, **limits: Any) -> None:
+        pass
+
+    def ask(self, request: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+        function, arguments = request
+        return function(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
 def _child(words: Sequence[str], screen: Path, fault: Fault | None) -> int:
     import train_low_mem
+    from data.prepare import looking
 
+    looking.Worker = _Here  # type: ignore[assignment, attr-defined]
     with screen.open("wb") as shown:
         for stream in (1, 2):
             os.dup2(shown.fileno(), stream)

@@ -148,12 +148,6 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytes
     assert killed.choice != plain.choice
 
 
-def test_a_machine_that_is_measured_as_slow_plans_the_same(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = plan_of(begin, GIB)
-    monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: 1.0)
-    assert plan_of(begin, GIB) == plain
-
-
 def test_a_run_is_measured_once(begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
     asked: list[object] = []

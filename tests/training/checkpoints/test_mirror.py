@@ -166,31 +166,6 @@ def test_a_kill_at_every_single_change_of_the_mirror(tmp_path: Path) -> None:
     assert number > 20, "every change was a moment of its own"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="os.fork")
-def test_a_kill_while_another_run_is_replaced_mixes_nothing(tmp_path: Path) -> None:
-    for number in range(1000):
-        folder = tmp_path / str(number)
-        first, second, uri = folder / "a" / "r", folder / "b" / "r", (folder / "there").as_uri()
-        assert Mirror(uri, "r").push(first, save(first, 5, is_best=True, text="first")) is None
-        other = save(second, 5, text="second", started=2.0)
-
-        def push(second: Path = second, uri: str = uri, other: Path = other, number: int = number) -> None:
-            die_at(number, False, is_mirror=True)
-            mirror = Mirror(uri, "r")
-            mirror.check(second, overwrite=True)
-            assert mirror.push(second, other) is None
-
-        code, new = run_child(push), folder / "c" / "r"
-        restored = Mirror(uri, "r").restore(new, 2)
-        if restored is not None:
-            is_second = json.loads((new / RUN_FILE).read_text())["started"] == 2.0
-            assert (restored / "model.safetensors").read_bytes().endswith(b"second" if is_second else b"first")
-        if code == 0:
-            break
-        assert code == DIED
-    assert number > 5 and restored is not None
-
-
 def test_a_place_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     mirror, here = Mirror((tmp_path / "there").as_uri(), "r"), tmp_path / "here"
     mirror.check()
