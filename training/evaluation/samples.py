@@ -69,7 +69,7 @@ def generate_metrics(
     scores = AnswerScores(names)
     samples, cut = list[Sample](), 0
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size):
-        pairs = [_row(batch, place) for place in range(batch.num_rows)]
+        pairs = list(_rows(batch))
         answers = _answers(walk, [source for source, _ in pairs], settings, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
@@ -142,7 +142,7 @@ def show_samples(
     Returns:
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
-    rows = list(itertools.islice(_rows(loader, max(count, 1)), max(count, 1)))
+    rows = list(_first_rows(loader, max(count, 1)))
     prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
@@ -159,7 +159,7 @@ def show_samples(
 
 def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int) -> int:
     """How many of the first `rows` held-out rows have a reference with unknown tokens, which no answer matches."""
-    return sum(tokenizer.unk_id in target for _, target in _rows(loader, rows))
+    return sum(tokenizer.unk_id in target for _, target in _first_rows(loader, rows))
 
 
 def _whole(text: str) -> str:
@@ -184,13 +184,13 @@ def _answers(
     return answers
 
 
-def _rows(loader: StepLoader, count: int) -> Iterator[Row]:
-    for batch in loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1):
-        for place in range(batch.num_rows):
-            yield _row(batch, place)
+def _first_rows(loader: StepLoader, count: int) -> Iterator[Row]:
+    batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1)
+    return itertools.islice(itertools.chain.from_iterable(map(_rows, batches)), count)
 
 
-def _row(batch: Batch, place: int) -> Row:
-    source = batch.input_ids[place, : batch.input_lengths[place]]
-    target = batch.labels[place, : batch.target_lengths[place]]
-    return source.tolist(), target.tolist()
+def _rows(batch: Batch) -> Iterator[Row]:
+    for place in range(batch.num_rows):
+        source = batch.input_ids[place, : batch.input_lengths[place]]
+        target = batch.labels[place, : batch.target_lengths[place]]
+        yield source.tolist(), target.tolist()
