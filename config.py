@@ -1,7 +1,8 @@
 """Every setting once: default, unit, range, one line of help, and whether it is fixed for a run.
 
 Change a default here, or name values in a YAML or JSON file (`--config=FILE`), or as flags.
-Order: defaults < preset < file < flags (`settings/precedence.py`). `load` returns a checked `Config`; nothing else builds one from
+Order: defaults < preset < file < flags (`settings/precedence.py`). A default that is edited here, and not yet in
+`docs/settings.schema.json`, stands over a preset that nobody has named. `load` returns a checked `Config`; nothing else builds one from
 outside input, and nothing changes one: `config.changed(seed=7)` is another.
 Groups only sort the settings for readers: names are unique across groups, so flags are flat.
 """
@@ -742,7 +743,11 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken)
     config, problems = defaults.changed(**given.values), given.problems
     config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
-    problems += _wrong_objective(config, command)
+    asked = config.data.objective
+    if command == "train" and asked == PREFERENCES:
+        problems.append(f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train")
+    if command == "dpo" and asked not in (AUTO, PREFERENCES):
+        problems.append(f"--objective = {asked}, dpo learns {PREFERENCES} alone; leave it out")
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
     # a run's saved settings name every column, and its objective beside it
@@ -763,12 +768,3 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
 def training_command(saved: Mapping[str, Any]) -> str:
     """The command that a run with these saved settings was started with."""
     return "dpo" if saved.get("objective") == PREFERENCES else "train"
-
-
-def _wrong_objective(config: Config, command: str) -> list[str]:
-    asked = config.data.objective
-    if command == "train" and asked == PREFERENCES:
-        return [f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train"]
-    if command == "dpo" and asked not in (AUTO, PREFERENCES):
-        return [f"--objective = {asked}, dpo learns {PREFERENCES} alone; leave it out"]
-    return []

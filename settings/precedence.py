@@ -116,13 +116,11 @@ def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
     """A setting with what is known of it, where somebody has replaced its declaration by a value: `batch_size_per_gpu: int = 1`."""
     if member.metadata:
         return member
-    about = _documented().get(member.name, {})
-    value = member.default
-    facts: dict[str, Any] = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
-    facts = about.get("declared", facts)
-    whole: dataclasses.Field[Any] = setting(
-        value, about.get("description", ""), **{**facts, "kind": KINDS.get(facts["kind"], facts["kind"])}
-    )
+    about, value = _documented().get(member.name, {}), member.default
+    unknown = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
+    facts: dict[str, Any] = about.get("declared", unknown)
+    help = about.get("description", "").removesuffix(f" ({facts.get('unit')})")
+    whole: dataclasses.Field[Any] = setting(value, help, **{**facts, "kind": KINDS.get(facts["kind"], facts["kind"])})
     whole.name = member.name
     return whole
 

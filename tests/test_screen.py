@@ -12,7 +12,6 @@ import pytest
 
 import train_low_mem
 from screen import GuardedStream, guard, raw
-from training.report.log_files import close_log, open_log
 from training.report.progress import Progress
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\x08\x7f\u202egnp"
@@ -64,17 +63,6 @@ def test_an_error_that_quotes_data_and_names_is_shown(
     code = train_low_mem.main(["prepare", f"--train_file={name}", "--objective=span"])
     told = "".join(capsys.readouterr())
     assert code == 2 and "owned" in told and not commands(told)
-
-
-def test_the_log_is_shown(tmp_path: Path) -> None:
-    from loguru import logger
-
-    try:
-        path = open_log(tmp_path, "run", console=lambda text: None)
-        logger.info("{}", HOSTILE)
-    finally:
-        close_log()
-    assert path is not None and "owned" in path.read_text() and not commands(path.read_text())
 
 
 def test_a_panic_of_a_library_is_a_crash_that_is_told(

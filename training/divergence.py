@@ -16,7 +16,7 @@ import numpy as np
 
 from data.batches.loader import StepLoader
 
-MOST_IN_A_ROW = 3  # batches that may be to blame for themselves
+MOST_IN_A_ROW = 3  # batches that may be to blame for themselves; where as many have failed, the weights are
 MOST_HALVINGS = 5  # 1/32 of the learning rate asked for
 
 
@@ -40,11 +40,6 @@ class Divergence:
     def rate_factor(self) -> float:
         """What is left of the learning rate."""
         return 0.5**self.halvings
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether so many batches in a row have failed that the weights are to blame."""
-        return self.in_a_row >= MOST_IN_A_ROW
 
     def batch_of(self, step: int) -> int:
         """Number of the batch, 0-based, that a step reads: each step the next one that was not passed over.

@@ -109,9 +109,10 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     if where:
         report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)
     live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
-    if divergence.is_stuck and not is_changed and live.state.step == live.last_good:
+    is_stuck = divergence.in_a_row >= MOST_IN_A_ROW
+    if is_stuck and not is_changed and live.state.step == live.last_good:
         _end_diverged(live, number, is_hopeless=True)  # no rate changes what the weights there are give
-    if divergence.is_stuck:
+    if is_stuck:
         slow_down(live, number)
     elif is_changed:
         live.roll_back(CHANGED)
