@@ -17,8 +17,8 @@ from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.looking import look
 from data.prepare.preparing import find_prepared
-from data.prepare.preview import Rows as SeenRows
 from data.prepare.preview import table_of_files, table_of_shards
+from data.prepare.task import Rows as SeenRows
 from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.peek import about_rows, about_tokens

@@ -26,7 +26,7 @@ def tokenizer(config: Config) -> None:
     Raises:
         UserError: there is one already, the data cannot be read, or the folder cannot be written.
     Memory:
-        that of `data.prepare.room`.
+        that of `data.prepare.looking.tokenizer_room`.
     """
     given = config.data.tokenizer_dir
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)

@@ -23,7 +23,7 @@ from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
 from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
-from data.shards.token_rows import TokenRows
+from settings.errors import UserError
 from settings.fields import AUTO
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
@@ -31,6 +31,38 @@ AUTO_BLOCK_ROWS = 256
 CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
 AnyRow = Row | PreferenceRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
+
+
+class TokenRows(Sequence[dict[str, Any]]):
+    """The rows of a split, each checked at every read: an id after the vocabulary would end the run in the middle of a step,
+    on a GPU without a word about where it came from. It costs two passes over some hundred numbers.
+
+    Args:
+        rows: of columns that hold ids. vocab_size: the highest id and 1. place: the split's folder, for messages.
+    Raises:
+        UserError: there are no rows; on reading one, it holds something else than ids.
+    """
+
+    def __init__(self, rows: LowMemDataset, vocab_size: int, place: object) -> None:
+        self._rows, self._vocab_size, self._place = rows, vocab_size, place
+        if not len(rows):
+            raise UserError(f"{place}: holds no rows; delete the folder and prepare it again")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        row = self._rows[index]
+        for name, ids in row.items():
+            if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
+                problem = f"{name} is {'null' if ids is None else type(ids).__name__}, not token ids"
+            elif ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+                wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
+                problem = f"{name} holds the id {wrong[0]}, the tokenizer has ids 0 to {self._vocab_size - 1:,}"
+            else:
+                continue
+            raise UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it again")
+        return row
 
 
 class StepLoader:

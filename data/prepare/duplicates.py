@@ -17,7 +17,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -51,28 +52,21 @@ _PRIME = np.uint64(0x100000001B3)
 Signed = tuple[int, list[NDArray[Any]]]  # text bytes, and per file one entry a row
 
 
-@dataclass(frozen=True)
-class Signer:
-    """Signs the usable rows of a batch: one digest a row, or 16 bands and a signature."""
-
-    how: str
-    examples: Examples
-
-    def __call__(self, rows: Sequence[Row]) -> Signed:
-        examples = self.examples
-        if self.how == NEAR and examples.template is not None:
-            examples = replace(examples, template=Template())
-        left = examples.usable(rows)
-        texts = ["\0".join(row) for row in left.texts]
-        size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
-        if self.how == EXACT:
-            digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
-            return size, [np.frombuffer(digests, np.uint64)]
-        signatures = minhash(texts)
-        # rows are alike only if they have as many turns
-        counts = [len(turns) or 1 for turns in left.turns]
-        apart = mix(np.array(counts, np.uint64)) if examples.each_turn else np.uint64(0)
-        return size, [*(band ^ apart for band in bands(signatures)), signatures]
+def sign(how: str, examples: Examples, rows: Sequence[Row]) -> Signed:
+    """Sign the usable rows of a batch: one digest a row, or 16 bands and a signature."""
+    if how == NEAR and examples.template is not None:
+        examples = replace(examples, template=Template())
+    left = examples.usable(rows)
+    texts = ["\0".join(row) for row in left.texts]
+    size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
+    if how == EXACT:
+        digests = b"".join(blake2b(text.encode("utf8", "replace"), digest_size=8).digest() for text in texts)
+        return size, [np.frombuffer(digests, np.uint64)]
+    signatures = minhash(texts)
+    # rows are alike only if they have as many turns
+    counts = [len(turns) or 1 for turns in left.turns]
+    apart = mix(np.array(counts, np.uint64)) if examples.each_turn else np.uint64(0)
+    return size, [*(band ^ apart for band in bands(signatures)), signatures]
 
 
 def minhash(texts: Sequence[str]) -> NDArray[np.uint16]:
@@ -160,8 +154,8 @@ def _sign(
             os.truncate(path, size)
             files.append(stack.enter_context(path.open("ab")))
         progress = stack.enter_context(ProgressLine(say("looking for duplicates"), position.rows))
-        sign = stack.enter_context(workers_in_order(Signer, (how, examples), workers))
-        for number, (batch, (size, arrays)) in enumerate(sign(batches), 1):
+        signed = stack.enter_context(workers_in_order(partial, (sign, how, examples), workers))
+        for number, (batch, (size, arrays)) in enumerate(signed(batches), 1):
             for file, array in zip(files, arrays, strict=True):
                 array.tofile(file)
             progress.add(len(batch.rows), size)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from config import Config
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder
-from data.prepare.looking import ask
 from data.prepare.task import decide, examples_of, first_chars, held_out_sources, tokenizer_folder
 from data.shards.store import COLUMNS, STREAM, Manifest
 from data.sources.peek import about_rows, peek
@@ -106,57 +105,36 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count))
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How a tokenizer suits the data.
-
-    Args:
-        lost: share of its tokens that stand for unknown letters. times: its tokens over those of one trained on the data.
-        is_other: the data or the settings have another tokenizer already.
-    """
-
-    lost: float = 0.0
-    times: float = 1.0
-    is_other: bool = False
-
-    def problem(self) -> str:
-        """What speaks against it; empty where nothing does."""
-        if self.is_other:
-            return say("its tokenizer is another than the one that the data or --tokenizer_dir have")
-        if self.lost > MOST_LOST:
-            share = f"{self.lost:.1%}"
-            return say("its tokenizer cannot spell {share} of this data's tokens, which would be lost", share=share)
-        if self.times > MOST_TIMES:
-            times = f"{self.times:.1f}"
-            return say("its tokenizer needs {times} times the tokens of one trained on this data", times=times)
-        return ""
-
-
-def fit_in_child(config: Config, tokenizer_dir: Path) -> Fit:
-    """Measure in a process of its own, whose memory goes with it; raises as `measure_fit`."""
-    return ask(config, measure_fit, config, tokenizer_dir)
-
-
-def measure_fit(config: Config, tokenizer_dir: Path) -> Fit:
-    """Measure how a tokenizer suits the training data: one of another language loses its letters, or spells them out by bytes.
+def misfit(config: Config, tokenizer_dir: Path) -> str:
+    """What speaks against a tokenizer for the training data, as one of another language loses its letters, or spells them
+    out by bytes; empty where nothing does.
 
     Raises:
         UserError: the data or the tokenizer cannot be read.
     Memory: up to 8 Mi characters, and the library's word counts.
     """
     tokenizer, task = Tokenizer.load(tokenizer_dir), decide(config)
-    if task.shards is not None:
-        return Fit(is_other=Manifest.of(task.shards).content["tokenizer"]["fingerprint"] != tokenizer.fingerprint)
-    if config.data.tokenizer_dir != AUTO:
-        return Fit(is_other=Tokenizer.load(config.data.tokenizer_dir).fingerprint != tokenizer.fingerprint)
+    own = None if task.shards is None else Manifest.of(task.shards).content["tokenizer"]["fingerprint"]
+    if own is None and config.data.tokenizer_dir != AUTO:
+        own = Tokenizer.load(config.data.tokenizer_dir).fingerprint
+    if own is not None:
+        told = "its tokenizer is another than the one that the data or --tokenizer_dir have"
+        return "" if own == tokenizer.fingerprint else say(told)
     examples = examples_of(config, task.kind, task.columns, None)
     rows = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples).rows
     taught = [text for row in rows[::2] for text in examples.texts(row)]
     if not any(taught):
-        return Fit()
+        return ""
     others = chain.from_iterable(map(examples.texts, rows[1::2] or rows))
     asked = list(first_chars(others, SAMPLE_CHARS))
     found = quality(tokenizer, asked)
     size = min(max(tokenizer.size, SMALLEST_VOCABULARY["bpe"]), LARGEST_VOCABULARY)
-    own = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), asked)
-    return Fit(found.unknown / max(found.tokens, 1), found.tokens / max(own.tokens, 1))
+    trained = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), asked)
+    lost, times = found.unknown / max(found.tokens, 1), found.tokens / max(trained.tokens, 1)
+    if lost > MOST_LOST:
+        share = f"{lost:.1%}"
+        return say("its tokenizer cannot spell {share} of this data's tokens, which would be lost", share=share)
+    if times > MOST_TIMES:
+        told = "its tokenizer needs {times} times the tokens of one trained on this data"
+        return say(told, times=f"{times:.1f}")
+    return ""

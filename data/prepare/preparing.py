@@ -19,9 +19,9 @@ from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
-from data.prepare.looking import ask, forget, names_files
-from data.prepare.room import workers
+from data.prepare.looking import ask, forget, names_files, workers
 from data.prepare.task import (
+    Rows,
     Task,
     check_heeded,
     columns_of,
@@ -29,9 +29,9 @@ from data.prepare.task import (
     examples_of,
     file_problems,
     held_out_sources,
+    passed_over,
     tokenizer_folder,
 )
-from data.prepare.unread import Rows, passed_over
 from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
@@ -78,7 +78,7 @@ def prepare(config: Config, note: Path | None = None, once: Once = make_once) ->
     Raises:
         UserError: the data, the tokenizer or a folder is not usable. NotMade: by `only_if_made`.
     Memory:
-        that of `data.prepare.room` at any size of the data, at most 1 GiB.
+        that of `data.prepare.looking` at any size of the data, at most 1 GiB.
     """
     with _all_cores(config), noted_in(note):
         return _prepare(config, once)
@@ -262,7 +262,11 @@ def _make_shards(
             content = {
                 "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
                 "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
-                "tokenizer": shards.tokenizer_facts(tokenizer), "splits": splits, "dropped": writing.dropped.reasons,
+                "tokenizer": {  # so that training need not load it
+                    "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
+                    "eos_id": tokenizer.eos_id, "sentinel_ids": list(tokenizer.sentinel_ids),
+                },
+                "splits": splits, "dropped": writing.dropped.reasons,
             }  # fmt: skip
             sync(folder / TOKENIZER)
             write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")

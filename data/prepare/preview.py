@@ -15,8 +15,7 @@ from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, longest_of
 from data.prepare.preparing import Prepared
-from data.prepare.task import Task, decide, examples_of, tokenizer_folder
-from data.prepare.unread import passed_over
+from data.prepare.task import Rows, Task, decide, examples_of, passed_over, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest
 from data.sources.peek import peek
 from data.tokenizers.pieces import BROKEN
@@ -28,7 +27,6 @@ from storage import Once, make_once
 LETTERS = 240  # of a text that are shown
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
-Rows = list[tuple[str, str]]
 
 
 def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:

@@ -24,7 +24,6 @@ from typing import Any
 
 from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
-from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.errors import UserError
 from storage import MOST_TABLE_BYTES, read_text
@@ -238,11 +237,3 @@ def _crc32_of(file: ShardFile, progress: ProgressLine, forget_pages: bool) -> in
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     progress.add(file.rows, 0, file.path.name)
     return crc32
-
-
-def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the manifest notes of the tokenizer, so that training needs not load it."""
-    return {
-        "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
-        "eos_id": tokenizer.eos_id, "sentinel_ids": list(tokenizer.sentinel_ids),
-    }  # fmt: skip

@@ -15,7 +15,8 @@ import re
 from pathlib import Path, PurePath
 
 from config import PREFERENCES, Config, T5ModelConfig, UserError
-from data.prepare.estimate import fit_in_child
+from data.prepare.estimate import misfit
+from data.prepare.looking import ask
 from language import say
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
@@ -116,7 +117,7 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
         value = config.model_preset if name == "model_preset" else getattr(config.model, name)
         told = "{model} is of another shape than --{name}={value} asks for"
         return None, [_random(say(told, model=str(found), name=name, value=value), config)]
-    problem = fit_in_child(config, found).problem()
+    problem = ask(config, misfit, config, found)
     if not problem:
         return found, [_taken(found)]
     told = "{model} is not taken unless it is named: {problem}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from config import Config
-from data.prepare.estimate import TIMES_LONGER, Fit, estimate_lengths, measure_fit
+from data.prepare.estimate import TIMES_LONGER, estimate_lengths, misfit
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.tokenizers.training import train_tokenizer
@@ -100,10 +100,7 @@ def test_a_tokenizer_of_another_language_spells_the_data_out(
     pairs = [{"prompt": CHINESE[at % 40 :], "response": CHINESE[: at % 50 + 5]} for at in range(120)]
     chinese = write(tmp_path / "zh.jsonl", pairs)
     english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in ENGLISH.split("\n\n")])
-    found = measure_fit(configure(train_file=chinese, tokenizer_dir="auto"), folder)
-    assert found.times > 3.0 and not found.is_other and found.problem()
-    own = measure_fit(configure(train_file=english, tokenizer_dir="auto"), folder)
-    assert own.times < 2.0 and own.problem() == ""
-    assert Fit(lost=0.05).problem() and not Fit(lost=0.0005).problem()
-    assert measure_fit(configure(train_file=chinese), folder).is_other, "the settings name the tokenizer of bytes"
-    assert not measure_fit(configure(train_file=chinese), byte_dir).is_other
+    assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto"), folder)
+    assert misfit(configure(train_file=english, tokenizer_dir="auto"), folder) == ""
+    assert "another" in misfit(configure(train_file=chinese), folder), "the settings name the tokenizer of bytes"
+    assert misfit(configure(train_file=chinese), byte_dir) == ""

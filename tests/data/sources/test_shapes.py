@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from config import load
-from data.prepare.task import Task, decide, examples_of, held_out_sources
-from data.prepare.unread import passed_over
+from data.prepare.task import Task, decide, examples_of, held_out_sources, passed_over
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from config import Config, load
-from data.prepare.estimate import Fit
 from data.tokenizers.training import train_tokenizer
 from run_files import SETTINGS_FILE
 from settings.errors import UserError
@@ -36,7 +35,7 @@ def pretrained(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "fit_in_child", lambda config, folder: Fit())
+    monkeypatch.setattr(base, "ask", lambda *_: "")
 
 
 def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path, fits: None) -> None:
