@@ -135,13 +135,8 @@ def test_files_of_all_kinds_follow_each_other(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{number}.x", kind) for number, kind in enumerate(["stream", "parquet", "file"])]
     dataset = LowMemDataset(paths, ["number"])
     assert len(dataset) == 3 * N
-    assert [dataset[index]["number"] for index in (N - 1, N, 2 * N - 1, 2 * N, 3 * N - 1)] == [
-        N - 1,
-        0,
-        N - 1,
-        0,
-        N - 1,
-    ]
+    places = (N - 1, N, 2 * N - 1, 2 * N, 3 * N - 1)
+    assert [dataset[index]["number"] for index in places] == [index % N for index in places]
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
@@ -245,8 +240,7 @@ def large_file(path: Path, kind: str) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc to measure memory")
 @pytest.mark.parametrize("reads", [10_000, pytest.param(300_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("kind, mode", [("file", "mmap"), ("file", "reopen"), ("stream", "file")])
 def test_random_reads_leave_no_anonymous_memory(tmp_path: Path, kind: str, mode: str, reads: int) -> None:
     path = large_file(tmp_path / "a.arrow", kind)
     command = [sys.executable, "-c", MEMORY_OF_READS, str(path), mode, str(reads)]
@@ -259,7 +253,7 @@ def stream_of(lengths: list[int]) -> list[dict[str, Any]]:
     return [{"tokens": row} for row in np.split(tokens, np.cumsum(lengths)[:-1])]
 
 
-@pytest.mark.parametrize("window", [2, 7, 16, 17, 40])
+@pytest.mark.parametrize("window", [7, 16, 40])
 def test_windows_cover_the_stream_in_order(window: int) -> None:
     stream = TokenStream(stream_of([16, 16, 16, 5]), window)
     assert len(stream) == 53 // window

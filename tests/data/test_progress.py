@@ -43,13 +43,6 @@ def test_the_work_goes_on_where_nobody_looks_and_nothing_can_be_noted(tmp_path: 
         progress.add(1, 10)
 
 
-def test_quick_work_shows_nothing() -> None:
-    stream = Terminal()
-    with ProgressLine("preparing", 0, stream, lambda: 1.0) as progress:
-        progress.add(10, 10)
-    assert stream.getvalue() == ""
-
-
 @pytest.mark.parametrize("columns", [40, 200])
 def test_the_line_fits_its_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wider one would leave its first part behind at each renewal."""

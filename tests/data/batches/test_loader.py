@@ -60,12 +60,11 @@ def test_every_row_once_whatever_the_processes_and_the_micro_batch(
     assert all(batch.num_rows <= batch_size for batches in parts for batch in batches)
 
 
-@pytest.mark.parametrize("num_processes", [3])
-def test_an_epoch_sees_every_row_once(loader: StepLoader, num_processes: int) -> None:
+def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
     steps = -(-loader.num_rows // 7)
     keys = []
     for number in range(steps):
-        for batches in step(loader, number, 7, 2, num_processes):
+        for batches in step(loader, number, 7, 2, 1 + number % 3):  # a run may go on with other processes
             keys += [key for key, _, _ in rows_of(batches)]
     expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
     assert sorted(keys) == sorted(expected)
@@ -73,27 +72,16 @@ def test_an_epoch_sees_every_row_once(loader: StepLoader, num_processes: int) ->
     assert len(set(order.rows(0, loader.num_rows).tolist())) == loader.num_rows <= 7 * steps
 
 
-def test_rows_of_like_length_share_a_micro_batch(configure: Any, pairs_file: Path) -> None:
-    padded = {}
-    for grouped in (True, False):
-        config = configure(train_file=pairs_file, group_by_length=grouped)
-        loader = StepLoader(prepare(config).train_dir, "pairs", config)
-        batches = step(loader, 0, 64, 8)[0]
-        padded[grouped] = sum(batch.input_ids.size for batch in batches)
-        if grouped:
-            lengths = np.concatenate([batch.input_lengths for batch in batches])
-            assert (np.diff(lengths) >= 0).all()
-    assert padded[True] < padded[False]
-
-
 def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file: Path) -> None:
-    """So that it costs no learning: a step learns from the same rows, with the same dropout, in other micro-batches."""
-    seen = {}
+    """So that it costs no learning: a step learns from the same rows, with the same dropout, in micro-batches of less padding."""
+    seen, padded = {}, {}
     for grouped in (True, False):
         config = configure(train_file=pairs_file, group_by_length=grouped)
         loader = StepLoader(prepare(config).train_dir, "pairs", config)
-        seen[grouped] = [sorted(rows_of(step(loader, number, 16, 4)[0])) for number in range(20)]
-    assert seen[True] == seen[False]
+        steps = [step(loader, number, 16, 4)[0] for number in range(20)]
+        seen[grouped] = [sorted(rows_of(batches)) for batches in steps]
+        padded[grouped] = sum(batch.input_ids.size for batches in steps for batch in batches)
+    assert seen[True] == seen[False] and padded[True] < padded[False]
 
 
 def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Path) -> None:
@@ -115,10 +103,9 @@ def test_the_dataset_mode_changes_nothing(configure: Any, text_file: Path) -> No
     assert rows_of(step(modes[0], 3, 9, 4)[0]) == rows_of(step(modes[1], 3, 9, 4)[0])
 
 
-@pytest.mark.parametrize("num_processes", [3])
-def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoader, num_processes: int) -> None:
+def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoader) -> None:
     alone = rows_of(list(loader.evaluation_batches(10, 10)))
-    parts = [list(loader.evaluation_batches(10, 3, rank, num_processes)) for rank in range(num_processes)]
+    parts = [list(loader.evaluation_batches(10, 3, rank, 3)) for rank in range(3)]
     assert sorted(row for batches in parts for row in rows_of(batches)) == sorted(alone) and len(alone) == 10
     loader.seed += 1
     assert rows_of(list(loader.evaluation_batches(10, 10))) == alone
@@ -131,13 +118,12 @@ def test_pairs_of_longer_shards_are_cut(configure: Any, pairs_file: Path) -> Non
         assert len(inputs) <= 8 and inputs[-1] == 1 and len(labels) <= 4 and labels[-1] == 1
 
 
-@pytest.mark.parametrize("num_processes", [3])
-def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path, num_processes: int) -> None:
+def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) -> None:
     config = configure(train_file=pairs_file)
     loader = StepLoader(prepare(config).train_dir, "pairs", config)
     limited = StepLoader(prepare(config).train_dir, "pairs", configure(train_file=pairs_file, batch_tokens=150))
-    arguments = {"effective_batch_size": 60, "num_processes": num_processes}
-    for rank in range(num_processes):
+    arguments = {"effective_batch_size": 60, "num_processes": 3}
+    for rank in range(3):
         alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
         by_tokens = loader.micro_batches(2, batch_size=60, rank=rank, max_tokens=150, **arguments)
         assert rows_of(by_tokens) == rows_of(alone)
@@ -162,18 +148,6 @@ def test_the_longest_rows_are_known(configure: Any, pairs_file: Path, text_file:
     config = configure(train_file=text_file)
     loader = StepLoader(prepare(config).train_dir, "span", config)
     assert loader.longest == (64, loader.lengths.target_tokens)
-
-
-def test_a_resume_on_other_processes_sees_every_row_once(configure: Any, pairs_file: Path) -> None:
-    config = configure(train_file=pairs_file)
-    loader = StepLoader(prepare(config).train_dir, "pairs", config)
-    rows = loader.num_rows
-    size = next(size for size in range(5, rows) if rows % size == 0)
-    seen: list[tuple[int, ...]] = []
-    for number in range(rows // size):  # 1, 2, 3, 4, 1 ... processes, one change after each step
-        for batches in step(StepLoader(prepare(config).train_dir, "pairs", config), number, size, 2, 1 + number % 4):
-            seen += [inputs for _, inputs, _ in rows_of(batches)]
-    assert len(seen) == len(set(seen)) == rows
 
 
 def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any, pairs_file: Path) -> None:

@@ -13,14 +13,13 @@ import pytest
 
 from config import ROOT
 from data.prepare import duplicates
-from data.prepare.duplicates import EXACT, NEAR, find_duplicates, minhash
+from data.prepare.duplicates import EXACT, NEAR, find_duplicates
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
 from data.sources.layouts import Columns
 from data.text.conversations import Examples
 from data.text.templates import Template
-from settings.errors import UserError
 
 WORDS = [
     f"{a}{b}" for a in ("lo", "mi", "ra", "tu", "ke", "sno", "fi") for b in ("ba", "der", "gon", "pit", "sal", "wex")
@@ -36,19 +35,18 @@ def write(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def doubles_of(path: Path, how: str, folder: Path, **more: Any) -> list[int]:
+def doubles_of(
+    path: Path | str, how: str, folder: Path, columns: Any = ("text",), examples: Examples | None = None, **more: Any
+) -> list[int]:
     folder.mkdir(exist_ok=True)
-    found = find_duplicates(find(str(path)), ["text"], how, Examples(), folder, 0, **more)
+    found = find_duplicates(find(str(path)), columns, how, examples or Examples(), folder, 0, **more)
     (folder / duplicates.RESULT).unlink()
     assert list(folder.iterdir()) == []
     return np.flatnonzero(found).tolist()
 
 
-@pytest.mark.parametrize("bucket_rows", [7, 2**21])
-def test_exact_repeats_are_found_and_the_first_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket_rows: int
-) -> None:
-    monkeypatch.setattr(duplicates, "BUCKET_ROWS", bucket_rows)
+def test_exact_repeats_are_found_and_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "BUCKET_ROWS", 7)
     draw = random.Random(0)
     texts = [f"text {draw.randrange(150)}" for _ in range(400)]
     path = write(tmp_path / "a.jsonl", texts)
@@ -77,22 +75,6 @@ def test_near_works_without_spaces_and_on_short_texts(tmp_path: Path) -> None:
     assert doubles_of(write(tmp_path / "a.jsonl", texts), NEAR, tmp_path / "work") == [1, 3]
 
 
-def test_without_its_package_near_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(UserError, match=r"--dedup = near, needs the package rensa; .* --dedup=exact"):
-        minhash(["a text"])
-
-
-def test_signatures_estimate_similarity() -> None:
-    one, two = document(1, 200), document(2, 200)
-    mixed = " ".join(one[:150] + two[:50])
-    signatures = minhash([" ".join(one), mixed, " ".join(one)])
-    runs = [{text[at : at + 5] for at in range(len(text) - 4)} for text in ("".join(one), mixed.replace(" ", ""))]
-    true = len(runs[0] & runs[1]) / len(runs[0] | runs[1])
-    assert abs((signatures[0] == signatures[1]).mean() - true) < 0.15
-    assert (signatures[0] == signatures[2]).all()
-
-
 @pytest.mark.parametrize("how", [EXACT, NEAR])
 def test_preparing_leaves_duplicates_out_and_reports_them(configure: Any, tmp_path: Path, how: str) -> None:
     texts = [" ".join(document(number)) for number in range(30)]
@@ -104,40 +86,32 @@ def test_preparing_leaves_duplicates_out_and_reports_them(configure: Any, tmp_pa
     assert report["count"] == 10 and report["samples"][0] == texts[0][:160]
 
 
-ALPACA = (
+TEMPLATE = Template.load(
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{prompt}\n\n### Response:\n"
+    "### Instruction:\n{prompt}\n\n### Response:\n",
+    "Answer as well as you can: ",
 )
-TEMPLATES = [Template(), Template.load(ALPACA, "Answer as well as you can: ")]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_the_words_around_rows_are_not_compared(tmp_path: Path, template: Template) -> None:
+def test_the_words_around_rows_are_not_compared(tmp_path: Path) -> None:
     """Short pairs in the same long words are other pairs; a pair that is nearly another is still found."""
     pairs = [(" ".join(document(number, 4)), " ".join(document(number + 1000, 2))) for number in range(300)]
     long = (" ".join(document(7777)), " ".join(document(8888, 9)))
     rows = [*pairs, long, (long[0].upper(), long[1]), pairs[3]]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt, "response": answer}) + "\n" for prompt, answer in rows))
-    assert find_near(path, ["prompt", "response"], Examples(template=template)) == [301, 302]
+    assert doubles_of(path, NEAR, tmp_path / "work", ["prompt", "response"], Examples(template=TEMPLATE)) == [301, 302]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_answers_of_one_conversation_are_not_compared_with_each_other(tmp_path: Path, template: Template) -> None:
+def test_answers_of_one_conversation_are_not_compared_with_each_other(tmp_path: Path) -> None:
     """However much of a later one's prompt is the earlier one. A conversation that is nearly another is still found."""
     talks = [[[" ".join(document(talk * 10 + turn, 9))] * 2 for turn in range(4)] for talk in range(120)]
     copy = json.loads(json.dumps(talks[5]).upper())
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in [*talks, copy]))
-    columns, every = Columns((), "messages"), Examples(template=template, form="messages", each_turn=True)
-    assert find_near(path, columns, every) == [480, 481, 482, 483]
-    assert find_near(path, columns, replace(every, each_turn=False)) == [120]
-
-
-def find_near(path: Path, columns: list[str], examples: Examples) -> list[int]:
-    found = find_duplicates(find(str(path)), columns, NEAR, examples, path.parent, 0)
-    (path.parent / duplicates.RESULT).unlink()
-    return np.flatnonzero(found).tolist()
+    columns, every = Columns((), "messages"), Examples(template=TEMPLATE, form="messages", each_turn=True)
+    assert doubles_of(path, NEAR, tmp_path / "work", columns, every) == [480, 481, 482, 483]
+    assert doubles_of(path, NEAR, tmp_path / "work", columns, replace(every, each_turn=False)) == [120]
 
 
 MEMORY = """
@@ -175,11 +149,7 @@ def test_a_batch_without_a_usable_row_has_no_near_repeats(tmp_path: Path) -> Non
     """Such as the last row of a file, where it is blank."""
     write(tmp_path / "a.jsonl", [" ".join(document(1)), " ".join(document(2))])
     write(tmp_path / "b.jsonl", ["", " "])
-    assert [band.shape for band in duplicates.bands(minhash([]))] == [(0,)] * duplicates.BANDS
-    folder = tmp_path / "work"
-    folder.mkdir()
-    found = find_duplicates(find(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"), ["text"], NEAR, Examples(), folder, 0)
-    assert found.tolist() == [False, False]
+    assert doubles_of(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl", NEAR, tmp_path / "work") == []
 
 
 def test_a_text_that_most_rows_repeat_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +168,9 @@ def test_a_text_that_most_rows_repeat_takes_no_more_memory(tmp_path: Path, monke
     expected = [place for place, text in enumerate(texts) if text in texts[:place]]
     assert doubles_of(write(tmp_path / "a.jsonl", texts), EXACT, tmp_path / "work") == expected
     assert max(sizes) < 4 * 64
+
+
+def test_without_its_package_near_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    with pytest.raises(UserError, match="--dedup = near"):
+        minhash(["a text"])

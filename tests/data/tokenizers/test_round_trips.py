@@ -45,13 +45,6 @@ def test_any_text_comes_back(own: Mapping[str, Tokenizer], kind: str, text: str)
     assert tokenizer.unk_id not in document and tokenizer.eos_id not in [*document, *answer]
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
-@given(words=st.lists(st.sampled_from(LINES[0].split() + LINES[3].split()), max_size=12))
-def test_known_words_come_back(own: Mapping[str, Tokenizer], words: list[str]) -> None:
-    text = " ".join(words)
-    assert own["words"].decode(own["words"].encode_batch([text])[0]) == text
-
-
 @pytest.mark.parametrize("kind", ["bpe", "byte", "unigram"])
 def test_a_text_longer_than_a_part_is_as_if_encoded_whole(
     own: Mapping[str, Tokenizer], kind: str, monkeypatch: pytest.MonkeyPatch

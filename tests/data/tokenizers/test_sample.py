@@ -33,6 +33,7 @@ def test_the_sample_keeps_to_its_bytes_and_its_order() -> None:
     sample = list(sample_texts(iter(texts), 8000))
     assert 990 <= len(sample) <= 1000 and sample == sorted(sample)
     assert list(sample_texts(texts, 10**6)) == texts
+    assert [len(text) for text in sample_texts(["x" * 10**6], 1000)] == [LONGEST_SAMPLE_CHARS], "one huge row"
 
 
 def test_a_sample_on_the_disk_is_the_same_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -40,11 +41,6 @@ def test_a_sample_on_the_disk_is_the_same_and_leaves_nothing_behind(tmp_path: Pa
     sample = list(sample_texts(texts, 10 * 2**20, folder=tmp_path))
     assert 0.9 < sum(map(len, sample)) / (10 * 2**20) <= 1
     assert set(sample) <= set(texts) and not list(tmp_path.iterdir())
-
-
-def test_one_huge_row_is_cut_and_alone_it_is_taken() -> None:
-    (only,) = sample_texts(["x" * 10**6], 1000)
-    assert len(only) == LONGEST_SAMPLE_CHARS
 
 
 def test_frequent_words_survive_a_table_that_is_full() -> None:

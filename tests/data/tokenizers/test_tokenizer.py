@@ -49,15 +49,6 @@ def test_unknown_tokens_are_kept_where_they_may_stand_for_something() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
-def test_without_unknown_tokens_the_text_is_the_same(kind: str) -> None:
-    tokenizer = train_tokenizer([f"two words {number} 河水" for number in range(60)], kind, 700, 2**20)
-    known = tokenizer.encode_batch([" two words  7 河水 "])[0].tolist()
-    ids = [tokenizer.pad_id, *known, tokenizer.sentinel_ids[1], *known, tokenizer.eos_id, tokenizer.size + 5]
-    ids += [] if kind == "words" else [tokenizer.unk_id]  # which no text has, where bytes spell what is no piece
-    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode_answer(ids)
-
-
 def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
     long = "word " * (ENCODE_CHARS // 4)
     encoded = BYTES.encode_batch(["a", long, "b" * (3 * ENCODE_CHARS), "c"])
@@ -95,9 +86,10 @@ def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "missing")
     with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
         Tokenizer.load(tmp_path)
-    (tmp_path / "spiece.model").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
-        Tokenizer.load(tmp_path)
+    for content in (b"", b"x"):
+        (tmp_path / "spiece.model").write_bytes(content)
+        with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
+            Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": 1}')
     with pytest.raises(UserError, match="is no tokenizer"):
         Tokenizer.load(tmp_path)
@@ -172,15 +164,8 @@ def test_byte_ids_are_those_of_transformers() -> None:
 @pytest.mark.slow
 def test_a_t5_folder_of_transformers_is_read(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    pieces = [
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", 0.0),
-        ("▁", -2.0),
-        ("▁hello", -3.0),
-        ("▁world", -4.0),
-        ("a", -5.0),
-    ]
+    pieces = [(name, 0.0) for name in ("<pad>", "</s>", "<unk>")]
+    pieces += [("▁", -2.0), ("▁hello", -3.0), ("▁world", -4.0), ("a", -5.0)]
     pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(100))]
     transformers.T5Tokenizer(vocab=pieces).save_pretrained(tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
@@ -190,3 +175,12 @@ def test_a_t5_folder_of_transformers_is_read(tmp_path: Path) -> None:
     literal = tokenizer.encode_batch(["a</s>a<extra_id_0>", "<pad>"])
     assert not {0, 1, 106} & {*literal[0].tolist(), *literal[1].tolist()}
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "words"])
+def test_without_unknown_tokens_the_text_is_the_same(kind: str) -> None:
+    tokenizer = train_tokenizer([f"two words {number} 河水" for number in range(60)], kind, 700, 2**20)
+    known = tokenizer.encode_batch([" two words  7 河水 "])[0].tolist()
+    ids = [tokenizer.pad_id, *known, tokenizer.sentinel_ids[1], *known, tokenizer.eos_id, tokenizer.size + 5]
+    ids += [] if kind == "words" else [tokenizer.unk_id]  # which no text has, where bytes spell what is no piece
+    assert tokenizer.decode_with_unknown(ids) == tokenizer.decode_answer(ids)
