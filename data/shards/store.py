@@ -41,15 +41,6 @@ _sound: set[tuple[str, int, int]] = set()  # path, size and time of change of fi
 
 
 @dataclass(frozen=True)
-class ShardFile:
-    """One file of shards as its manifest lists it; `crc32` is None where an earlier version has written it."""
-
-    path: Path
-    rows: int
-    crc32: int | None
-
-
-@dataclass(frozen=True)
 class Manifest:
     """What a shards folder says of itself.
 
@@ -132,18 +123,11 @@ class Manifest:
         Raises:
             UserError: one is missing.
         """
-        return [file.path for file in self.shard_files(split)]
-
-    def shard_files(self, split: str) -> list[ShardFile]:
-        """The same with what the manifest knows of each."""
-        files = [
-            ShardFile(self.root / split / shard["file"], shard["rows"], shard.get("crc32"))
-            for shard in self._split(split)["shards"]
-        ]
-        missing = [file.path for file in files if not file.path.is_file()]
+        paths = [self.root / split / shard["file"] for shard in self._split(split)["shards"]]
+        missing = [path for path in paths if not path.is_file()]
         if missing:
             raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it again")
-        return files
+        return paths
 
 
 # what a manifest must hold to be read: a type, a tuple of words, [what each member is], or {name: what it is}; the name
@@ -200,40 +184,36 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
         UserError: names the damaged and the missing files. OSError: one cannot be read.
     Memory: 1 MiB.
     """
-    notes, problems = [], []
+    notes, problems, piece = [], [], memoryview(bytearray(PIECE_BYTES))
     with ProgressLine(say("checking shards")) as progress:
         for split_dir in split_dirs:
             manifest = Manifest.of(split_dir)
-            files = manifest.shard_files(split_dir.name)
-            if any(file.crc32 is None for file in files):
+            paths = manifest.files(split_dir.name)
+            listed = manifest.content["splits"][split_dir.name]["shards"]
+            if any(shard.get("crc32") is None for shard in listed):
                 notes.append(
                     f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
                 )
-            for file in files:
-                state = file.path.stat()
-                seen = str(file.path), state.st_size, state.st_mtime_ns
-                if file.crc32 is None or seen in _sound:
+            for path, shard in zip(paths, listed, strict=True):
+                state = path.stat()
+                seen = str(path), state.st_size, state.st_mtime_ns
+                if shard.get("crc32") is None or seen in _sound:
                     continue
-                found = _crc32_of(file, progress, forget_pages)
-                if found == file.crc32:
+                found = 0
+                with io.FileIO(path) as opened:
+                    while size := opened.readinto(piece):
+                        found = zlib.crc32(piece[:size], found)
+                        progress.add(0, size, path.name)
+                    if forget_pages and hasattr(os, "posix_fadvise"):
+                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                progress.add(shard["rows"], 0, path.name)
+                if found == shard["crc32"]:
                     _sound.add(seen)
                 else:
                     problems.append(
-                        f"{file.path}: is damaged, its checksum is {found:08x} and was {file.crc32:08x} when it was written; copy it "
+                        f"{path}: is damaged, its checksum is {found:08x} and was {shard['crc32']:08x} when it was written; copy it "
                         f"again, or delete {manifest.root} and prepare it again"
                     )
     if problems:
         raise UserError(*problems)
     return notes
-
-
-def _crc32_of(file: ShardFile, progress: ProgressLine, forget_pages: bool) -> int:
-    crc32, piece = 0, memoryview(bytearray(PIECE_BYTES))
-    with io.FileIO(file.path) as opened:
-        while size := opened.readinto(piece):
-            crc32 = zlib.crc32(piece[:size], crc32)
-            progress.add(0, size, file.path.name)
-        if forget_pages and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    progress.add(file.rows, 0, file.path.name)
-    return crc32

@@ -1,4 +1,4 @@
-"""What `Tokenizer` asks of a library that makes ids of texts, and the `tokenizers` library as one that does."""
+"""The `tokenizers` library as what `Tokenizer` makes ids of texts with; `spiece` is the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import tokenizers
@@ -43,45 +42,12 @@ def failure_is_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what} ({reason}); name another tokenizer, or fetch it again") from None
 
 
-class Backend(Protocol):
-    """A library's tokenizer. `file_name`: of what `serialized` returns; `size`: the highest id and 1."""
-
-    file_name: str
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def special_ids(self) -> Collection[int]: ...
-
-    @property
-    def prefix_ids(self) -> Sequence[int]:
-        """What it puts before a prompt or an answer, such as CodeT5's <s>."""
-
-    def token_to_id(self, token: str) -> int | None: ...
-
-    def id_to_token(self, number: int) -> str | None: ...
-
-    def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
-        """(N,) int32 ids of each text; special: whether names of special tokens in a text are those tokens."""
-
-    def encode_but(self, text: str, plain: Collection[str]) -> Ids:
-        """Ids of a text in which names of special tokens are these tokens, but for the names in `plain`."""
-
-    def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
-        """The same of one text, and for each token the character behind its last one."""
-
-    def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
-        """Text of ids without those of `skip`; ids that are not known are left out."""
-
-    def serialized(self) -> bytes: ...
-
-
 class LibraryBackend:
-    """A tokenizer of the `tokenizers` library, which decides all that `tokenizer.json` says."""
+    """A tokenizer of the `tokenizers` library, which decides all that `tokenizer.json` says.
+
+    `SentencePieceBackend` has the same methods. `file_name`: of what `serialized` returns; `size`: the highest id and 1;
+    `prefix_ids`: what is put before a prompt or an answer, such as CodeT5's <s>.
+    """
 
     file_name = TOKENIZER_FILE
 
@@ -115,11 +81,13 @@ class LibraryBackend:
         return self._backend.id_to_token(number)
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Ids]:
+        """(N,) int32 ids of each text; special: whether names of special tokens in a text are those tokens."""
         self._backend.encode_special_tokens = not special
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_but(self, text: str, plain: Collection[str]) -> Ids:
+        """Ids of a text in which names of special tokens are these tokens, but for the names in `plain`."""
         names = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special} - {
             *plain
         }
@@ -130,11 +98,13 @@ class LibraryBackend:
         )
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
+        """The same of one text, and for each token the character behind its last one."""
         self._backend.encode_special_tokens = not special
         encoding = self._backend.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, np.int32), np.array([end for _, end in encoding.offsets], np.int64)
 
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
+        """Text of ids without those of `skip`; ids that are not known are left out."""
         return self._backend.decode([number for number in ids if number not in skip], skip_special_tokens=False)
 
     def serialized(self) -> bytes:

@@ -15,16 +15,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from data.text.chat_templates import special_tokens
-from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, Backend, LibraryBackend, failure_is_user_error
+from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, LibraryBackend, failure_is_user_error
 from settings.errors import UserError
 from settings.published_keys import check_keys
 from storage import MOST_TABLE_BYTES, read_bytes, read_text
+
+if TYPE_CHECKING:  # its library is loaded for its files alone
+    from data.tokenizers.spiece import SentencePieceBackend
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CONFIG_FILE, SPECIAL_FILE, ADDED_FILE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -49,7 +52,7 @@ class Published:
         sentinel_ids: of masks in pretraining, where these are not <extra_id_0>, ...
     """
 
-    backend: Backend
+    backend: LibraryBackend | SentencePieceBackend
     path: Path
     names: dict[str, str]
     files: dict[str, bytes] = field(default_factory=dict)
@@ -248,7 +251,7 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
     """Byte-level BPE from a vocabulary and its merges."""
     try:
         vocabulary = json.loads(read_text(folder / VOCABULARY, MOST_TABLE_BYTES))
-        lines = read_text(folder / MERGES, MOST_TABLE_BYTES).split("\n")
+        lines = read_text(folder / MERGES, MOST_TABLE_BYTES).split("\n")  # the library's own reader takes no blank line
         pairs = [line.split(" ") for line in lines if line.strip() and not line.startswith("#version")]
         backend = LibraryTokenizer(models.BPE(vocabulary, [(left, right) for left, right in pairs]))
     except Exception as error:  # what the library raises, and whatever a table that is none leads to

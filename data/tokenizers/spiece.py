@@ -32,7 +32,7 @@ def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcess
 
 
 class SentencePieceBackend:
-    """A SentencePiece model with added tokens; see `data.tokenizers.backends.Backend`.
+    """A SentencePiece model with added tokens; see `data.tokenizers.backends.LibraryBackend`.
 
     Args:
         model: as `load_model` returns it; proto: the content of its file.

@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from data.text.templates import Template
-from data.tokenizers.backends import Backend, Ids, LibraryBackend, failure_is_user_error
+from data.tokenizers.backends import Ids, LibraryBackend, failure_is_user_error
 from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, Published, read_published
 from settings.errors import UserError
 
@@ -44,22 +44,22 @@ class Tokenizer:
     def __init__(self, found: Published | tokenizers.Tokenizer, template: Template | None = None) -> None:
         if isinstance(found, tokenizers.Tokenizer):
             found = Published(LibraryBackend(found), Path("tokenizer"), {})
-        self._published, self._backend, place = found, found.backend, found.path
+        self._published, self.backend, place = found, found.backend, found.path
         self.template = template or Template()
         self._failing = f"{place}: fails at a text"
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | found.names
-        self.size = self._backend.size  # the highest id and 1: a model needs at least that many embedding rows
+        self.size = self.backend.size  # the highest id and 1: a model needs at least that many embedding rows
         if self.size > MOST_IDS:
             raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
-        ids = {role: self._backend.token_to_id(token) for role, token in self.names.items()}
+        ids = {role: self.backend.token_to_id(token) for role, token in self.names.items()}
         named = self._named_sentinels
         self.sentinel_ids = named if found.sentinel_ids is None else tuple(found.sentinel_ids)
         self._roles = frozenset(number for number in ids.values() if number is not None)
-        self._special = self._roles | frozenset(self._backend.special_ids) | frozenset(named)
+        self._special = self._roles | frozenset(self.backend.special_ids) | frozenset(named)
         self._role_name = re.compile("|".join(map(re.escape, self.names.values())))
         self.unk_id = ids["unk_token"]
         with failure_is_user_error(self._failing):
-            self._prefix = np.array(self._backend.prefix_ids, np.int32)
+            self._prefix = np.array(self.backend.prefix_ids, np.int32)
         missing = [role for role in ("pad_token", "eos_token") if ids[role] is None]
         missing += ["unk_token"] if self.unk_id is None and not self._spells_all else []
         if missing:
@@ -90,7 +90,7 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         files = dict(self._published.files)
         if not self._published.is_in_files:
-            files[self._backend.file_name] = self._backend.serialized()
+            files[self.backend.file_name] = self.backend.serialized()
         config = json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
         words = self.template.chat_template()
         given = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
@@ -110,7 +110,7 @@ class Tokenizer:
 
     def _hugging_face_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {**self.names, "additional_special_tokens": self._sentinel_names()}
-        if isinstance(self._backend, LibraryBackend):
+        if isinstance(self.backend, LibraryBackend):
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
         else:
             config |= {"tokenizer_class": "T5Tokenizer", "extra_ids": self.num_sentinels}
@@ -119,13 +119,9 @@ class Tokenizer:
         return config
 
     @property
-    def backend(self) -> Backend:
-        return self._backend
-
-    @property
     def fingerprint(self) -> str:
         """16 hex digits that change with anything that changes ids."""
-        return self._backend.fingerprint[:16]
+        return self.backend.fingerprint[:16]
 
     @property
     def num_sentinels(self) -> int:
@@ -139,11 +135,11 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its name; None where there is none."""
-        return self._backend.token_to_id(token)
+        return self.backend.token_to_id(token)
 
     def id_to_token(self, number: int) -> str | None:
         """The name of a token; None where there is none."""
-        return self._backend.id_to_token(number)
+        return self.backend.id_to_token(number)
 
     def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
         """Encode texts, without end of text.
@@ -163,7 +159,7 @@ class Tokenizer:
                 if len(group[0]) > ENCODE_CHARS:
                     encoded = [self._encode_long(group[0], special)]
                 else:
-                    encoded = self._backend.encode(group, special)
+                    encoded = self.backend.encode(group, special)
             found += encoded if special else map(self._spelt, encoded)
         return found
 
@@ -180,16 +176,18 @@ class Tokenizer:
         """
         plain = [is_chat or self._role_name.search(text) is None for text in texts]
         encoded = iter(self.encode_batch([text for text, kept in zip(texts, plain, strict=True) if kept], special=True))
-        found = [next(encoded) if kept else self._without_roles(text) for text, kept in zip(texts, plain, strict=True)]
+        found = []
+        for text, kept in zip(texts, plain, strict=True):
+            if kept:
+                found.append(next(encoded))
+                continue
+            with failure_is_user_error(self._failing):
+                ids = self.backend.encode_but(text, self.names.values())
+            # a Unigram vocabulary may match the names of roles itself; sentinels it may
+            found.append(self._spelt(ids, self._roles - {self.unk_id}))
         if not self._prefix.size:
             return found
         return [np.concatenate([self._prefix, ids]) for ids in found]
-
-    def _without_roles(self, text: str) -> Ids:
-        with failure_is_user_error(self._failing):
-            ids = self._backend.encode_but(text, self.names.values())
-        # a Unigram vocabulary may match the names of roles itself; sentinels it may
-        return self._spelt(ids, self._roles - {self.unk_id})
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
@@ -205,13 +203,13 @@ class Tokenizer:
 
     def _decode(self, ids: Iterable[int], skip: frozenset[int]) -> str:
         with failure_is_user_error(self._failing):
-            return self._backend.decode([int(number) for number in ids], skip)
+            return self.backend.decode([int(number) for number in ids], skip)
 
     @cached_property
     def _spells_all(self) -> bool:
         """Whether bytes spell what is no piece or word, so that no text has unknown tokens."""
         with failure_is_user_error(self._failing):
-            (ids,) = self._backend.encode([RARE_LETTER], special=False)
+            (ids,) = self.backend.encode([RARE_LETTER], special=False)
         return len(ids) > 0 and self.unk_id not in ids
 
     def _spelt(self, ids: Ids, names: Collection[int] | None = None) -> Ids:
@@ -225,17 +223,17 @@ class Tokenizer:
             return ids
         spelt = list[int]()
         for number, is_name in zip(ids.tolist(), found, strict=True):
-            letters = map(self._backend.token_to_id, self._backend.id_to_token(number) or "") if is_name else [number]
+            letters = map(self.backend.token_to_id, self.backend.id_to_token(number) or "") if is_name else [number]
             spelt += [int(self.unk_id or 0) if letter is None else letter for letter in letters]
         return np.array(spelt, np.int32)
 
     def _encode_long(self, text: str, special: bool) -> Ids:
         """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
         found, begin = list[Ids](), 0
-        ids, ends = self._backend.encode_with_ends(text[:ENCODE_CHARS], special)
+        ids, ends = self.backend.encode_with_ends(text[:ENCODE_CHARS], special)
         while begin + ENCODE_CHARS < len(text):
             begin += ENCODE_CHARS - OVERLAP_CHARS
-            more, more_ends = self._backend.encode_with_ends(text[begin : begin + ENCODE_CHARS], special)
+            more, more_ends = self.backend.encode_with_ends(text[begin : begin + ENCODE_CHARS], special)
             more_ends += begin
             middle = begin + OVERLAP_CHARS // 2
             shared = np.intersect1d(ends, more_ends)
@@ -246,14 +244,14 @@ class Tokenizer:
         return np.concatenate([*found, ids])
 
     def _sentinel_names(self) -> list[str]:
-        return [self._backend.id_to_token(number) or "" for number in self._named_sentinels]
+        return [self.backend.id_to_token(number) or "" for number in self._named_sentinels]
 
     @cached_property
     def _named_sentinels(self) -> tuple[int, ...]:
         """Ids of <extra_id_0>, <extra_id_1>, ..., which mT5's files call ▁<extra_id_0>, ..."""
         sentinels = list[int]()
         while True:
-            named = (self._backend.token_to_id(f"{blank}<extra_id_{len(sentinels)}>") for blank in ("", "▁"))
+            named = (self.backend.token_to_id(f"{blank}<extra_id_{len(sentinels)}>") for blank in ("", "▁"))
             token = next((token for token in named if token is not None), None)
             if token is None:
                 return tuple(sentinels)

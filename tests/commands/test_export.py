@@ -131,7 +131,7 @@ def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, T
     assert done.difference is not None and done.difference < 1e-5
     translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", intra_threads=1, compute_type="float32")
     rows = [[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_batch(["a river", "runs under a bridge"])]
-    names = [tokenizer._backend.id_to_token(number) for number in range(tokenizer.size)]
+    names = [tokenizer.id_to_token(number) for number in range(tokenizer.size)]
     asked = [[names[number] for number in row[:-1]] for row in rows]
     answers = [
         result.hypotheses[0] for result in translator.translate_batch(asked, beam_size=1, max_decoding_length=12)

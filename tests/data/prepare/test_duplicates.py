@@ -13,13 +13,14 @@ import pytest
 
 from config import ROOT
 from data.prepare import duplicates
-from data.prepare.duplicates import EXACT, NEAR, find_duplicates
+from data.prepare.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.sources.files import find
 from data.sources.layouts import Columns
 from data.text.conversations import Examples
 from data.text.templates import Template
+from settings.errors import UserError
 
 WORDS = [
     f"{a}{b}" for a in ("lo", "mi", "ra", "tu", "ke", "sno", "fi") for b in ("ba", "der", "gon", "pit", "sal", "wex")

@@ -19,6 +19,7 @@ from data.prepare import looking, preparing, writing
 from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
 from data.shards.store import ROW_TOKENS, Manifest
+from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import DoesNotFit, UserError
@@ -278,3 +279,12 @@ def test_settings_that_the_rows_do_not_heed_are_refused(configure: Any, text_fil
         with pytest.raises(UserError) as caught:
             prepare(config)
         assert [problem.split(" = ")[0] for problem in caught.value.problems] == [f"--{flag}" for flag in flags]
+
+
+def test_without_a_file_the_sample_is_used(configure: Any, sample: SampleCorpus) -> None:
+    cache = sample.text.parent.parent
+    config = configure(cache_dir=cache, max_samples=100)
+    prepared = prepare(config)
+    assert prepared.objective == "span" and prepared.counts["train_texts"] == 99
+    pairs = prepare(configure(cache_dir=cache, is_finetune=True, max_samples=100))
+    assert pairs.objective == "pairs" and pairs.counts["train_rows"] == 99

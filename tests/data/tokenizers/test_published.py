@@ -24,6 +24,8 @@ def codet5_folder(folder: Path) -> Path:
     backend.train_from_iterator(CODE, trainer)
     folder.mkdir()
     backend.model.save(str(folder))
+    with (folder / "merges.txt").open("a") as merges:
+        merges.write("\n")  # a blank line is no merge
     size = backend.get_vocab_size()
     added = {f"<extra_id_{number}>": size + 99 - number for number in range(100)}
     (folder / "added_tokens.json").write_text(json.dumps(added))
