@@ -224,15 +224,14 @@ def _load(name: str, words: Sequence[str]) -> Config:
             told = "{name} is typed {count} times; {name}={value} counts"
             _print_once(say(told, name=f"--{flag}", count=len(values), value=value or ""))
         facts = taken.get(flag)
-        # elsewhere an empty value is a variable of the shell that is not set
-        may_be_empty = facts is None or (value == "" and facts["kind"] == "text" and facts["optional"])
         if facts is None and flag.startswith("no") and positive in switches:
             problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
         elif flag in switches and value is None:
             raw[flag] = "True"
         elif flag in ("config", "preset", "model_preset") and not value:
             problems.append(say("--{flag}, needs a value", flag=flag))
-        elif facts is not None and not value and not may_be_empty:
+        # empty, but for a text that may be none: a variable of the shell that is not set
+        elif facts and not value and not (value == "" and facts["kind"] == "text" and facts["optional"]):
             told = "--{flag}, needs a value; allowed: {allowed}"
             problems.append(say(told, flag=flag, allowed=allowed(facts)))
         else:

@@ -90,9 +90,8 @@ def layered(
             if name not in taken[command] and layer is not shape:
                 if origin == "flag" or name not in settings:  # a file may serve several commands
                     problems.append(_no_such(name, value, origin, command, taken))
-            elif isinstance(
-                value, (Mapping, list, tuple, set)
-            ):  # whose text may be of any length: YAML can name one part many times
+            elif isinstance(value, (Mapping, list, tuple, set)):
+                # its text may be of any length: YAML can name one part many times
                 problems.append(say("--{name}, is given a table; a setting has one value", name=name))
             else:
                 try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -50,9 +49,6 @@ def in_child(code: str, *words: object) -> list[int]:
     """
     if not Path("/proc/self/status").exists():
         pytest.skip("this system has no /proc to read memory from")
-    with tempfile.TemporaryDirectory() as folder:
-        out, error = Path(folder, "out"), Path(folder, "error")
-        child = warm.start(MEASURE + code, [str(word) for word in words], out, error, os.environ)
-        child.join()
-        assert child.exitcode == 0, error.read_text(encoding="utf8")
-        return [int(word) for word in out.read_text(encoding="utf8").split()]
+    done = warm.run(MEASURE + code, [str(word) for word in words], os.environ)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]

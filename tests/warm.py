@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -50,3 +52,16 @@ def start(
     child = context.Process(target=_run, args=(program, list(words), out, error, dict(environment), folder))
     child.start()
     return child
+
+
+def run(
+    program: str | Path, words: Sequence[str], environment: Mapping[str, str], folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; arguments as of `start`."""
+    with tempfile.TemporaryDirectory() as place:
+        out, error = Path(place, "out"), Path(place, "error")
+        child = start(program, words, out, error, environment, folder)
+        child.join()
+        assert child.exitcode is not None
+        texts = (path.read_text(encoding="utf8") for path in (out, error))
+        return subprocess.CompletedProcess([str(program), *words], child.exitcode, *texts)

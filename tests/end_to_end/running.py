@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +52,7 @@ class Place:
         """Run a command to its end, in a child with torch imported unless a launcher starts it."""
         command = self.command(name, *flags)
         if launcher == (sys.executable,) and "PYTHONPATH" not in ENVIRONMENT:  # which may bring faults
-            with tempfile.TemporaryDirectory() as folder:
-                out, error = Path(folder, "out"), Path(folder, "error")
-                child = warm.start(Path(command[0]), command[1:], out, error, ENVIRONMENT, self.folder)
-                child.join()
-                assert child.exitcode is not None
-                return Run(command, child.exitcode, out.read_text("utf8"), error.read_text("utf8"))
+            return warm.run(Path(command[0]), command[1:], ENVIRONMENT, self.folder)
         return subprocess.run([*launcher, *command], cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True)
 
     def do(self, name: str, *flags: str, launcher: tuple[str, ...] = (sys.executable,)) -> Run:

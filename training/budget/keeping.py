@@ -179,28 +179,20 @@ class Keeper:
         else:
             share = monitor.peak_bytes / monitor.budget_bytes
         growth = self._growth.after_step(monitor.pressure(), share)
-        if (
-            left := self._growth.steps_left(growth, share)
-        ) is not None:  # it is cleaned once, then the run is made smaller
-            pace, told = (
-                int(growth * monitor.budget_bytes),
-                "memory grows by {pace} a step and would reach the budget in {steps}",
-            )
-            self._log.tell(say(told, pace=format_size(pace), steps=counted(left, "step")))
+        left = self._growth.steps_left(growth, share)
+        if left is not None:  # it is cleaned once, then the run is made smaller
+            pace = format_size(int(growth * monitor.budget_bytes))
+            told = "memory grows by {pace} a step and would reach the budget in {steps}"
+            self._log.tell(say(told, pace=pace, steps=counted(left, "step")))
             self._growth.forget()
             if self._has_cleaned_growth:
-                yield (
-                    "growth",
-                    say("memory still grows after cleaning"),
-                    self.plan.peak_bytes / (1.0 + FORESIGHT * growth),
-                )
+                story = say("memory still grows after cleaning")
+                yield "growth", story, self.plan.peak_bytes / (1.0 + FORESIGHT * growth)
             else:
                 self._has_cleaned_growth = True
                 self._cleaned(step, self.cleaner.under_pressure())
-        if (
-            self.plan.choice.malloc == "untrimmed"
-            and monitor.phase_peaks.get("train", 0) > HEAP_BEYOND * self.plan.peak_bytes
-        ):
+        peak = monitor.phase_peaks.get("train", 0)
+        if self.plan.choice.malloc == "untrimmed" and peak > HEAP_BEYOND * self.plan.peak_bytes:
             self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
             self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
         if self._clock() - self._looked < LOOK_SECONDS:

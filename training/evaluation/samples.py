@@ -75,9 +75,8 @@ def generate_metrics(
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
             cut += is_cut(answer, settings)
-            if (
-                tokenizer.unk_id in target
-            ):  # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
+            if tokenizer.unk_id in target:
+                # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
                 reference = reference.replace(tokenizer.names["unk_token"], RARE_LETTER)
             scores.add(sample.answer, reference)
             if len(samples) < shown:

@@ -95,15 +95,27 @@ class Group:
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
         """Each number summed over all processes, in float64: one process and two shall agree."""
-        return [sum(each) for each in zip(*self.gather(numbers), strict=True)]
+        return [sum(each) for each in self._of_each(numbers)]
 
     def all_reduce_min(self, *numbers: float) -> list[float]:
         """The least of each number: budgets are measured at different times, and machines differ."""
-        return [min(each) for each in zip(*self.gather(numbers), strict=True)]
+        return [min(each) for each in self._of_each(numbers)]
 
     def all_reduce_max(self, *numbers: float) -> list[float]:
         """The largest of each number."""
-        return [max(each) for each in zip(*self.gather(numbers), strict=True)]
+        return [max(each) for each in self._of_each(numbers)]
+
+    def _of_each(self, numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """For each number those of all processes: asked several times a step, so one collective, where `gather` takes two."""
+        if self.size == 1:
+            return [(number,) for number in numbers]
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self.hosts)
+        return list(zip(*(theirs.tolist() for theirs in everyone), strict=True))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, summed over all processes, in place."""

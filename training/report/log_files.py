@@ -65,11 +65,13 @@ def _new_file(folder: Path, run_name: str) -> TextIO:
     Opened to append: another program may empty it, as logrotate's copytruncate does.
     """
     second = time.time()
-    while (
-        path := folder / f"{LOG_PREFIX}{time.strftime('%Y%m%d_%H%M%S', time.localtime(second))}_{run_name}.log"
-    ).exists():
+    while True:
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(second))
+        path = folder / f"{LOG_PREFIX}{stamp}_{run_name}.log"
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)  # another start of this second may look at the same moment
+            return path.open("a", encoding="utf8")
         second += 1
-    return path.open("a", encoding="utf8")
 
 
 class _LogFile:

@@ -68,9 +68,8 @@ def begin(config: Config, tell: Callable[[str], object]) -> Begun:
     if run_dir is None:
         _refuse_to_replace_its_start(config, base)
         learns = config.train.is_finetune or config.data.objective == PREFERENCES
-        if (
-            config.train.finetune_from == AUTO and learns
-        ):  # so that a resume before the first checkpoint chooses the same
+        if config.train.finetune_from == AUTO and learns:
+            # so that a resume before the first checkpoint chooses the same
             config = config.changed(finetune_from=None if base is None else str(base.absolute()))
     if base is not None:
         home = home_of(base, config)
