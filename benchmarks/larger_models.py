@@ -26,7 +26,7 @@ from benchmarks.parts.watched import events_of, peak_of_process
 from config import load
 from devices import machine_file, processor
 from devices.cores import usable_cores
-from memory.cost.speed import Amount, flops_of
+from memory.estimate.time import Amount, flops_of
 from model.shapes import weight_counts
 from units import GIB, format_size
 

@@ -245,12 +245,12 @@ def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
     from dataclasses import fields
 
     from config import T5ModelConfig
-    from memory.cost.precision import dtype_bytes
-    from memory.cost.prediction import Work, state_bytes
+    from memory.estimate.precision import dtype_bytes
+    from memory.estimate.workload import Workload, state_bytes
     from model.shapes import weight_counts
 
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
-    work = Work(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])
+    work = Workload(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])
     return dtype_bytes(storage) + state_bytes(work, storage) / weight_counts(shape)["total"]
 
 

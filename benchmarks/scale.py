@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from config import Config, T5ModelConfig, load
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
-from memory.cost.speed import Amount, flops_of
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.time import Amount, flops_of
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from model.shapes import weight_counts
 from units import GIB
 
@@ -79,7 +80,7 @@ class Step:
         return self.seconds - self.computing
 
 
-def simulate(model: T5ModelConfig, work: Work, ranks: int, cluster: Cluster, choice: Choice) -> Step:
+def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster, choice: ExecutionPlan) -> Step:
     """Walk through one step.
 
     Args:
@@ -131,9 +132,9 @@ def table(
     """A line for each number of ranks: ranks, seconds, waiting, efficiency, tokens a second, GiB of a rank."""
     model, alone = config.model, 0.0
     lines: list[tuple[str, ...]] = []
-    work = Work(model, rows, source, target, False, config.train.optimizer)
+    work = Workload(model, rows, source, target, False, config.train.optimizer)
     for ranks in RANKS:
-        choice = Choice(rows, 1, 1, 0, rows, "bfloat16", "bfloat16", 2**25, shards=ranks if sharded else 1)
+        choice = ExecutionPlan(rows, 1, 1, 0, rows, "bfloat16", "bfloat16", 2**25, shards=ranks if sharded else 1)
         step = simulate(model, work, ranks, cluster, choice)
         alone = alone or step.seconds
         held = peak_of(predict(work, choice, Machine(2**60, 2**60, 0, num_processes=ranks, libraries_bytes=0)))[1]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
 from config import DEVICES, T5ModelConfig
-from memory.cost.speed import Amount, flops_of, recomputed_flops
+from memory.estimate.time import Amount, flops_of, recomputed_flops
 from settings.precedence import model_presets
 from units import format_size
 

@@ -4,8 +4,8 @@ Real training runs over models, lengths, batches and dtypes. Side by side: the r
 the time that it took; the step that was predicted and the mean of those that were timed; what was told anew after 20 steps
 and what was left then. Each case is noted as it ends, so that an interrupted benchmark continues where it was.
 
-`--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.cost.speed.Pace`) of this class of
-processor that predict them best, with this machine's measured speeds, and prints them for `memory.cost.speed.PACES`.
+`--fit=True` runs nothing: from the steps noted so far it looks for the constants (`memory.estimate.time.Pace`) of this class of
+processor that predict them best, with this machine's measured speeds, and prints them for `memory.estimate.time.PACES`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from benchmarks.parts import children, watched
 from benchmarks.parts.results import ROOT, markdown, write_section
 from config import Config, load
 from devices.cores import usable_cores
-from memory.cost.prediction import Choice, Machine, Work
-from memory.cost.shapes import Shapes
-from memory.cost.speed import PACES, Pace, typical_seconds
-from memory.cost.work import choice_fields
+from memory.estimate.shapes import Shapes
+from memory.estimate.time import PACES, Pace, typical_seconds
+from memory.estimate.workload import ExecutionPlan, Machine, Workload, choice_fields
 from memory.machines import this_machine
 from memory.plan import make_work
 
@@ -149,7 +148,7 @@ def body_of(notes: Sequence[Case]) -> str:
     )
 
 
-def work_of(case: Case, machine: Machine) -> tuple[Work, Choice]:
+def work_of(case: Case, machine: Machine) -> tuple[Workload, ExecutionPlan]:
     """The work of a case, as its run saw it in the mean, and its way to run."""
     own = {name: str(value) for name, value in case["flags"].items() if name != "letters"}
     config: Config = load("train", {"train_file": "any", "objective": "pairs", "tokenizer_type": "byte", **own})
@@ -157,7 +156,7 @@ def work_of(case: Case, machine: Machine) -> tuple[Work, Choice]:
     batch = int(config.train.effective_batch_size)
     whole = rows[: len(rows) // batch * batch].reshape(-1, batch, 2)
     work = make_work(config, machine, *(int(side) for side in rows.max(0)))
-    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), Choice(**choice_fields(case["choice"]))
+    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), ExecutionPlan(**choice_fields(case["choice"]))
 
 
 def fit(error: Callable[[Pace], float], pace: Pace, rounds: int = 40) -> Pace:

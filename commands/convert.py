@@ -22,7 +22,7 @@ from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
 from engine.weights import weight_store_for
 from language import say
-from memory.cost.precision import COMPUTE_DTYPES, WORDS
+from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
 from model.decoding.kv_cache import Decoding
 from model.formats import adapter_folder

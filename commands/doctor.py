@@ -21,8 +21,8 @@ from config import Config, T5ModelConfig
 from devices import machine_file
 from devices.environment import prepare_environment
 from language import english, join, say
-from memory.cost.precision import COMPUTE_DTYPES, WORDS
-from memory.cost.prediction import BASE_BYTES, Machine
+from memory.estimate.precision import COMPUTE_DTYPES, WORDS
+from memory.estimate.workload import BASE_BYTES, Machine
 from memory.homes import weights_folder
 from settings.fields import AUTO, counted
 from training.report.progress import Progress

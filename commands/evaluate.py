@@ -14,7 +14,7 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import PAIRS, check_shards
 from language import say
-from memory.cost.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
+from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.errors import DoesNotFit

@@ -35,7 +35,7 @@ from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
-from memory.cost.generation import MOST_ROWS
+from memory.estimate.generation import MOST_ROWS
 from model.decoding.generation import is_cut
 from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable

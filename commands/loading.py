@@ -29,9 +29,9 @@ from engine.homes.making import resting_store
 from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
 from language import join, say
-from memory.cost.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
-from memory.cost.homes import away_bytes, slots_bytes
-from memory.cost.work import DEVICE, FILE, Choice, Machine, Work
+from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
+from memory.estimate.homes import away_bytes, slots_bytes
+from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.homes import rests_in_memory, weights_folder
 from memory.observe.budget import Budget, measure_budget
 from memory.observe.disks import is_in_memory
@@ -348,16 +348,16 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
 
 def _fitting(
     config: Config, shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype, writing: Writing, room: Room
-) -> tuple[Weights, Choice]:
+) -> tuple[Weights, ExecutionPlan]:
     """The weights that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
 
     Raises:
         DoesNotFit: what is left does not fit either.
     """
     whole, blocks = _weights(shape, storage, compute), shape.num_layers + shape.num_decoder_layers
-    work, machine = Work(shape, 1, 1, 1, False, "adafactor"), Machine(room.total_bytes, room.total_bytes)
+    work, machine = Workload(shape, 1, 1, 1, False, "adafactor"), Machine(room.total_bytes, room.total_bytes)
     rest, products = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
-    here = Choice(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
+    here = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
     asked, weights = config.memory.weights_in, whole
     if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
         if asked == FILE:

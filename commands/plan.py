@@ -26,7 +26,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import english, join, say
 from memory.alternatives import Alternative, other_ways
 from memory.changes import planned_changes
-from memory.cost.disk import disk_need, free_bytes, too_full
+from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan

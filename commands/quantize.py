@@ -25,7 +25,7 @@ from engine.checkpointing import Checkpointing
 from engine.walk import Walk
 from engine.weights import weight_store_for
 from language import say
-from memory.cost.generation import Weights
+from memory.estimate.generation import Weights
 from model import hf_format
 from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters

@@ -30,7 +30,7 @@ class Processor:
     """A class of processors, as far as products go.
 
     Args:
-        name: of the class: one table of the benchmarks, one record of `memory.cost.speed`.
+        name: of the class: one table of the benchmarks, one record of `memory.estimate.time`.
         instructions: those its products use, in words.
         float32, bfloat16: nominal FLOP/s of products on one core.
         is_measured: whether the rates were measured on such a processor; else they are a guess.

@@ -13,7 +13,7 @@ from config import T5ModelConfig
 from data.batches.collate import Batch, PreferenceBatch
 from devices.base import place
 from limits import filled_tokens
-from memory.cost.shapes import Sizes
+from memory.estimate.shapes import Sizes
 from model.loss import IGNORED
 from model.rows import Rows
 

@@ -29,7 +29,7 @@ from engine.sharing.reduce import Reducer, StepFailed
 from engine.sharing.sharding import Shards
 from engine.update import Update
 from engine.walk import Walk, no_trim
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from memory.recovery import drop_frames
 from model.t5 import T5
 
@@ -80,7 +80,7 @@ class Engine:
         walk: Walk,
         update: Update,
         device: Device,
-        choice: Choice,
+        choice: ExecutionPlan,
         checks: StepChecks | None = None,
         shards: Shards | None = None,
         num_processes: int = 1,
@@ -110,7 +110,7 @@ class Engine:
         """A batch on the device, filled up to the sizes that the plan has chosen."""
         return to_micro_batch(batch, self.model.config, self.device.torch_device, self.choice.sizes)
 
-    def follow(self, choice: Choice) -> None:
+    def follow(self, choice: ExecutionPlan) -> None:
         """Follow a changed plan: saved blocks, chunks of the loss and offload as `choice` says; dtypes stay."""
         self.choice, checkpointed = choice, self.walk.policies.checkpointed
         if choice.offload_boundaries != isinstance(checkpointed, Offload):  # else its slabs would be taken twice
@@ -215,11 +215,11 @@ def _hold_back(weights: Sequence[nn.Parameter]) -> None:
     """Hand nothing over: the gradients stay, and the next pass adds to them."""
 
 
-def checkpointed_of(choice: Choice, device: Device) -> CheckpointedActivations:
+def checkpointed_of(choice: ExecutionPlan, device: Device) -> CheckpointedActivations:
     """Where checkpointed activations wait, by the plan."""
     return Offload(device.host_copies()) if choice.offload_boundaries else CheckpointedActivations()
 
 
-def trim_of(choice: Choice, device: Device) -> Callable[[], object]:
+def trim_of(choice: ExecutionPlan, device: Device) -> Callable[[], object]:
     """What gives freed memory back inside a step, where the plan lets the allocator hold it."""
     return trim_malloc if choice.malloc == "fast" and not device.is_separate_memory else no_trim

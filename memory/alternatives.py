@@ -12,10 +12,10 @@ from typing import Any
 
 from config import PREFERENCES, Config, settings_by_name
 from language import join, say
-from memory.cost.precision import INT4, QUANTIZED
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, typical_seconds
-from memory.cost.trained import trained_counts
-from memory.cost.work import JSON_NAMES
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.precision import INT4, QUANTIZED
+from memory.estimate.time import typical_seconds
+from memory.estimate.workload import JSON_NAMES, ExecutionPlan, Machine, Workload, trained_counts
 from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 from units import MIB, format_size
@@ -47,7 +47,7 @@ class Alternative:
         return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
-def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative]:
+def other_ways(work: Workload, machine: Machine, choice: ExecutionPlan) -> list[Alternative]:
     """The planned way first, then ways that differ from it in one thing, the fastest first."""
     blocks, rows = work.model.num_layers + work.model.num_decoder_layers, choice.batch_size_per_gpu
     ways = [
@@ -68,7 +68,7 @@ def other_ways(work: Work, machine: Machine, choice: Choice) -> list[Alternative
     return [planned, *sorted(found.values(), key=lambda one: one.seconds)]
 
 
-def _cut(work: Work, choice: Choice, rows: int) -> Choice:
+def _cut(work: Workload, choice: ExecutionPlan, rows: int) -> ExecutionPlan:
     """The choice with other micro-batches; as many rows as before pass through a block together."""
     together = count = work.step_shapes.count(rows)
     if choice.accumulation_passes > 1:
@@ -79,20 +79,22 @@ def _cut(work: Work, choice: Choice, rows: int) -> Choice:
     )
 
 
-def _with_sizes(work: Work, choice: Choice) -> Choice:
+def _with_sizes(work: Workload, choice: ExecutionPlan) -> ExecutionPlan:
     """The choice, its micro-batches filled up to what suits this work."""
     source, target = work.step_shapes.sizes(choice.batch_size_per_gpu)
     return replace(choice, source_sizes=source, target_sizes=target)
 
 
-def _priced(label: str, work: Work, choice: Choice, machine: Machine) -> Alternative:
+def _priced(label: str, work: Workload, choice: ExecutionPlan, machine: Machine) -> Alternative:
     peak = peak_of(predict(work, choice, machine))[1]
     seconds = typical_seconds(work, choice, machine.as_measured())
     fits = peak <= machine.budget_bytes
     return Alternative(label, choice.batch_size_per_gpu, choice.saved_blocks, peak, seconds, fits)
 
 
-def cheapest_changes(config: Config, work: Work, machine: Machine, choice: Choice, most: int) -> list[Alternative]:
+def cheapest_changes(
+    config: Config, work: Workload, machine: Machine, choice: ExecutionPlan, most: int
+) -> list[Alternative]:
     """Changes of one flag after which the run takes less, the one that costs the user least first.
 
     Args:
@@ -122,7 +124,7 @@ def adapts_a_base(config: Config) -> bool:
     return config.train.is_finetune and config.train.finetune_from is not None
 
 
-def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
+def _ideas(config: Config, work: Workload, choice: ExecutionPlan) -> Iterator[tuple[str, ExecutionPlan, Workload]]:
     one = replace(_cut(work, choice, 1), eval_batch_size_per_gpu=1, saved_blocks=0, malloc="small")
     yield "batch_size_per_gpu=1", one, work
     if config.memory.memory_mode != "ultra":
@@ -140,7 +142,7 @@ def _ideas(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Ch
         yield "lora_rank=8", choice, replace(work, trained=trained_counts(config.changed(lora_rank=8)))
 
 
-def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str, Choice, Work]]:
+def _less_work(config: Config, work: Workload, choice: ExecutionPlan) -> Iterator[tuple[str, ExecutionPlan, Workload]]:
     if config.data.max_seq_len >= 16:
         half = config.data.max_seq_len // 2
         shorter = replace(
@@ -154,7 +156,7 @@ def _less_work(config: Config, work: Work, choice: Choice) -> Iterator[tuple[str
         yield f"effective_batch_size={fewer.rows}", _cut(fewer, choice, rows), fewer
 
 
-def _shorter_target(config: Config, work: Work, max_seq_len: int) -> int:
+def _shorter_target(config: Config, work: Workload, max_seq_len: int) -> int:
     """Decoder tokens of the longest row with a smaller `max_seq_len`, which bounds them only where nothing else does."""
     if config.data.max_target_len != AUTO:
         return work.target_tokens
@@ -163,7 +165,7 @@ def _shorter_target(config: Config, work: Work, max_seq_len: int) -> int:
     return max(1, work.target_tokens // 2)  # what masks leave out of a row goes with its length
 
 
-def refusal(config: Config, work: Work, machine: Machine, least: Choice) -> list[str]:
+def refusal(config: Config, work: Workload, machine: Machine, least: ExecutionPlan) -> list[str]:
     """What is said where no way fits: the phase, the batch, what is needed and what there is; then at most three changes.
 
     Args:

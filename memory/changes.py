@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from config import Config, DoesNotFit
 from memory.alternatives import COST, Alternative, adapts_a_base, may_change
-from memory.cost.precision import INT4
+from memory.estimate.precision import INT4
 from memory.plan import Plan
 from settings.fields import AUTO
 from units import MIB

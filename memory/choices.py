@@ -1,6 +1,6 @@
 """Which ways are there to run a step? All that settings, machine and work allow; `memory.plan` takes one of them.
 
-A way is a `Choice`: micro-batches that pass together or one after another, saved blocks, dtypes, chunks of the loss, what
+A way is a `ExecutionPlan`: micro-batches that pass together or one after another, saved blocks, dtypes, chunks of the loss, what
 malloc holds, what waits elsewhere. Whether it fits is asked in `memory.plan`, where weights rest in `memory.homes`.
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 
 from config import PREFERENCES, Config, UserError
 from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
-from memory.cost.precision import Precision, precisions
-from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes
+from memory.estimate.peaks import offloaded_bytes
+from memory.estimate.precision import Precision, precisions
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.first_guess import table_guess
 from settings.consistency import writes_answers
 from settings.fields import AUTO
@@ -31,8 +32,8 @@ SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in
 
 
 def choices(
-    config: Config, machine: Machine, work: Work, settled: Precision | None = None, *, parted: bool = False
-) -> Iterator[Choice]:
+    config: Config, machine: Machine, work: Workload, settled: Precision | None = None, *, parted: bool = False
+) -> Iterator[ExecutionPlan]:
     """All ways to run the step that the settings allow.
 
     Args:
@@ -48,7 +49,7 @@ def choices(
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, _mallocs(config, machine, saved == total_blocks)):
                         evaluation = _evaluation_batch(config, machine, batch_size)
-                        choice = Choice(
+                        choice = ExecutionPlan(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
                             scores=scores_of(machine),
@@ -76,7 +77,7 @@ def newly_asked(config: Config, before: Mapping[str, Any] | None) -> frozenset[s
     return frozenset(name for name, value in now.items() if before.get(name, value) != value)
 
 
-def as_asked(config: Config, machine: Machine, choice: Choice, anew: Collection[str]) -> Choice | None:
+def as_asked(config: Config, machine: Machine, choice: ExecutionPlan, anew: Collection[str]) -> ExecutionPlan | None:
     """An earlier choice with the evaluation of now; None where a step is asked for that is cut or saves otherwise."""
     if EVALUATION_BATCH in anew:
         choice = replace(choice, eval_batch_size_per_gpu=_evaluation_batch(config, machine, choice.batch_size_per_gpu))
@@ -112,7 +113,7 @@ def kernels_of(config: Config, machine: Machine) -> bool:
     return machine.has_kernels and config.run.compiled_kernels is not False
 
 
-def _with_offload(config: Config, machine: Machine, work: Work, choice: Choice) -> Iterator[Choice]:
+def _with_offload(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> Iterator[ExecutionPlan]:
     """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
     asked = config.memory.offload_boundaries
     if asked is True and not machine.host_bytes:
@@ -150,7 +151,7 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
     return [*((number, 1) for number in passes), *sharded]
 
 
-def _micro_batches(config: Config, work: Work) -> list[int]:
+def _micro_batches(config: Config, work: Workload) -> list[int]:
     train = config.train
     if train.batch_size_per_gpu != AUTO:
         return [min(int(train.batch_size_per_gpu), work.rows)]

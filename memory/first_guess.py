@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from config import Config
-from memory.cost.prediction import (
-    Machine,
-)
+from memory.estimate.workload import Machine
 from settings.fields import AUTO
 
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16

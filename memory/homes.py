@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from config import Config, UserError
-from memory.cost.homes import pinned_bytes
-from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, peak_of, predict
-from memory.cost.work import DEVICE, FILE, RAM
+from memory.estimate.homes import pinned_bytes
+from memory.estimate.peaks import offloaded_bytes, peak_of, predict
+from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
 from memory.observe.disks import is_in_memory
 from settings.fields import AUTO
 
@@ -54,12 +54,12 @@ def ways_at(
     home: str,
     config: Config,
     machine: Machine,
-    work: Work,
-    ways: list[Choice],
+    work: Workload,
+    ways: list[ExecutionPlan],
     settled: Homes | None = None,
     *,
     parted: bool = False,
-) -> list[Choice]:
+) -> list[ExecutionPlan]:
     """The same ways with weights resting there.
 
     Args:
@@ -91,7 +91,7 @@ def ways_at(
     return [way for way, beside in zip(moved, needs, strict=True) if beside <= machine.host_bytes]
 
 
-def _fewest_away(way: Choice, work: Work, machine: Machine, total: int) -> Choice:
+def _fewest_away(way: ExecutionPlan, work: Workload, machine: Machine, total: int) -> ExecutionPlan:
     """The way with as few blocks elsewhere as fit, all of them where none does: fewer take more memory and less time."""
 
     def fits(count: int) -> bool:

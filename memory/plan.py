@@ -2,7 +2,7 @@
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in modes low and ultra the smallest of
-those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.cost.prediction`.
+those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.estimate.peaks`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
 machine; those that were measured tell times. A run that is resumed computes in what it began with.
 """
@@ -21,19 +21,11 @@ from language import english
 from limits import MALLOCS
 from memory.alternatives import refusal
 from memory.choices import as_asked, choices, kernels_of, passes_and_shards, scores_of
-from memory.cost.precision import FLOAT16, QUANTIZED, Precision, asked_precision
-from memory.cost.prediction import (
-    Choice,
-    Machine,
-    Work,
-    offloaded_bytes,
-    peak_of,
-    predict,
-    predict_seconds,
-    typical_seconds,
-)
-from memory.cost.shapes import Shapes
-from memory.cost.trained import adapted_by, trained_counts
+from memory.estimate.peaks import offloaded_bytes, peak_of, predict
+from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
+from memory.estimate.shapes import Shapes
+from memory.estimate.time import predict_seconds, typical_seconds
+from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from memory.first_guess import effective_batch
 from memory.homes import Homes, homes_to_try, ways_at
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
@@ -55,11 +47,11 @@ class Plan:
         seconds: predicted duration of a step, with measured speeds where there are any. num_blocks: of the model.
         phase_parts: phase -> name -> bytes, of every phase.
         unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
-        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.cost.duration`; None: its length is
+        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.estimate.time`; None: its length is
             not known.
     """
 
-    choice: Choice
+    choice: ExecutionPlan
     effective_batch_size: int
     budget_bytes: int
     peak_bytes: int
@@ -81,7 +73,7 @@ class Plan:
         return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
 
 
-def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Work:
+def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Workload:
     """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
     data, train = config.data, config.train
     answers = 2 if data.objective == PREFERENCES else 1
@@ -94,7 +86,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     rows = math.ceil(effective_batch(config, machine) / machine.num_processes)
     drops = config.model.dropout_rate > 0
     clips = train.max_grad_norm > 0
-    return Work(
+    return Workload(
         config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
         sample_rows=train.sample_rows, adapted=adapted_by(config),
@@ -107,7 +99,7 @@ def plan(
     *,
     source_tokens: int | None = None,
     target_tokens: int | None = None,
-    earlier: Choice | None = None,
+    earlier: ExecutionPlan | None = None,
     anew: Collection[str] = (),
     precision: Precision | None = None,
     homes: Homes | None = None,
@@ -156,11 +148,11 @@ def plan(
 def _found(
     config: Config,
     machine: Machine,
-    work: Work,
+    work: Workload,
     precisions: list[Precision | None],
-    kept: list[Choice],
+    kept: list[ExecutionPlan],
     homes: Homes | None,
-) -> tuple[list[Choice], Choice]:
+) -> tuple[list[ExecutionPlan], ExecutionPlan]:
     """The ways among which the fastest that fits was found, and that one.
 
     Args:
@@ -168,7 +160,7 @@ def _found(
     Raises:
         DoesNotFit: none fits.
     """
-    tried: list[Choice] = []
+    tried: list[ExecutionPlan] = []
     for precision, parted in product(precisions, (False, True)):
         ways = list(choices(config, machine, work, precision, parted=parted))
         found, fastest = _first_that_fits(config, machine, work, [(kept, True), (ways, parted)], homes)
@@ -185,16 +177,16 @@ def _found(
 
 
 def _first_that_fits(
-    config: Config, machine: Machine, work: Work, bases: list[tuple[list[Choice], bool]], homes: Homes | None
-) -> tuple[list[Choice], Choice | None]:
+    config: Config, machine: Machine, work: Workload, bases: list[tuple[list[ExecutionPlan], bool]], homes: Homes | None
+) -> tuple[list[ExecutionPlan], ExecutionPlan | None]:
     """The first home and list of ways of which one fits, with the fastest of them; else all of the last home, and None.
 
     Args:
         bases: lists of ways; of each whether weights may rest elsewhere in those of several accumulation passes.
     """
-    tried: list[Choice] = []
+    tried: list[ExecutionPlan] = []
     for home in homes_to_try(config, machine, homes):
-        here: list[Choice] = []
+        here: list[ExecutionPlan] = []
         for base, parted in bases:
             ways = ways_at(home, config, machine, work, base, homes, parted=parted)
             if (fastest := _fastest(work, machine, ways)) is not None:
@@ -204,13 +196,13 @@ def _first_that_fits(
     return tried, None
 
 
-def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
+def _fastest(work: Workload, machine: Machine, ways: list[ExecutionPlan]) -> ExecutionPlan | None:
     """The first of the fastest ways that fit.
 
     Of ways that differ in the saved blocks alone, more of them take more memory and less time: they are halved to the last
     that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
     """
-    families: dict[Choice, list[tuple[Rank, int]]] = {}
+    families: dict[ExecutionPlan, list[tuple[Rank, int]]] = {}
     for place, way in enumerate(ways):
         families.setdefault(replace(way, saved_blocks=0), []).append((_rank(way, work, machine), place))
     best: tuple[Rank, int] | None = None
@@ -224,7 +216,9 @@ def _fastest(work: Work, machine: Machine, ways: list[Choice]) -> Choice | None:
     return None if best is None else ways[best[1]]
 
 
-def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest: Choice, slower: float) -> Choice:
+def _smallest_of_fast(
+    work: Workload, machine: Machine, ways: list[ExecutionPlan], fastest: ExecutionPlan, slower: float
+) -> ExecutionPlan:
     """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least.
 
     Args:
@@ -236,13 +230,13 @@ def _smallest_of_fast(work: Work, machine: Machine, ways: list[Choice], fastest:
     return min(fast, key=lambda way: _peak(work, way, machine))
 
 
-def _smallest(ways: list[Choice]) -> list[Choice]:
+def _smallest(ways: list[ExecutionPlan]) -> list[ExecutionPlan]:
     """Of ways that differ only in what always takes more, those that take the least."""
 
-    def size(way: Choice) -> tuple[int, int, int, int]:
+    def size(way: ExecutionPlan) -> tuple[int, int, int, int]:
         return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, MALLOCS.index(way.malloc)
 
-    found: dict[tuple[object, ...], Choice] = {}
+    found: dict[tuple[object, ...], ExecutionPlan] = {}
     for way in ways:
         key = (
             way.batch_size_per_gpu,
@@ -257,11 +251,11 @@ def _smallest(ways: list[Choice]) -> list[Choice]:
     return list(found.values())
 
 
-def _peak(work: Work, choice: Choice, machine: Machine) -> int:
+def _peak(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     return peak_of(predict(work, choice, machine))[1]
 
 
-def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Plan:
+def _priced(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> Plan:
     phases = predict(work, choice, machine)
     highest, peak = peak_of(phases)
     components = dict(sorted(phases[highest].items(), key=lambda item: -item[1]))
@@ -272,12 +266,12 @@ def _priced(config: Config, machine: Machine, work: Work, choice: Choice) -> Pla
     return Plan(choice, rows, budget, peak, components, totals, seconds, blocks, phase_parts=phases)
 
 
-def _rank(choice: Choice, work: Work, machine: Machine) -> Rank:
+def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
     """Whole weights before sharded ones, which need more of the network; int8 and int4, which change numbers, last; then the fastest."""
     return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
-def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bool:
+def _goes_on(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
     """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
@@ -288,7 +282,7 @@ def _goes_on(config: Config, machine: Machine, work: Work, choice: Choice) -> bo
     return is_beside and is_all and shares_as_asked
 
 
-def _precision_of(config: Config, machine: Machine, earlier: Choice) -> Precision | None:
+def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:
     """That of the resumed run; None where another is asked for now."""
     precision = earlier.precision
     asked = asked_precision(config, machine.multiplies_fast)

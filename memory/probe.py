@@ -25,8 +25,9 @@ from config import Config
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
-from memory.cost.prediction import CORRECTION, FIXED, Choice, changeable
-from memory.cost.shapes import MicroBatchRows
+from memory.estimate.peaks import CORRECTION, FIXED, changeable
+from memory.estimate.shapes import MicroBatchRows
+from memory.estimate.workload import ExecutionPlan
 from settings.errors import UserError
 from storage import write_text
 from units import MIB
@@ -91,7 +92,7 @@ class ProbeRequest:
     """
 
     config: Config
-    choice: Choice
+    choice: ExecutionPlan
     steps: tuple[tuple[MicroBatchRows, ...], ...]
     evaluation: MicroBatchRows
     base: Path | None = None

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from config import Config
 from language import say
-from memory.cost.precision import FLOAT16, Precision
-from memory.cost.prediction import Choice, Machine, Work, typical_seconds
-from memory.cost.work import FILE, state_bytes
+from memory.estimate.precision import FLOAT16, Precision
+from memory.estimate.time import typical_seconds
+from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from memory.first_guess import table_guess
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
@@ -22,7 +22,7 @@ FASTER, FASTER_UP_TO = "muon", 30e6
 WORTH = 2.0  # times the seconds of a step, for a third of the steps; more where a step has few tokens
 
 
-def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[str]:
+def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """How many rows a step has, where nobody has said it, and how many pass at once."""
     train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
     if {train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps} == {AUTO}:
@@ -40,7 +40,7 @@ def size_reasons(config: Config, choice: Choice, machine: Machine) -> Iterator[s
         yield say(told, asked=asked, rows=counted(rows, "row"), **sizes)
 
 
-def optimizer_reasons(config: Config, work: Work, choice: Choice, machine: Machine) -> Iterator[str]:
+def optimizer_reasons(config: Config, work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """What would learn faster, where nobody has named an optimizer and weights are random."""
     train, faster = config.train, replace(work, optimizer=FASTER)
     more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
@@ -55,7 +55,7 @@ def optimizer_reasons(config: Config, work: Work, choice: Choice, machine: Machi
         yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes), times=f"{times:.1f}")
 
 
-def home_reasons(choice: Choice, total: int) -> Iterator[str]:
+def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
     """Where weights rest, where they are not all in memory."""
     if choice.away_blocks and choice.weights_in == FILE:
         yield say(
@@ -70,7 +70,7 @@ def home_reasons(choice: Choice, total: int) -> Iterator[str]:
         )  # fmt: skip
 
 
-def kernel_reasons(choice: Choice, had_kernels: bool, missing: str) -> Iterator[str]:
+def kernel_reasons(choice: ExecutionPlan, had_kernels: bool, missing: str) -> Iterator[str]:
     """Whether compiled kernels compute, where that is to be told."""
     if choice.kernels:
         yield say("computes with compiled kernels where they can")
@@ -80,7 +80,7 @@ def kernel_reasons(choice: Choice, had_kernels: bool, missing: str) -> Iterator[
         yield say("computes without compiled kernels: {missing}", missing=missing)
 
 
-def dtype_reasons(config: Config, choice: Choice, machine: Machine, began: Precision | None) -> Iterator[str]:
+def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
         told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"

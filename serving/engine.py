@@ -18,7 +18,7 @@ from torch import Tensor
 
 from devices.base import Device
 from memory.cleanup import Cleaner
-from memory.cost.generation import Capacity
+from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
 from memory.recovery import free_failed
 from model.decoding.choosing import Choice

@@ -20,7 +20,7 @@ from commands.loading import (
 )
 from config import Config
 from language import say
-from memory.cost.generation import MOST_ROWS, Capacity, Writing, serving_capacity
+from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from model.decoding.running import RunningBatch
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts

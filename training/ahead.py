@@ -19,7 +19,7 @@ from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
 from language import say, speak
-from memory.cost.work import BASE_BYTES
+from memory.estimate.workload import BASE_BYTES
 from memory.observe.budget import Budget, host_budget
 from memory.observe.monitor import HostAlone, Monitor
 from run_files import RUN_FILE

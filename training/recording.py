@@ -12,8 +12,8 @@ from config import PREFERENCES, Config
 from data.sources.places import public_values
 from data.text.templates import Template
 from language import say
-from memory.cost.disk import disk_need
-from memory.cost.duration import Renewal
+from memory.estimate.disk import disk_need
+from memory.estimate.time import Renewal
 from memory.plan import Plan
 from model.shapes import weight_counts
 from training.evaluation.losses import mean_metrics

@@ -10,7 +10,9 @@ from benchmarks.checks.slips import ROOT
 
 TESTS = ("memory", "engine", "data", "model", "training")  # those of whole runs say little for their time
 SLOW = frozenset({"subprocess", "multiprocessing", "tests.measuring", "tests.ranks"})  # tests with these take longer
-QUICK = {"memory/cost/": "tests/memory/cost/test_kept_predictions.py"}  # looks at all files of a folder, at once
+QUICK = {
+    "memory/estimate/": "tests/memory/estimate/test_kept_predictions.py"
+}  # looks at all files of a folder, at once
 CHILD = re.compile(r'"(\w+_child\.py)"')
 IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
 

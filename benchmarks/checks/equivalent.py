@@ -21,29 +21,29 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
         "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
     ): "a byte decides whether a change of about a mebibyte is worth a word",
-    ("memory/cost/blocks.py", "return 0", "0", "1"): "one byte",
+    ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
     (
-        "memory/cost/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
+        "memory/estimate/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
     ): "one byte",
     (
-        "memory/cost/blocks.py", "is_fused: bool = False", "False", "True",
+        "memory/estimate/blocks.py", "is_fused: bool = False", "False", "True",
     ): "who counts for a GPU says it; on a CPU nobody looks at it",
     (
-        "memory/cost/shapes.py", "_known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)", "False", "True",
+        "memory/estimate/shapes.py", "_known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)", "False", "True",
     ): "nobody passes what shapes remember, or shows it",
     (
-        "memory/cost/shapes.py", "for most, part, filled in zip((largest.source, largest.target), (self.sources, self.targets), sizes,",
+        "memory/estimate/shapes.py", "for most, part, filled in zip((largest.source, largest.target), (self.sources, self.targets), sizes,",
         "True", "False",
     ): "both sides of each, always",
     (
-        "memory/cost/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
+        "memory/estimate/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
         "0", "-1",
     ): "a row has tokens on both sides or on none",
     (
-        "memory/cost/sharing.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",
+        "memory/estimate/peaks.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",
     ): "one number of a table's gradient",
     (
-        "memory/cost/speed.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
+        "memory/estimate/time.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
         "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
     ): "the share is 1.0 of every class that has been measured",
     ("memory/observe/monitor.py", "self.peak_bytes = self.counted_peak_bytes = 0", "0", "1"): "one byte, before the first look",

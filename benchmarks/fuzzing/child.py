@@ -205,14 +205,20 @@ def checkpoint_folder(folder: Path) -> None:
     from safetensors.torch import save_file
 
     from engine.scaling import LossScaling
-    from memory.cost.work import Choice
+    from memory.estimate.workload import ExecutionPlan
     from training.checkpoints.state import TrainingState
     from training.evaluation.stopping import BestMetric
 
     (folder / "state").mkdir(parents=True)
     best = BestMetric("loss", 3, 2.5, 10, 1).state()
     state = TrainingState(
-        10, 1000, 2.5, Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(), LossScaling().as_dict(), best, 3.0
+        10,
+        1000,
+        2.5,
+        ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
+        LossScaling().as_dict(),
+        best,
+        3.0,
     )
     (folder / "state" / "training.json").write_text(json.dumps(asdict(state), indent=1))
     save_file({"a/square": torch.ones(3)}, folder / "state" / "optimizer.safetensors")

@@ -8,7 +8,8 @@ from benchmarks.checks import launches
 from benchmarks.throughput import saved_blocks
 from benchmarks.traced.traced_step import TracedWork, lengths_between
 from config import T5ModelConfig
-from memory.cost import speed
+from memory.estimate.time import Amount
+from memory.estimate.time import flops_of as forward_flops
 
 TINY = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
 PEERS = ("eager", "fused", "compiled")  # Hugging Face T5: its own attention, torch's fused one, that and torch.compile
@@ -44,9 +45,7 @@ def tokens_of(work: TracedWork) -> int:
 
 def flops_of(work: TracedWork) -> float:
     """Multiplications and additions of a step that no padding adds to and no block makes twice."""
-    return 3 * sum(
-        sum(speed.flops_of(work.model, speed.Amount.of_rows(1, source, target))) for source, target in work.lengths
-    )
+    return 3 * sum(sum(forward_flops(work.model, Amount.of_rows(1, source, target))) for source, target in work.lengths)
 
 
 def described(name: str, work: TracedWork) -> str:

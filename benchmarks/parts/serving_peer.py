@@ -17,7 +17,7 @@ import torch
 
 from commands.loading import load_trained, writing_of
 from config import load
-from memory.cost.generation import Capacity
+from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
 from serving.answers import Answer, Told
 from serving.app import make_app

@@ -25,8 +25,9 @@ from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
 from limits import DEVICE_SCORES
-from memory.cost.prediction import Choice, Machine, Work, predict
-from memory.cost.shapes import Shapes
+from memory.estimate.peaks import predict
+from memory.estimate.shapes import Shapes
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from model.loss import LossSettings
 from model.t5 import T5
 
@@ -68,12 +69,12 @@ class TracedWork:
         return self.model.num_layers + self.model.num_decoder_layers
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ExecutionPlan:
         """The way to run it, as a plan would say it."""
         rows = self.micro_batch or len(self.lengths)
         saved = self.num_blocks if self.saved is None else self.saved
         sizes = self.shapes.sizes(rows)
-        return Choice(
+        return ExecutionPlan(
             rows, -(-len(self.lengths) // rows), 1, saved, rows, self.dtype, self.dtype, self.chunk_bytes,
             source_sizes=sizes[0], target_sizes=sizes[1], scores=self.scores,
         )  # fmt: skip
@@ -169,7 +170,7 @@ def planned_bytes(work: TracedWork) -> int:
         1 << 40, 1 << 40, 0, rates, pads_attention=True, fuses_attention=work.device == "cuda", widens_whole=True
     )
     sources, targets = zip(*work.lengths, strict=True)
-    asked = Work(
+    asked = Workload(
         work.model,
         len(work.lengths),
         max(sources),

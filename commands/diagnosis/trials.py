@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from config import Config, DoesNotFit
 from language import english, join, say
-from memory.cost.prediction import Machine
-from memory.cost.shapes import Shapes
+from memory.estimate.shapes import Shapes
+from memory.estimate.workload import Machine
 from memory.plan import Plan
 from memory.probe import ProbeRequest, ProbeResult, probe
 from settings.fields import AUTO

@@ -10,14 +10,16 @@ import torch
 from devices.base import Device
 from engine.homes.places import FileHome, Home, RamHome
 from engine.homes.resting import RestingWeightStore
-from memory.cost.homes import SLOTS
-from memory.cost.work import FILE, Choice
+from memory.estimate.homes import SLOTS
+from memory.estimate.workload import FILE, ExecutionPlan
 from settings.errors import UserError, reason_of
 from storage import is_full, make_folder
 from units import format_size
 
 
-def resting_store(choice: Choice, device: Device, folder: Path, num_processes: int = 1) -> RestingWeightStore | None:
+def resting_store(
+    choice: ExecutionPlan, device: Device, folder: Path, num_processes: int = 1
+) -> RestingWeightStore | None:
     """The weight store of blocks that rest in a file or in the RAM beside the device; None where all weights are here.
 
     Args:

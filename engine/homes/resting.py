@@ -22,7 +22,7 @@ from engine.homes.files import aligned, aligned_buffer
 from engine.homes.places import Home
 from engine.homes.slots import Slots
 from engine.weights import WeightStore, weight_store_for
-from memory.cost.homes import SLOTS, is_away
+from memory.estimate.homes import SLOTS, is_away
 from model.int4 import INT4, Int4Weight, empty_int4
 from model.quantization import QUANTIZED, Int8Weight, empty_quantized
 from model.shapes import is_matrix

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.cost.duration import RENEWED_STEPS
+from memory.estimate.time import RENEWED_STEPS
 from tests.end_to_end.conftest import SAME, STEPS, World
 
 LAUNCHER = {

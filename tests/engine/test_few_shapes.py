@@ -17,7 +17,7 @@ from engine.checkpointing import Checkpointing
 from engine.micro_batches import to_micro_batch
 from engine.walk import Walk
 from engine.weights import WeightStore
-from memory.cost.shapes import Shapes, Sizes
+from memory.estimate.shapes import Shapes, Sizes
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
 

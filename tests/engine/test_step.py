@@ -20,11 +20,11 @@ from engine.step import Engine, Outcome, accumulate
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from tests.engine.small_models import small_model
 
-CHOICE = Choice(2, 1, 1, 9, 2, "float32", "float32", 2**20)
+CHOICE = ExecutionPlan(2, 1, 1, 9, 2, "float32", "float32", 2**20)
 
 
 def rows(seed: int) -> Batch:

@@ -9,7 +9,8 @@ import pytest
 from config import Config, load
 from devices import processor
 from memory.alternatives import cheapest_changes, other_ways
-from memory.cost.prediction import Machine, peak_of, predict
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.workload import Machine
 from memory.machines import DTYPES
 from memory.plan import make_work, plan
 from units import GIB, MIB

@@ -9,19 +9,19 @@ import pytest
 from config import Config, DoesNotFit, load
 from memory.alternatives import adapts_a_base, may_change
 from memory.changes import planned_changes
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from memory.plan import Plan
 from units import GIB, MIB
 
-CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
+CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 
 
-def plan_of_size(size: int, choice: Choice = CHOICE) -> Plan:
+def plan_of_size(size: int, choice: ExecutionPlan = CHOICE) -> Plan:
     return Plan(choice, 4, 2 * GIB, size, {}, {}, 1.0, 2)
 
 
 def labels(
-    *, size: int = GIB, less: int = 100 * MIB, most: int = 20, choice: Choice = CHOICE, **flags: Any
+    *, size: int = GIB, less: int = 100 * MIB, most: int = 20, choice: ExecutionPlan = CHOICE, **flags: Any
 ) -> list[str]:
     words = {"train_file": "x", "model_preset": "tiny", **flags}
     config = load("train", {name: str(value) for name, value in words.items()})

@@ -11,14 +11,8 @@ import torch
 import devices
 from config import Config, load
 from engine.homes.making import resting_store
-from memory.cost.homes import (
-    PIECE_ALIGNMENT,
-    away_bytes,
-    resident_bytes,
-    slots_bytes,
-)
-from memory.cost.prediction import BASE_BYTES, Machine
-from memory.cost.work import DEVICE, FILE, RAM, Choice
+from memory.estimate.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
+from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
 from memory.plan import Plan, make_work, plan
 from model import hf_format
 from model.shapes import weight_counts
@@ -108,7 +102,7 @@ def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
 ADAPTERS = {"is_finetune": True, "lora_rank": 8, "effective_batch_size": 16, "max_seq_len": 512}
 
 
-def with_adapters(room: int, earlier: Choice | None = None, **flags: object) -> Choice:
+def with_adapters(room: int, earlier: ExecutionPlan | None = None, **flags: object) -> ExecutionPlan:
     config, machine = settings_of(**ADAPTERS, **flags), Machine(BASE_BYTES + room, 16 * GIB, BASE_BYTES, RATES)
     return plan(config, machine, source_tokens=512, target_tokens=114, earlier=earlier).choice
 

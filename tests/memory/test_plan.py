@@ -13,7 +13,9 @@ from config import Config, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.choices import choices
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.time import predict_seconds
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.first_guess import effective_batch, table_guess
 from memory.plan import SLOWER, make_work, plan
 from units import GIB, MIB
@@ -126,9 +128,9 @@ def test_more_work_never_takes_less(
     layers: int, source: int, target: int, batch_size: int, micro_batches: int, kept: int
 ) -> None:
     shape = T5ModelConfig(num_layers=layers, num_decoder_layers=layers)
-    work = Work(shape, batch_size * micro_batches, source, target, False, "adafactor")
+    work = Workload(shape, batch_size * micro_batches, source, target, False, "adafactor")
     # "small": with "fast", tensors that grow leave the heap, which then keeps less
-    choice = Choice(batch_size, micro_batches, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB, "small")
+    choice = ExecutionPlan(batch_size, micro_batches, 1, min(kept, layers), 2, "float32", "float32", 32 * MIB, "small")
     where = machine(GIB)
     peak = peak_of(predict(work, choice, where))[1]
     for more in (

@@ -9,15 +9,15 @@ import pytest
 
 from config import load
 from memory.choices import MICRO_BATCHES
-from memory.cost.prediction import Choice, Machine
+from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
-EARLIER = Choice(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")
+EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")
 
 
-def planned(earlier: Choice, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
+def planned(earlier: ExecutionPlan, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
     machine = Machine(8 * GIB, 8 * GIB, rates=RATES)
     return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, anew=anew)
@@ -34,7 +34,7 @@ NARROW, MIXED, WIDE = ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float
 
 
 def on(rates: tuple[tuple[str, float], ...], dtypes: tuple[str, str], budget: int = 8 * GIB, **flags: Any) -> Plan:
-    earlier = Choice(16, 1, 1, 3, 4, *dtypes, 32 * MIB, "fast")
+    earlier = ExecutionPlan(16, 1, 1, 3, 4, *dtypes, 32 * MIB, "fast")
     config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16, **flags})
     machine = Machine(budget, 8 * GIB, rates=rates)
     return plan(config, machine, source_tokens=256, target_tokens=64, earlier=earlier)

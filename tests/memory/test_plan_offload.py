@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from config import load
-from memory.cost.prediction import Choice, Machine, Work, offloaded_bytes, predict
+from memory.estimate.peaks import offloaded_bytes, predict
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from units import GIB, MIB
 
@@ -19,7 +20,7 @@ def machine(budget: int, host: int = 16 * GIB) -> Machine:
     return Machine(budget, 8 * GIB, 0, RATES, pads_attention=True, host_bytes=host)
 
 
-def planned(budget: int, host: int = 16 * GIB, **flags: Any) -> Choice:
+def planned(budget: int, host: int = 16 * GIB, **flags: Any) -> ExecutionPlan:
     config = load(
         "train",
         {"train_file": "x", "model_preset": "t5-base", "effective_batch_size": 256, "batch_size_per_gpu": 8, **flags},
@@ -39,9 +40,9 @@ def test_only_where_nothing_faster_fits() -> None:
 
 def test_what_leaves_the_device_comes_to_the_host() -> None:
     config = load("train", {"train_file": "x", "model_preset": "t5-base"}).model
-    work, here = Work(config, 256, 512, 114, False, "adafactor"), machine(24 * GIB)
-    stay = Choice(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB)
-    move = Choice(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB, offload_boundaries=True)
+    work, here = Workload(config, 256, 512, 114, False, "adafactor"), machine(24 * GIB)
+    stay = ExecutionPlan(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB)
+    move = ExecutionPlan(8, 32, 1, 0, 8, "bfloat16", "bfloat16", 32 * MIB, offload_boundaries=True)
     stay, move = (replace(choice, source_sizes=(4096,), target_sizes=(912,)) for choice in (stay, move))
     parts = [predict(work, choice, here)["loss"]["checkpointed activations"] for choice in (stay, move)]
     of_blocks = 256 * (512 + 114) * 768 * 2

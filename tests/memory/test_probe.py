@@ -10,8 +10,9 @@ import pytest
 
 from childproc import FAILED, MEMORY, TIME, ChildDied
 from config import load
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict
-from memory.cost.shapes import Shapes
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.shapes import Shapes
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.observe.processes import has_proc
 from memory.probe import (
     ProbeRequest,
@@ -23,10 +24,10 @@ from memory.probe import (
 )
 from units import GIB, MIB
 
-CHOICE = Choice(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
+CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 
 
-def request_of(choice: Choice = CHOICE, source: int = 128, target: int = 48, **flags: Any) -> ProbeRequest:
+def request_of(choice: ExecutionPlan = CHOICE, source: int = 128, target: int = 48, **flags: Any) -> ProbeRequest:
     words = {"train_file": "x", "model_preset": "tiny", "num_threads": 1, **flags}
     config = load("train", {name: str(value) for name, value in words.items()})
     shapes = Shapes.longest(4, source, target)
@@ -47,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProbeResult, Pat
 def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     result, _ = measured
     assert not result.failed and result.phases is not None
-    work = Work(request_of().config.model, 4, 128, 48, False, "adafactor")
+    work = Workload(request_of().config.model, 4, 128, 48, False, "adafactor")
     phases = predict(work, CHOICE, Machine(GIB, GIB, result.base_bytes))
     peak = max(result.phases.values())
     assert peak_of(phases)[1] == pytest.approx(peak, rel=0.05)
@@ -65,7 +66,7 @@ def test_a_cache_that_cannot_be_written_costs_only_the_memory_of_it(
 
 
 def test_later_steps_have_room_above_a_probe() -> None:
-    phases = predict(Work(request_of().config.model, 4, 128, 48, False, "adafactor"), CHOICE, Machine(GIB, GIB, 0))
+    phases = predict(Workload(request_of().config.model, 4, 128, 48, False, "adafactor"), CHOICE, Machine(GIB, GIB, 0))
 
     def room(measured: float, is_varied: bool = False) -> float:
         return for_later_steps(measured, phases, is_varied) - measured

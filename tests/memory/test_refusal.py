@@ -9,7 +9,7 @@ import pytest
 
 from config import Config, DoesNotFit, UserError, load
 from devices import processor
-from memory.cost.prediction import Machine
+from memory.estimate.workload import Machine
 from memory.machines import DTYPES
 from memory.plan import plan
 from units import GIB, MIB, parse_size

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memory.cost.generation import Weights, Writing, serving_capacity
+from memory.estimate.generation import Weights, Writing, serving_capacity
 from model.decoding.choosing import Choice, Penalties
 from serving.answers import Answer, Prompt, Refused, Told
 from serving.app import Api

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from config import load
-from memory.cost.work import BASE_BYTES
+from memory.estimate.workload import BASE_BYTES
 from memory.observe.budget import FLAG, Budget, Limit
 from settings.errors import DoesNotFit, UserError
 from training.ahead import begin_ahead

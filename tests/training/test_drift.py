@@ -10,7 +10,7 @@ import pytest
 
 import devices
 from config import load
-from memory.cost.prediction import Machine
+from memory.estimate.workload import Machine
 from memory.observe.budget import Budget
 from memory.plan import plan
 from settings.errors import DoesNotFit

@@ -18,7 +18,7 @@ from config import Config
 from devices.base import Device
 from language import say
 from memory.cleanup import Cleaner, CleanupRecord
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from memory.observe.budget import Budget, free_host_bytes, measure_budget
 from memory.observe.growth import FORESIGHT, Growth
 from memory.observe.monitor import Monitor
@@ -280,7 +280,7 @@ class Keeper:
         return int(budget.device_bytes or 0) if separate else budget.host_bytes
 
 
-def _runs_smaller(choice: Choice, than: Choice) -> bool:
+def _runs_smaller(choice: ExecutionPlan, than: ExecutionPlan) -> bool:
     """Whether the walk itself holds less, not only what surrounds it: rows of a micro-batch, or of all that pass together."""
     rows, old_rows = (
         (way.batch_size_per_gpu, way.batch_size_per_gpu * way.micro_batches_per_pass) for way in (choice, than)

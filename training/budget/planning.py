@@ -17,9 +17,9 @@ from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from language import say
 from memory.choices import newly_asked
-from memory.cost.precision import Precision
-from memory.cost.prediction import CORRECTION, Choice, Machine, predict
-from memory.cost.work import choice_fields
+from memory.estimate.peaks import CORRECTION, predict
+from memory.estimate.precision import Precision
+from memory.estimate.workload import ExecutionPlan, Machine, choice_fields
 from memory.homes import Homes, weights_folder
 from memory.observe.budget import FLAG, Budget, free_host_bytes
 from memory.plan import Plan
@@ -64,7 +64,7 @@ def resolve_here(
     machine = replace(machine, correction=correction)
     rows = rows or rows_of(begin, machine)
 
-    def decide(on: Machine, earlier: Choice | None, anew: Collection[str] = ()) -> RunSpec:
+    def decide(on: Machine, earlier: ExecutionPlan | None, anew: Collection[str] = ()) -> RunSpec:
         """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
         return resolve(
             begin.config, on, rows, done=begin.state.step, earlier=earlier, anew=anew, precision=precision, homes=homes
@@ -72,7 +72,9 @@ def resolve_here(
 
     earlier = begin.state.choice
     spec = decide(
-        machine, Choice(**choice_fields(earlier)) if earlier else None, newly_asked(begin.config, begin.state.asked)
+        machine,
+        ExecutionPlan(**choice_fields(earlier)) if earlier else None,
+        newly_asked(begin.config, begin.state.asked),
     )
     asked = begin.config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
@@ -127,7 +129,11 @@ def machine_of(
 
 
 def _probed(
-    begin: Start, spec: RunSpec, rows: Rows, beside: int | None, decide: Callable[[Machine, Choice | None], RunSpec]
+    begin: Start,
+    spec: RunSpec,
+    rows: Rows,
+    beside: int | None,
+    decide: Callable[[Machine, ExecutionPlan | None], RunSpec],
 ) -> RunSpec:
     """Measure a plan and decide again, until a plan fits that was measured.
 

@@ -30,7 +30,7 @@ from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
-from memory.cost.shapes import MicroBatchRows
+from memory.estimate.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate

@@ -22,8 +22,8 @@ from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
 from engine.sharing.sharding import Part, Shards
 from limits import MALLOCS
-from memory.cost.precision import COMPUTE_DTYPES, REST_DTYPES
-from memory.cost.work import HOMES, JSON_NAMES, Choice
+from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
+from memory.estimate.workload import HOMES, JSON_NAMES, ExecutionPlan
 from model import hf_format
 from model.decoding.passing import WithWeights, in_place
 from model.formats.answering import keep_answers
@@ -123,7 +123,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            choice = _filled(Choice, state.choice, "its choice", JSON_NAMES)
+            choice = _filled(ExecutionPlan, state.choice, "its choice", JSON_NAMES)
             state = replace(state, choice=choice.as_dict())
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:

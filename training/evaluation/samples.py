@@ -17,7 +17,7 @@ from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.walk import Walk
 from language import say
 from limits import SAMPLE_TOKENS
-from memory.cost.generation import AnswerBudget, Weights, Writing, predict_generation
+from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from memory.observe.monitor import Monitor
 from model.decoding.generation import generate, is_cut
 from settings.fields import AUTO

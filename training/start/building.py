@@ -24,7 +24,7 @@ from engine.step import Engine, checkpointed_of, trim_of
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from memory.homes import weights_folder
 from model import hf_format
 from model.decoding.passing import in_place
@@ -64,7 +64,7 @@ def objective_of(config: Config, model: T5) -> Objective:
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 
-def build(begin: Start, choice: Choice, device: Device, group: Group | None = None) -> Engine:
+def build(begin: Start, choice: ExecutionPlan, device: Device, group: Group | None = None) -> Engine:
     """Make the model, fill or load it, and put the engine around it; everything lies on the device, checked.
 
     Args:

@@ -32,7 +32,7 @@ from engine.objectives.preference import answer_log_probabilities
 from engine.walk import Walk
 from language import say
 from memory.cleanup import clean_all
-from memory.cost.work import Choice
+from memory.estimate.workload import ExecutionPlan
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError
 from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
@@ -54,7 +54,9 @@ _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
 
-def attach_reference(begin: Start, steps: Steps, choice: Choice, device: Device, group: Group, tell: Tell) -> None:
+def attach_reference(
+    begin: Start, steps: Steps, choice: ExecutionPlan, device: Device, group: Group, tell: Tell
+) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
@@ -164,7 +166,7 @@ class _Record:
     content: list[str] | None = None
 
 
-def _record(begin: Start, choice: Choice) -> _Record:
+def _record(begin: Start, choice: ExecutionPlan) -> _Record:
     """The record that the run has, or a new one, written; of the same model where its rows have changed since.
 
     Raises:
@@ -217,7 +219,7 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _reference_walk(begin: Start, choice: Choice, device: Device, store: Path, model: str, group: Group) -> Walk:
+def _reference_walk(begin: Start, choice: ExecutionPlan, device: Device, store: Path, model: str, group: Group) -> Walk:
     folder = Path(str(begin.config.train.finetune_from))
     unchanged = folder.is_dir() and model_digest(folder) == model if group.is_main else None
     if not group.broadcast(unchanged):

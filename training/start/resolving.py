@@ -19,10 +19,10 @@ from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
-from memory.cost.duration import predict_times, schedule_of
-from memory.cost.precision import Precision
-from memory.cost.shapes import Shapes
-from memory.cost.work import Choice, Machine, Work
+from memory.estimate.precision import Precision
+from memory.estimate.shapes import Shapes
+from memory.estimate.time import predict_times, schedule_of
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.first_guess import effective_batch
 from memory.homes import Homes
 from memory.plan import Plan, make_work, plan
@@ -130,7 +130,7 @@ class RunSpec:
     done: int = 0
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Workload:
         """What one of its steps has to do, on one process."""
         work = make_work(self.asked, self.machine, self.rows.source_tokens, self.rows.target_tokens)
         return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation)
@@ -168,7 +168,7 @@ def resolve(
     rows: Rows | None = None,
     *,
     done: int = 0,
-    earlier: Choice | None = None,
+    earlier: ExecutionPlan | None = None,
     anew: Collection[str] = (),
     precision: Precision | None = None,
     homes: Homes | None = None,

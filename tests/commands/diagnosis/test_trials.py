@@ -9,7 +9,7 @@ import pytest
 from commands.diagnosis import trials
 from commands.diagnosis.trials import Trial, run_trials, trials_of
 from config import Config, load
-from memory.cost.prediction import Machine
+from memory.estimate.workload import Machine
 from memory.machines import target_machine
 from memory.probe import ProbeRequest, ProbeResult
 from units import MIB

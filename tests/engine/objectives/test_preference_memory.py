@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from config import T5ModelConfig
-from memory.cost.prediction import predict
-from memory.cost.work import Choice, Machine, Work
+from memory.estimate.peaks import predict
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS, SOURCE, TARGET = 8, 192, 96
@@ -86,8 +86,8 @@ def test_a_preference_step_takes_the_memory_of_finetuning(saved: int) -> None:
 
 def predicted(saved: int, rows: int, target: int, answers: int) -> int:
     """What the plan says a step takes beside what stays."""
-    work = Work(T5ModelConfig(**SHAPE), rows, SOURCE, target, False, "adafactor", answers=answers)
-    choice = Choice(rows, 1, 1, saved, 2, "float32", "float32", 2**22, "small")
+    work = Workload(T5ModelConfig(**SHAPE), rows, SOURCE, target, False, "adafactor", answers=answers)
+    choice = ExecutionPlan(rows, 1, 1, saved, 2, "float32", "float32", 2**22, "small")
     phases = predict(work, choice, Machine(1 << 40, 1 << 40))
     stays = {"base", "weights", "optimizer state", "libraries"}
     return max(sum(size for name, size in parts.items() if name not in stays) for parts in phases.values())

@@ -23,7 +23,7 @@ from engine.token_gradients import TokenSums, add_token_gradients
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, relative_error, small_model
@@ -114,7 +114,7 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
 
 
 def engine_of(model: T5, max_grad_norm: float = 0.0) -> Engine:
-    choice, checks = Choice(4, 1, 1, 99, 4, "float32", "float32", 1 << 20), StepChecks()
+    choice, checks = ExecutionPlan(4, 1, 1, 99, 4, "float32", "float32", 1 << 20), StepChecks()
     walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0, check_loss=checks.loss)
     update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
     return Engine(walk, update, CpuDevice(), choice, checks)

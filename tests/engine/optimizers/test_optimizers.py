@@ -10,7 +10,7 @@ from devices.base import CUDA, HOST, override_traits
 from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from engine.optimizers.rounding import ROUNDINGS
-from memory.cost.prediction import Work, state_bytes
+from memory.estimate.workload import Workload, state_bytes
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5
@@ -162,7 +162,7 @@ def test_state_is_what_the_plan_counts(family: str, name: str, rounding: str) ->
     assert held - remainders == sum(
         optimizer.state_bytes(tuple(weight.shape), name) for name, weight in model.named_parameters()
     )
-    work = Work(model.config, 1, 8, 8, False, name, rounding)
+    work = Workload(model.config, 1, 8, 8, False, name, rounding)
     blocks_of_scales = 0.25 if name == "adamw_8bit" else 0.03  # these rows are shorter than a block
     assert state_bytes(work, "bfloat16") == pytest.approx(held, rel=blocks_of_scales)
 

@@ -9,7 +9,7 @@ import pytest
 
 from config import DoesNotFit
 from engine.walk import Walk
-from memory.cost import prediction
+from memory.estimate import peaks
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
 from tests.training.small_runs import configuration, events
@@ -136,7 +136,7 @@ def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeyp
         keeping.Monitor, "pressure", lambda self: 0.5
     )  # what tests before this one hold is not its matter
     for name in ("LOAD_BYTES", "SAVE_BYTES"):  # more than all that this small model's steps take
-        monkeypatch.setattr(prediction, name, 0)
+        monkeypatch.setattr(peaks, name, 0)
     assert run(folder, "lowered") == pytest.approx(undisturbed, rel=1e-5)
     records, plans = events(folder, "lowered", "recovery"), events(folder, "lowered", "plan")
     assert [record["reason"] for record in records] == ["budget"] and "test group" in records[0]["report"]

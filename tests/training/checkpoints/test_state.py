@@ -18,7 +18,7 @@ from data.tokenizers.training import byte_tokenizer
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.optimizers.rounding import ROUNDINGS
 from engine.scaling import LossScaling
-from memory.cost.work import Choice, choice_fields
+from memory.estimate.workload import ExecutionPlan, choice_fields
 from model.formats.answering import answers_by
 from model.t5 import T5
 from settings.errors import UserError
@@ -33,7 +33,7 @@ from training.evaluation.stopping import BestMetric
 
 CPU = torch.device("cpu")
 STATE = TrainingState(
-    step=3, tokens=100, best_eval_loss=2.5, choice=Choice(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
+    step=3, tokens=100, best_eval_loss=2.5, choice=ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
     loss_scaling=LossScaling().as_dict(), best_metric=BestMetric("loss", 0, 2.5, 3).state(), first_eval_loss=3.0,
 )  # fmt: skip
 
@@ -104,8 +104,10 @@ def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
     content = {"step": 3, "tokens": 100, "best_eval_loss": 2.5, "choice": choice, "loss_scaling": None}
     (tmp_path / "c" / "state" / "training.json").write_text(json.dumps(content))
     state = read_training_state(tmp_path / "c")
-    expected = Choice(2, 3, 4, 5, 2, "bfloat16", "bfloat16", 2**20, "small")
-    assert state == TrainingState(3, 100, 2.5, expected.as_dict()) and Choice(**choice_fields(choice)) == expected
+    expected = ExecutionPlan(2, 3, 4, 5, 2, "bfloat16", "bfloat16", 2**20, "small")
+    assert (
+        state == TrainingState(3, 100, 2.5, expected.as_dict()) and ExecutionPlan(**choice_fields(choice)) == expected
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])

@@ -16,7 +16,7 @@ from engine.offload import Offload
 from engine.scaling import LossScaling
 from engine.step import Engine
 from engine.weights import QuantizedWeightStore, WeightStore
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from model import hf_format
 from model.lora.adapter import adapters_of
 from model.quantization import is_int8
@@ -29,7 +29,7 @@ from training.start.building import build
 
 def built(base: Path | None, storage: str = "float32", **flags: object) -> Engine:
     begin = SimpleNamespace(config=run_config(**flags), base=base, is_resumed=False)
-    choice = Choice(1, 1, 1, 0, 1, storage, "float32", 2**20)
+    choice = ExecutionPlan(1, 1, 1, 0, 1, storage, "float32", 2**20)
     return build(begin, choice, devices.pick("cpu"))  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> Non
         built(folder, lora_rank=2)
 
 
-CHOICE = Choice(4, 1, 1, 0, 4, "float32", "float32", 2**20)
+CHOICE = ExecutionPlan(4, 1, 1, 0, 4, "float32", "float32", 2**20)
 
 
 def begin(state: TrainingState | None = None) -> Any:

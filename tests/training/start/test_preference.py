@@ -14,7 +14,7 @@ from config import Config, load
 from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import METRICS
 from engine.optimizers import Step
-from memory.cost.work import Choice
+from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
@@ -26,7 +26,7 @@ from training.start.reference import attach_reference
 from training.start.schedules import Steps
 from training.start.startup import Start, start
 
-CHOICE = Choice(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
+CHOICE = ExecutionPlan(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
 ROWS, STEPS = 8, 6
 
 
@@ -56,7 +56,9 @@ def steps_of(begin: Start) -> Steps:
     return Steps.of(begin.config, ROWS, begin.loader.num_rows)
 
 
-def train(begin: Start, choice: Choice = CHOICE) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
+def train(
+    begin: Start, choice: ExecutionPlan = CHOICE
+) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
     """The loop of the trainer: losses of the steps, evaluations before and after, and the metrics of the last step."""
     device, group = devices.pick("cpu"), Group()
     attach_reference(begin, steps_of(begin), choice, device, group, lambda text: None)

@@ -13,7 +13,7 @@ import torch
 
 import devices
 from config import Config, load
-from memory.cost.prediction import Choice
+from memory.estimate.workload import ExecutionPlan
 from model import hf_format
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
@@ -25,7 +25,7 @@ from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_re
 from training.start.schedules import Steps
 from training.start.startup import Start, start
 
-CHOICE = Choice(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
+CHOICE = ExecutionPlan(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
 Configure = Callable[..., Config]
 

@@ -12,7 +12,7 @@ import pytest
 from config import Config, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from memory.cost.prediction import Machine
+from memory.estimate.workload import Machine
 from settings.fields import AUTO
 from training.start.resolving import Rows, resolve
 from units import GIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from config import UserError, load
-from memory.cost.precision import Precision, dtype_bytes, matrix_bytes, precisions
+from memory.estimate.precision import Precision, dtype_bytes, matrix_bytes, precisions
 
 FAST, SLOW = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False)
 

@@ -1,4 +1,4 @@
-"""Peaks and seconds that were compared with measurements: a formula of `memory/cost/` changes on purpose alone.
+"""Peaks and seconds that were compared with measurements: a formula of `memory/estimate/` changes on purpose alone.
 
 Who changes one measures again (`python -m benchmarks.contract`, the slow tests beside this file) and writes the new values here.
 """
@@ -11,9 +11,9 @@ import pytest
 
 from config import T5ModelConfig, load
 from devices.processor import AVX512_BF16
-from memory.cost.prediction import Choice, Machine, Work, peak_of, predict, predict_seconds
-from memory.cost.trained import trained_counts
-from memory.cost.work import FILE
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.time import predict_seconds
+from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, trained_counts
 from units import GIB, MIB
 
 SHAPE = {
@@ -26,13 +26,13 @@ CUDA = Machine(
     speed_class="cuda",
 )  # fmt: skip
 LORA = {"train_file": "x", "is_finetune": True, "lora_rank": 4, **SHAPE}
-EVEN = Work(T5ModelConfig(**SHAPE), 8, 192, 64, True, "adafactor", sample_rows=2)
+EVEN = Workload(T5ModelConfig(**SHAPE), 8, 192, 64, True, "adafactor", sample_rows=2)
 ADAPTERS = replace(EVEN, trained=trained_counts(load("train", {name: str(value) for name, value in LORA.items()})))
-SAVING = Choice(8, 1, 1, 5, 8, "float32", "float32", 8 * MIB)
+SAVING = ExecutionPlan(8, 1, 1, 5, 8, "float32", "float32", 8 * MIB)
 CUT = replace(SAVING, batch_size_per_gpu=2, micro_batches_per_pass=4, saved_blocks=3)
 ON_GPU = replace(CUT, storage="bfloat16", compute="bfloat16", scores=1 << 18)
 # case -> work, choice, machine, MiB of the highest phase, milliseconds of a step
-KEPT: dict[str, tuple[Work, Choice, Machine, float, float]] = {
+KEPT: dict[str, tuple[Workload, ExecutionPlan, Machine, float, float]] = {
     "saved": (EVEN, SAVING, CPU, 367.74, 474.896),
     "recomputed": (EVEN, replace(SAVING, saved_blocks=0, malloc="small"), CPU, 276.91, 726.685),
     "cut, compiled kernels": (EVEN, replace(CUT, kernels=True), CPU, 325.32, 588.430),

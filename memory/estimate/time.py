@@ -1,26 +1,31 @@
-"""How long does one way to run a step take? Products at the machine's rate, updates, and the wire between processes.
+"""The time of a step and of what is left of a run: products at the machine's rate, updates, the wire between processes.
 
 What differs between classes of processors is in one record of each, `PACES`; a calibration changes these numbers and
-nothing else. With nominal rates the seconds rank ways to run (`predict_seconds`), so that they come out the same on a busy
-machine; with measured ones and the rows' own lengths they tell the time (`typical_seconds`, `evaluation_seconds`).
-"""
+nothing else. With nominal rates the seconds rank execution plans (`predict_seconds`), so that they come out the same on a
+busy machine; with measured ones and the rows' own lengths they tell the time (`typical_seconds`, `predict_times`). After the
+first steps the time is told again, from what they took."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from config import T5ModelConfig
+from config import PREFERENCES, Config, T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
-from memory.cost.homes import moving_seconds
-from memory.cost.precision import QUANTIZED, dtype_bytes
-from memory.cost.shapes import Shapes
-from memory.cost.sharing import communication_seconds
-from memory.cost.step_peaks import offloaded_bytes
-from memory.cost.work import Choice, Machine, Work
+from limits import SAMPLE_TOKENS
+from memory.estimate.generation import MOST_ROWS
+from memory.estimate.homes import moving_seconds
+from memory.estimate.peaks import offloaded_bytes
+from memory.estimate.precision import QUANTIZED, dtype_bytes
+from memory.estimate.shapes import Shapes
+from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
 from optimizers import OPTIMIZERS
+from settings.fields import AUTO
+
+WIRE_BYTES_PER_SECOND = 10e9  # of one process, where nothing is measured: what two processes of a machine reach
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def flops_of(c: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     return float(encoder + decoder), float(2 * counts["embedding"] * amount.target)
 
 
-def predict_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
+def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace | None = None) -> float:
     """Predict how long a step takes whose rows are all the longest: what ways to run are compared by.
 
     Args:
@@ -146,14 +151,16 @@ def predict_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | N
     return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
 
 
-def typical_seconds(work: Work, choice: Choice, machine: Machine, pace: Pace | None = None) -> float:
+def typical_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace | None = None) -> float:
     """Predict how long the run's steps take in the mean, their rows as long as they are. Args as of `predict_seconds`."""
     amount = Amount.mean_of(work.step_shapes)
     tokens = choice.batch_size_per_gpu * (amount.source + amount.target) / max(1.0, amount.rows)
     return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
 
 
-def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, pace: Pace | None = None) -> float:
+def evaluation_seconds(
+    work: Workload, choice: ExecutionPlan, machine: Machine, rows: int, pace: Pace | None = None
+) -> float:
     """Predict how long one evaluation takes.
 
     Args:
@@ -170,7 +177,9 @@ def evaluation_seconds(work: Work, choice: Choice, machine: Machine, rows: int, 
     return max(computing, rows / size * bringing)
 
 
-def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, pace: Pace | None = None) -> float:
+def writing_seconds(
+    work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int, pace: Pace | None = None
+) -> float:
     """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once."""
     pace, counts = pace or pace_of(machine.speed_class), work.counts
     blocks = work.model.num_decoder_layers
@@ -180,7 +189,9 @@ def writing_seconds(work: Work, choice: Choice, machine: Machine, tokens: int, p
     return tokens * max(reading + computing + blocks * pace.block_seconds, bringing)
 
 
-def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: Amount, tokens: float) -> float:
+def _seconds(
+    work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace, amount: Amount, tokens: float
+) -> float:
     """Of a step over `amount`, in micro-batches of so many tokens: products, passes over the weights, and the wire."""
     blocks, head = flops_of(work.model, amount)
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
@@ -210,13 +221,33 @@ def _seconds(work: Work, choice: Choice, machine: Machine, pace: Pace, amount: A
     return busy + waiting + exchange
 
 
-def _efficiency(pace: Pace, choice: Choice, d_model: int, tokens: float) -> float:
+def communication_seconds(
+    count: int,
+    num_processes: int,
+    shards: int,
+    storage_bytes: int,
+    compute_bytes: int,
+    rate: float = WIRE_BYTES_PER_SECOND,
+) -> float:
+    """Predict the time on the wire of one step.
+
+    Args:
+        count: weights of the model. rate: bytes a second that one process sends.
+    Returns:
+        an all-reduce of all gradients, 2 (p-1)/p n; sharded: a gather for each way and a reduce-scatter, (p-1)/p n each.
+    """
+    away = (num_processes - 1) / num_processes
+    sent = 2 * compute_bytes if shards == 1 else 2 * storage_bytes + compute_bytes
+    return count * away * sent / rate
+
+
+def _efficiency(pace: Pace, choice: ExecutionPlan, d_model: int, tokens: float) -> float:
     narrow = min(1.0, pace.wide / d_model) ** 2 if pace.wide else 1.0  # wide products need fewer tokens
     malloc = {"small": pace.small_malloc, "fast": 1.0, "untrimmed": pace.untrimmed_malloc}[choice.malloc]
     return malloc * pace.efficiency * tokens / (tokens + pace.half_tokens * narrow)
 
 
-def _passed(work: Work, pace: Pace, choice: Choice) -> float:
+def _passed(work: Workload, pace: Pace, choice: ExecutionPlan) -> float:
     updating = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
     if choice.storage == choice.compute:
         return updating * work.learns["total"]
@@ -239,3 +270,147 @@ def recomputed_flops(c: T5ModelConfig, amount: Amount) -> float:
     blocks, _ = flops_of(c, amount)
     tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
     return blocks - 2 * c.d_ff * c.d_model * tokens
+
+
+RENEWED_STEPS = 20  # after so many steps the time is told again
+WITHOUT_REFERENCE = "orpo"  # the preference loss that compares with no other model
+UNTIMED_STEPS = 3  # the first of them warm caches up
+RENEWED_SPREAD = 0.1  # at least: what steps scatter may be more
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is left of a run.
+
+    Args:
+        steps: to go. evaluations, saves: how many. evaluation_rows: of one evaluation, on this process.
+        reference_steps: whose rows a reference model sees, too, before the run or in its steps.
+        sample_tokens: of the longest answer at the end. scored_batches: of answers, in each evaluation; scored_tokens: of the
+            longest of them.
+    """
+
+    steps: int
+    evaluations: int
+    saves: int
+    evaluation_rows: int
+    sample_tokens: int = 0
+    scored_batches: int = 0
+    scored_tokens: int = 0
+    reference_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of what is left, and between which they lie."""
+
+    seconds: float
+    low: float
+    high: float
+
+    @classmethod
+    def within(cls, seconds: float, spread: float) -> Duration:
+        """The range that a spread makes: as many times longer as shorter."""
+        return cls(seconds, seconds / (1 + spread), seconds * (1 + spread))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Predicted seconds of the parts of a run.
+
+    Args:
+        step: of the mean step. around: evaluations, saves, start and end together.
+    """
+
+    step: float
+    around: float
+    schedule: Schedule
+    spread: float
+
+    def total(self) -> Duration:
+        """Of the whole."""
+        return Duration.within(self.schedule.steps * self.step + self.around, self.spread)
+
+
+def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: int, num_processes: int = 1) -> Schedule:
+    """Count what is left behind `first_step` steps.
+
+    An evaluation comes before the first step of a run, at its turns and at the end, where one of the mean of the last
+    checkpoints may follow; each that is the best is saved, and while a model learns most are.
+
+    Args:
+        config: its steps resolved. held_out: rows of the validation data. answer_tokens: of the longest answer.
+    """
+    train, asked = config.train, config.metrics.eval_generate_rows
+    last = int(train.max_steps)
+
+    def turns(every: int) -> set[int]:
+        return {*range(first_step + every - first_step % every, last + 1, every), last}
+
+    rows = -(-min(train.eval_rows, held_out) // num_processes)
+    scored = 0 if asked == AUTO else -(-min(int(asked), held_out) // num_processes)
+    written = SAMPLE_TOKENS if train.sample_rows else 0
+    if first_step >= last:
+        return Schedule(0, 0, 0, rows, written)
+    evaluations = turns(int(train.eval_steps)) if rows else set()
+    saves = evaluations | turns(int(train.save_steps))
+    others = int(first_step == 0 and rows > 0) + int(train.average_checkpoints > 1 and rows > 0)
+    refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
+    steps, batches = last - first_step, -(-scored // MOST_ROWS)
+    compared = steps if refers else 0
+    return Schedule(steps, len(evaluations) + others, len(saves), rows, written, batches, answer_tokens, compared)
+
+
+def predict_times(
+    work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule, pace: Pace | None = None
+) -> Times:
+    """Predict the parts of a run, with measured speeds where there are any.
+
+    Args:
+        pace: constants of the class, as a calibration tries them; None: those of the machine's.
+    """
+    pace, spread_by_class = pace or pace_of(machine.speed_class), not machine.measured
+    machine = machine.as_measured()
+    step = typical_seconds(work, choice, machine, pace)
+    answers = writing_seconds(work, choice, machine, 1, pace)
+    evaluation = evaluation_seconds(work, choice, machine, schedule.evaluation_rows, pace)
+    evaluation += schedule.scored_batches * schedule.scored_tokens * answers
+    adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
+    weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
+    saved = weights + state_bytes(work, choice.storage)
+    referred = replace(work, evaluation=work.step_shapes)
+    around = (
+        schedule.evaluations * evaluation
+        + schedule.saves * saved / pace.save_rate
+        + work.counts["total"] / pace.build_rate
+        + schedule.sample_tokens * answers
+        + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)
+    )
+    return Times(step, around, schedule, pace.nominal_spread if spread_by_class else pace.spread)
+
+
+class Renewal:
+    """Tells the time that is left anew, once, from what the first steps took.
+
+    Args:
+        step_seconds, total_seconds: as they were predicted, of a step and of all that was left; None: nothing was.
+        steps: that were left.
+    """
+
+    def __init__(self, step_seconds: float, total_seconds: float | None, steps: int) -> None:
+        self._predicted, self._steps, self._taken = step_seconds, steps, list[float]()
+        self._around = max(0.0, (total_seconds or 0.0) - steps * step_seconds)
+
+    def after_step(self, seconds: float) -> Duration | None:
+        """What is left after a step that took so long; None at all steps but the one that renews."""
+        if len(self._taken) >= RENEWED_STEPS or self._steps <= RENEWED_STEPS:
+            return None
+        self._taken.append(seconds)
+        if len(self._taken) < RENEWED_STEPS:
+            return None
+        timed = self._taken[UNTIMED_STEPS:]
+        mean = sum(timed) / len(timed)
+        scatter = math.sqrt(sum((one - mean) ** 2 for one in timed)) / len(timed) / mean if mean else 0.0
+        share = 1 - RENEWED_STEPS / self._steps  # of what lies around the steps, spread over them
+        slower = mean / self._predicted if self._predicted else 1.0
+        left = (self._steps - RENEWED_STEPS) * mean + share * slower * self._around
+        return Duration.within(left, max(RENEWED_SPREAD, 2 * scatter))

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from config import Config, T5ModelConfig, load
-from memory.cost.duration import Schedule, predict_times, schedule_of
-from memory.cost.prediction import Choice, Machine, Work
+from memory.estimate.time import Schedule, predict_times, schedule_of
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
-WORK = Work(SHAPE, 8, 128, 64, False, "adafactor")
-CHOICE = Choice(8, 1, 1, 8, 8, "float32", "float32", 32 * MIB, "fast")
+WORK = Workload(SHAPE, 8, 128, 64, False, "adafactor")
+CHOICE = ExecutionPlan(8, 1, 1, 8, 8, "float32", "float32", 32 * MIB, "fast")
 MACHINE = Machine(GIB, GIB, rates=(("float32", 8e10), ("bfloat16", 1e9)))
 SCHEDULE = Schedule(100, 3, 4, 64)
 

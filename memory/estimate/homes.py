@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from memory.cost.precision import INT4, dtype_bytes, matrix_bytes
-from memory.cost.work import FILE, Choice, Machine, Work
+from memory.estimate.precision import INT4, dtype_bytes, matrix_bytes
+from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload
 from model.shapes import DECODER, ENCODER, STACKS, Stack
 
 SLOTS = 2  # one computes, one comes or goes
@@ -23,25 +23,25 @@ def is_away(block: int, num_blocks: int, away_blocks: int) -> bool:
     return (block + 1) * away_blocks // num_blocks > block * away_blocks // num_blocks
 
 
-def away_in(work: Work, choice: Choice) -> dict[Stack, int]:
+def away_in(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
     """Blocks of each stack that rest elsewhere."""
     total = work.model.num_layers + work.model.num_decoder_layers
     encoder = work.model.num_layers * choice.away_blocks // total
     return {ENCODER: encoder, DECODER: choice.away_blocks - encoder}
 
 
-def piece_bytes(work: Work, choice: Choice, stack: Stack) -> int:
+def piece_bytes(work: Workload, choice: ExecutionPlan, stack: Stack) -> int:
     """The matrices of one block at rest, as they lie in its home."""
     sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices[stack])
     return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
-def away_bytes(work: Work, choice: Choice) -> int:
+def away_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """All that rests elsewhere."""
     return sum(count * piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items())
 
 
-def pinned_bytes(work: Work, choice: Choice) -> int:
+def pinned_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """What the host beside a GPU takes for weights that rest elsewhere: torch pins each piece in a power of two.
 
     In the RAM all of them rest there; to and from a file one at a time passes through a buffer.
@@ -57,7 +57,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def resident_bytes(work: Work, choice: Choice) -> int:
+def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """All weights of the model, as they rest, that do not rest elsewhere."""
     everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
     if choice.storage != INT4:
@@ -67,7 +67,7 @@ def resident_bytes(work: Work, choice: Choice) -> int:
     return everywhere - sum(depth * (math.prod(shape) - matrix_bytes(shape, INT4)) for depth, shape in shapes)
 
 
-def slots_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+def slots_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """The slots where weights are while their block works; one more where updates come a block later."""
     if not choice.away_blocks:
         return 0
@@ -75,7 +75,7 @@ def slots_bytes(work: Work, choice: Choice, machine: Machine) -> int:
     return (SLOTS + (machine.num_processes > 1)) * largest
 
 
-def taken_bytes(work: Work, choice: Choice) -> int:
+def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """What a step takes home: the blocks that learn themselves, not by adapters."""
     learning = work.learning
     if learning.adapters:
@@ -85,7 +85,7 @@ def taken_bytes(work: Work, choice: Choice) -> int:
     return sum(away[stack] * piece_bytes(work, choice, stack) for stack in STACKS if learns[stack])
 
 
-def moving_seconds(work: Work, choice: Choice, machine: Machine, copy_rate: float) -> tuple[float, float]:
+def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:
     """Seconds on the way: of a way through all blocks, and of taking home what learns."""
     if not choice.away_blocks:
         return 0.0, 0.0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from config import T5ModelConfig
-from memory.cost.generation import AnswerBudget, Weights, Writing, predict_generation
+from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from memory.observe.monitor import HostAlone, Monitor
 from memory.observe.processes import Usage
 from model.shapes import weight_counts

@@ -1,39 +1,45 @@
-"""Step peaks: what does the walk hold at each of its highest places, beside weights and optimizer state?
+"""The memory of each phase of a run at its highest: phase -> component -> bytes.
 
-The walk holds so little that it can be counted: gradients of one block and of the shared weights, checkpointed
-activations, saved blocks, one block's working memory, one chunk of logits. The formulas follow the code of `engine/` line
-by line; e is the bytes of the compute dtype. What is inside of a block is counted in `memory.cost.blocks`.
+peak = base + weights + optimizer state + what the phase holds + what malloc keeps beyond its tensors. A step holds so little
+that it is counted, line by line as `engine/` makes it: gradients of one block and of the shared weights, checkpointed
+activations, saved blocks, one block's working memory (`memory.estimate.blocks`), one chunk of logits. e is the bytes of the
+compute dtype. Sharded weights (FSDP) and weight offload change the parts at the end.
 
 Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
-V vocabulary, L layers.
-"""
+V vocabulary, L layers."""
 
 from __future__ import annotations
 
 import math
 
 from limits import (
+    DRAWN_ELEMENTS,
+    FILE_CHUNK_BYTES,
+    HEAP_BELOW,
     INT4_GROUP,
     KERNEL_WIDTHS,
     LEAST_WIDENED,
     SAMPLE_TOKENS,
     SLAB_BYTES,
+    UNTRIMMED_HEAP_BELOW,
     WIDENED_ELEMENTS,
     loss_chunk_tokens,
     update_elements,
 )
-from memory.cost.blocks import Blocks
-from memory.cost.precision import INT4, INT8, QUANTIZED, dtype_bytes
-from memory.cost.shapes import Sizes, Tokens
-from memory.cost.work import Choice, Machine, Work
+from memory.estimate.blocks import Blocks
+from memory.estimate.homes import resident_bytes, slots_bytes
+from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
+from memory.estimate.shapes import Sizes, Tokens
+from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import STACKS, inner_width
 from optimizers import OPTIMIZERS
+from units import MIB
 
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 
 
-def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
+def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
     """The blocks at the largest micro-batch of a step, or of evaluation."""
     rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
@@ -50,7 +56,7 @@ def blocks_of(work: Work, choice: Choice, machine: Machine, *, is_evaluation: bo
 class StepPeaks:
     """What the walk holds at its highest places, beside weights and optimizer state: component -> bytes."""
 
-    def __init__(self, work: Work, choice: Choice, machine: Machine) -> None:
+    def __init__(self, work: Workload, choice: ExecutionPlan, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
         self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.precision.between_blocks)
         self.counts, self.learns = work.counts, work.learns
@@ -213,7 +219,7 @@ def _scaled(of_one: int, tokens: int, of: int) -> int:
     return of_one * tokens // of if of else 0
 
 
-def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int:
+def _head_cast(work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int) -> int:
     """What the head takes in the compute dtype: where products widen it as they go, a piece and the logits of that piece."""
     if choice.storage == choice.compute:
         return 0
@@ -224,7 +230,7 @@ def _head_cast(work: Work, choice: Choice, machine: Machine, tokens: int) -> int
     return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
 
 
-def _block_cast(work: Work, choice: Choice, machine: Machine, kind: str, tokens: Tokens) -> int:
+def _block_cast(work: Workload, choice: ExecutionPlan, machine: Machine, kind: str, tokens: Tokens) -> int:
     """What the matrices of a block take in the compute dtype: all of them, but of quantized ones those of one product."""
     e, most = dtype_bytes(choice.compute), max(tokens.source, tokens.target)
     if choice.storage == choice.compute:
@@ -236,7 +242,7 @@ def _block_cast(work: Work, choice: Choice, machine: Machine, kind: str, tokens:
     return max(_widened_at_once(shape, choice, machine, most) for shape in work.block_matrices[kind]) * (e + beside)
 
 
-def _widened_at_once(shape: tuple[int, ...], choice: Choice, machine: Machine, tokens: int) -> int:
+def _widened_at_once(shape: tuple[int, ...], choice: ExecutionPlan, machine: Machine, tokens: int) -> int:
     """Elements of a quantized matrix that a product widens together (`model.quantization`), and of what it gives for them."""
     rows, columns = shape
     if machine.widens_whole:
@@ -246,11 +252,11 @@ def _widened_at_once(shape: tuple[int, ...], choice: Choice, machine: Machine, t
     return max(of_rows * (columns + tokens), min(columns, of_columns) * (rows + tokens))
 
 
-def _widens_in_pieces(choice: Choice, machine: Machine) -> bool:
+def _widens_in_pieces(choice: ExecutionPlan, machine: Machine) -> bool:
     return dtype_bytes(choice.storage) < dtype_bytes(choice.compute) and not machine.widens_whole
 
 
-def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -> int:
+def _logits_bytes(work: Workload, choice: ExecutionPlan, tokens: int, has_gradient: bool) -> int:
     """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
     kernels the product alone, which becomes the gradient."""
     chunk = _chunk_tokens(work, choice, tokens)
@@ -263,11 +269,11 @@ def _logits_bytes(work: Work, choice: Choice, tokens: int, has_gradient: bool) -
     return chunk * work.model.vocab_size * (wide + narrow) + product
 
 
-def _chunk_tokens(work: Work, choice: Choice, tokens: int) -> int:
+def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
     return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size), max(1, tokens))
 
 
-def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
     c, e = work.model, dtype_bytes(choice.compute)
     blocks = blocks_of(work, choice, machine, is_evaluation=True)
@@ -282,7 +288,7 @@ def evaluation_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, 
     return {"one block": working, "weights in compute dtype": cast}
 
 
-def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+def samples_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
     """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
     c, e = work.model, dtype_bytes(choice.compute)
     rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
@@ -296,7 +302,7 @@ def samples_parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int
     }
 
 
-def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
+def offloaded_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """Host memory of the checkpointed activations that wait there, in slabs; 0 where none do."""
     if not choice.offload_boundaries:
         return 0
@@ -313,3 +319,237 @@ def offloaded_bytes(work: Work, choice: Choice, machine: Machine) -> int:
         slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
         total += math.ceil(choice.micro_batches_per_pass * count / (slab // max(1, size))) * slab
     return total
+
+
+STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a save as weights are
+
+
+def share_out(
+    phases: dict[str, dict[str, int]],
+    shards: int,
+    counts: dict[str, int],
+    compute_bytes: int,
+    storage_bytes: int,
+    saved_blocks: int = 0,
+    ahead: int = 1,
+    padded: int = 0,
+) -> None:
+    """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
+
+    Args:
+        counts: weights of embedding, head, one encoder and one decoder block.
+        compute_bytes, storage_bytes: of one number.
+        saved_blocks: see `ExecutionPlan`. No gathered weight outlives its block, but a run with 12 saved blocks took that much
+            more: heap fragmentation, between the tensors of the graphs.
+        ahead: blocks whose weights are gathered at a time: on a GPU the next one too.
+        padded: weights of the embedding where its rows do not part evenly: to be summed they are copied, with rows of padding.
+    """
+    if shards == 1:
+        return
+    shared = counts["embedding"] + counts["head"]
+    block = max(counts["encoder"], counts["decoder"])
+    held = saved_blocks * block * storage_bytes
+    for phase, parts in phases.items():
+        for name in ("weights", "optimizer state"):
+            parts[name] = parts[name] // shards
+        gathered = {
+            "loss": counts["embedding"],
+            "evaluation": max(counts["embedding"], block),
+            "save": counts["embedding"],
+        }
+        if phase in gathered:
+            parts["gathered weights"] = gathered[phase] * (STATE_BYTES if phase == "save" else storage_bytes)
+        elif "backward" in phase:
+            parts["gathered weights"] = ahead * block * storage_bytes
+        if phase in ("loss", "decoder backward", "encoder backward", "block update"):
+            parts["gathered weights"] = parts.get("gathered weights", 0) + held
+        if "gradients" in parts and phase != "loss":
+            whole = min(max(0, parts["gradients"] // compute_bytes - shared), block)
+            waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
+            parts["gradients"] = (shared // shards + whole + waiting) * compute_bytes
+        if phase == "loss" and "gradients" in parts:
+            parts["gradients"] += padded * compute_bytes
+    if "decoder backward" in phases:  # the tokens' gradients are added up in a whole table, twice
+        rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
+        # beside it its rows of the sum, those of the first time, and those of the head
+        rows = (2 * counts["embedding"] + counts["head"]) // shards
+        rest["gradients"] = (counts["embedding"] + rows + padded) * compute_bytes
+        phases["embedded tokens"] = rest
+
+
+SMALL_SHARE = 0.015  # of all temporary memory, where nearly all is mapped
+# After a trim: pages that are used in part, and a share of all temporary memory.
+TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
+RECOMPUTED_SHARE = 1.2  # of a recomputed block's small tensors: pieces too small for what the next block asks for
+SAVED_SHARE = 0.5  # the same of a saved block, whose tensors are no new ones
+GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
+# Of the most that comes and goes: gaps of a heap that is never trimmed. 0.13 to 0.38 were measured; it grows for some 150 steps.
+UNTRIMMED_SHARE = 0.33
+# At least: some of the largest tensors in that heap, where a few of them are most of what comes and goes (logits of small models):
+# a small tensor that stays in the gap of one lets the next one find none. Up to 3 were measured.
+UNTRIMMED_BYTES = 3 * UNTRIMMED_HEAP_BELOW
+AGED_SHARE = 0.2  # of those of all saved blocks: what some hundred steps of other lengths leave between them
+
+
+class Heap:
+    """What malloc keeps in each phase of a run, in bytes.
+
+    Args:
+        peaks: what the walk holds at its step peaks.
+    """
+
+    def __init__(self, peaks: StepPeaks) -> None:
+        self.peaks, self.choice = peaks, peaks.choice
+
+    def slack(self, phase: str, passing: int, most: int) -> int:
+        """What malloc keeps in `phase`, in which `passing` bytes come and go; `most` in any phase of a step."""
+        if phase == "load":
+            return 0
+        if self.choice.malloc == "untrimmed":
+            if phase == "evaluation":  # cleaned before
+                return _gaps(passing)
+            return max(0, most + _gaps(most) - passing)
+        if self.choice.malloc == "small":
+            return int(SMALL_SHARE * passing)
+        return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + self._pieces(phase))
+
+    def _pieces(self, phase: str) -> float:
+        peaks = self.peaks
+        if (
+            phase == "loss"
+        ):  # trimmed just before; beside the gradients of earlier passes, the end of forward is as high
+            return self._blocks("decoder", is_saved=False) if self.choice.accumulation_passes > 1 else 0.0
+        if phase == "evaluation":  # cleaned before, trimmed at the head
+            return peaks.blocks.tile_bytes() + self._casts("decoder")
+        decoder = self._blocks("decoder", is_saved=peaks.saved_decoder_blocks > 0)
+        # the graphs of a block come free with others between them
+        decoder += self._small_graphs(0, min(1, peaks.saved_decoder_blocks))
+        if phase == "decoder backward":
+            return decoder
+        if phase == "block update":
+            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, peaks.saved_decoder_blocks)))
+        encoder = self._blocks("encoder", is_saved=peaks.saved_encoder_blocks > 0) + peaks.block_update()["one update"]
+        if phase == "encoder backward":  # trimmed just before
+            return encoder + AGED_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
+        if phase == "last update":
+            return encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, 0)
+        return (
+            decoder + encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
+        )
+
+    def _blocks(self, kind: str, *, is_saved: bool) -> float:
+        """Pieces left by backward through the blocks of a stack: of graph, tiles, casts and gradients of weights."""
+        gradients = min(self._weights(kind), self.peaks.learns[kind] * self.peaks.e)
+        besides = self.peaks.blocks.tile_bytes() + gradients + self._casts(kind)
+        if is_saved:
+            return besides if self.choice.micro_batches_per_pass > 1 else SAVED_SHARE * besides
+        blocks = self.peaks.blocks
+        graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)
+        return RECOMPUTED_SHARE * (graph + besides)
+
+    def _casts(self, kind: str) -> int:
+        if self.choice.storage not in QUANTIZED:
+            return self._weights(kind) if self.choice.storage != self.choice.compute else 0
+        cast = self.peaks.cast(kind)
+        return cast if cast < HEAP_BELOW else 0
+
+    def _weights(self, kind: str) -> int:
+        """Matrices of a block that are small enough for the heap, in the compute dtype."""
+        e = self.peaks.e
+        return sum(size * e for size in map(math.prod, self.peaks.work.block_matrices[kind]) if size * e < HEAP_BELOW)
+
+    def _small_graphs(self, encoder: int, decoder: int) -> int:
+        """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""
+        return self.peaks.graphs(encoder, decoder, HEAP_BELOW)
+
+
+def _gaps(passing: int) -> int:
+    """Of a heap that is not trimmed, in which so many bytes come and go."""
+    return max(int(UNTRIMMED_SHARE * passing), min(passing, UNTRIMMED_BYTES))
+
+
+ROWS, CORRECTION = "rows of a step", "correction"
+FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
+STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
+SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
+ID_BYTES = 8
+ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
+
+
+def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, dict[str, int]]:
+    """Predict what each phase of a run holds at its highest: phase -> component -> bytes."""
+    s = dtype_bytes(choice.storage)
+    fixed = {
+        "base": machine.base_bytes,
+        "weights": resident_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
+        "weights at work": slots_bytes(work, choice, machine),
+        "optimizer state": state_bytes(work, choice.storage),
+        "libraries": libraries_bytes(choice, machine),
+    }
+    peaks = StepPeaks(work, choice, machine)
+    fixed = {name: size for name, size in fixed.items() if size or name != "weights at work"}
+    phases = {
+        "load": {**fixed, "buffers": LOAD_BYTES},
+        "loss": {**fixed, **peaks.loss()},
+        "decoder backward": {**fixed, **peaks.decoder_backward()},
+        "encoder backward": {**fixed, **peaks.encoder_backward()},
+        "block update": {**fixed, **peaks.block_update()},
+        "last update": {**fixed, **peaks.last_update()},
+        "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
+        "samples": {**fixed, **samples_parts(work, choice, machine)},
+        "save": {**fixed, "buffers": SAVE_BYTES},
+    }
+    share_out(
+        phases,
+        choice.shards,
+        work.counts,
+        dtype_bytes(choice.compute),
+        s,
+        choice.saved_blocks,
+        2 if choice.scores else 1,
+        work.counts["embedding"] if work.model.vocab_size % choice.shards else 0,
+    )
+    heap = Heap(peaks)
+    passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
+    most = max(passing[phase] for phase in STEP_PHASES)
+    for phase, parts in phases.items():
+        parts["allocator slack"] = heap.slack(phase, passing[phase], most)
+        if phase in STEP_PHASES:
+            parts[ROWS] = rows_bytes(work, choice, machine)
+        if machine.correction != 1.0:
+            parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
+    return phases
+
+
+def libraries_bytes(choice: ExecutionPlan, machine: Machine) -> int:
+    """What libraries hold after their first use: nothing in the host's memory counts where the device has its own."""
+    if not machine.base_bytes:
+        return 0
+    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
+    return machine.libraries_bytes + (COMPILED_BYTES if compiles else 0)
+
+
+def rows_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
+    """The rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end.
+
+    Nothing in the host's memory counts where the device has its own.
+    """
+    if not machine.base_bytes:
+        return 0
+    shapes, rows = work.step_shapes, choice.batch_size_per_gpu
+    here = shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
+    ids = shapes.padded_tokens(rows) + here.source + 2 * here.target  # what the decoder reads, and what it shall write
+    return ID_BYTES * ids + ROW_BYTES * work.rows
+
+
+def changeable(parts: dict[str, int]) -> int:
+    """The temporary memory of a phase: all but base, weights, optimizer state and rows, before any correction."""
+    return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
+
+
+def peak_of(phases: dict[str, dict[str, int]]) -> tuple[str, int]:
+    """The highest phase and its bytes."""
+    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    highest = max(totals, key=lambda phase: totals[phase])
+    return highest, totals[highest]

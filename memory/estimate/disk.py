@@ -15,10 +15,9 @@ from typing import Any
 
 from config import Config
 from language import say
-from memory.cost.homes import away_bytes, taken_bytes
-from memory.cost.precision import dtype_bytes
-from memory.cost.trained import trained_counts
-from memory.cost.work import FILE, Choice, Work, state_bytes
+from memory.estimate.homes import away_bytes, taken_bytes
+from memory.estimate.precision import dtype_bytes
+from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size
@@ -73,7 +72,7 @@ class DiskNeed:
         return {**asdict(self), "total_bytes": self.total_bytes}
 
 
-def disk_need(config: Config, storage: str, choice: Choice | None = None, step_seconds: float = 0.0) -> DiskNeed:
+def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None, step_seconds: float = 0.0) -> DiskNeed:
     """Count what a run with these settings writes.
 
     Args:
@@ -82,7 +81,7 @@ def disk_need(config: Config, storage: str, choice: Choice | None = None, step_s
     """
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
-    work = Work(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
+    work = Workload(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
     adapters = trained.adapters if trained is not None and config.lora.lora_rank else 0
     weights = 4 * adapters if adapters else weight_counts(model)["total"] * dtype_bytes(storage)
     most, steps = train.keep_latest_n_ckp + 2, 0

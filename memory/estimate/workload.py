@@ -1,22 +1,92 @@
-"""What does a plan speak of? The machine, the work of a step, one way to do it, and how many weights there are."""
+"""What a plan speaks of: the machine, the work of a step, one way to run it, and how many weights learn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from config import T5ModelConfig
+from config import Config, T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS
-from memory.cost.blocks import NO_ADAPTERS, Adapted
-from memory.cost.precision import Precision
-from memory.cost.shapes import Shapes
-from memory.cost.trained import Trained
-from model.shapes import STACKS, block_weights, weight_counts, weights
+from memory.estimate.blocks import NO_ADAPTERS, Adapted
+from memory.estimate.precision import Precision
+from memory.estimate.shapes import Shapes
+from model import shapes
+from model.shapes import DECODER, ENCODER, STACKS, Stack, Weight, block_weights, weight_counts, weights
 from optimizers import OPTIMIZERS
 from units import MIB
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights that learn.
+
+    Args:
+        embedding, head: of these parts. encoder, decoder: of the widest block of each stack, adapters included.
+        total: of the model, adapters included. matrices: of the matrices of blocks. factors: rows and columns of all matrices,
+            and the vectors; shared_factors: those of embedding, head, bias tables and vectors alone.
+        turn_flops: of one turn of Muon over the matrices of blocks.
+        adapters: weights beside the model's own, in fp32.
+    """
+
+    embedding: int
+    head: int
+    encoder: int
+    decoder: int
+    total: int
+    matrices: int
+    factors: int
+    shared_factors: int
+    turn_flops: int
+    adapters: int = 0
+
+    @classmethod
+    def of(cls, weights: Iterable[Weight]) -> Trained:
+        """Count these weights."""
+        found = list(weights)
+        matrices = [weight for weight in found if shapes.is_block_matrix(weight.name, weight.shape)]
+        return cls(
+            sum(weight.size for weight in found if weight.role == "embedding"),
+            sum(weight.size for weight in found if weight.role == "head"),
+            _widest_block(found, ENCODER),
+            _widest_block(found, DECODER),
+            sum(weight.size for weight in found),
+            sum(weight.size for weight in matrices),
+            sum(sum(weight.shape) for weight in found),
+            sum(sum(weight.shape) for weight in found) - sum(sum(weight.shape) for weight in matrices),
+            # the shorter side's square, its own product, and the product of the matrix with it
+            sum(4 * weight.size * min(weight.shape) + 2 * min(weight.shape) ** 3 for weight in matrices),
+            sum(weight.size for weight in found if weight.role == "adapter"),
+        )
+
+
+def trained_counts(config: Config) -> Trained:
+    """Count what learns under `freeze` and `lora_rank`."""
+    model, lora = config.model, config.lora
+    words = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
+    targets = shapes.asked_targets(model, lora.lora_targets)
+    beside = shapes.adapter_weights(model, lora.lora_rank, targets, lora.use_dora)
+    learning = beside if lora.lora_rank else shapes.weights(model)
+    return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
+
+
+def adapted_by(config: Config) -> Adapted:
+    """What the adapters that are asked for make a graph hold."""
+    model, lora = config.model, config.lora
+    if not lora.lora_rank:
+        return NO_ADAPTERS
+    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.use_dora, lora.lora_dropout > 0)
+
+
+def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
+    blocks: dict[int, int] = {}
+    for weight in weights:
+        if weight.stack == stack and weight.block is not None:
+            blocks[weight.block] = blocks.get(weight.block, 0) + weight.size
+    return max(blocks.values(), default=0)
+
 
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
 LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
@@ -26,7 +96,7 @@ HOMES = DEVICE, RAM, FILE = (
     "ram",
     "file",
 )  # of weights: where they are computed, in the RAM beside it, in a file
-# field of `Choice` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
+# field of `ExecutionPlan` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
 JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
 
 
@@ -39,7 +109,7 @@ class Machine:
         available_bytes: what is free, for the old table of first guesses.
         base_bytes: the process before the model is built, data and tokenizer loaded.
         rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
-        speed_class: of what computes, see `memory.cost.speed`.
+        speed_class: of what computes, see `memory.estimate.time`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows, as on GPUs.
@@ -86,7 +156,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What one step has to do: rows of the effective batch on this rank.
 
     Args:
@@ -148,7 +218,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExecutionPlan:
     """One way to run a step.
 
     Args:
@@ -209,12 +279,12 @@ class Choice:
 
 
 def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Choice` by the names of the code, from what `Choice.as_dict` wrote."""
+    """Fields of `ExecutionPlan` by the names of the code, from what `ExecutionPlan.as_dict` wrote."""
     names = {written: name for name, written in JSON_NAMES.items()}
     return {names.get(name, name): value for name, value in content.items()}
 
 
-def state_bytes(work: Work, storage: str) -> int:
+def state_bytes(work: Workload, storage: str) -> int:
     """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
     learning = work.learning
     remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0

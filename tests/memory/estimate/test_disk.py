@@ -10,10 +10,9 @@ import pytest
 
 from config import Config, load
 from memory.choices import choices
-from memory.cost import disk
-from memory.cost.disk import BESIDE_BYTES, disk_need, too_full
-from memory.cost.prediction import Machine
-from memory.cost.work import FILE
+from memory.estimate import disk
+from memory.estimate.disk import BESIDE_BYTES, disk_need, too_full
+from memory.estimate.workload import FILE, Machine
 from memory.homes import ways_at
 from memory.plan import make_work
 

@@ -17,10 +17,10 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import weight_store_for
-from memory.cost.blocks import Adapted, Blocks
-from memory.cost.prediction import Choice, Machine, Work, changeable, peak_of, predict
-from memory.cost.shapes import Shapes, Tokens
-from memory.cost.step_peaks import StepPeaks
+from memory.estimate.blocks import Adapted, Blocks
+from memory.estimate.peaks import StepPeaks, changeable, peak_of, predict
+from memory.estimate.shapes import Shapes, Tokens
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
@@ -41,7 +41,7 @@ SHAPE = {
 ROWS, SOURCE, TARGET = 4, 192, 64
 
 
-def live_bytes(shape: T5ModelConfig, choice: Choice) -> int:
+def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     """The most that the tensors of a second step take, as torch's own allocator counts them."""
     t5 = T5(shape).initialise(0)
     walk = Walk(
@@ -85,8 +85,10 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     batch_size: int, saved: int, flags: dict[str, Any], compiled: bool
 ) -> None:
     shape = T5ModelConfig(**{**SHAPE, **flags})
-    choice = Choice(batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small", kernels=compiled)
-    work = Work(
+    choice = ExecutionPlan(
+        batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small", kernels=compiled
+    )
+    work = Workload(
         shape,
         ROWS,
         SOURCE,
@@ -112,12 +114,14 @@ def test_a_step_makes_the_tensors_that_are_predicted(
 def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
     machine = Machine(GIB, GIB, 0, pads_attention=pads)
     for kept in (0, 99):
-        choice = Choice(2, 1, 1, kept, 2, "float32", compute, MIB)
+        choice = ExecutionPlan(2, 1, 1, kept, 2, "float32", compute, MIB)
         shape = T5ModelConfig(**SHAPE)
         peaks = [
             {
                 phase: sum(parts.values())
-                for phase, parts in predict(Work(shape, 2, source, target, True, "adafactor"), choice, machine).items()
+                for phase, parts in predict(
+                    Workload(shape, 2, source, target, True, "adafactor"), choice, machine
+                ).items()
             }
             for source, target in ((32, 16), (64, 16), (64, 64), (500, 64), (500, 500), (2000, 500), (2000, 2000))
         ]
@@ -163,8 +167,8 @@ def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
     """A long source in one and a long target in another: keys and values follow the source, the rest of a decoder's the target."""
     shape = T5ModelConfig(**SHAPE)
     sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
-    work = Work(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
-    choice = Choice(1, 4, 1, 2, 4, "float32", "float32", MIB)
+    work = Workload(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
+    choice = ExecutionPlan(1, 4, 1, 2, 4, "float32", "float32", MIB)
     peaks = StepPeaks(work, choice, Machine(GIB, GIB, 0))
     source, target = sources.sum(), targets.sum()
     d, inner, f = 4 * 128, 4 * 128, 4 * 512

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from config import GenerateConfig, T5ModelConfig
 from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, filled_tokens
-from memory.cost.blocks import Blocks
-from memory.cost.precision import BFLOAT16, dtype_bytes
-from memory.cost.shapes import Shapes, Tokens
-from memory.cost.step_peaks import blocks_of, evaluation_parts
-from memory.cost.work import Choice, Machine, Work
+from memory.estimate.blocks import Blocks
+from memory.estimate.peaks import blocks_of, evaluation_parts
+from memory.estimate.precision import BFLOAT16, dtype_bytes
+from memory.estimate.shapes import Shapes, Tokens
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
 from model.shapes import inner_width, weight_counts
 from units import MIB
@@ -134,9 +134,11 @@ def predict_loss(
     Args:
         rows: of the batch. longest: source and target tokens of the longest row. base_bytes: as `predict_generation`.
     """
-    work = Work(model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=Shapes.longest(rows, *longest))
+    work = Workload(
+        model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=Shapes.longest(rows, *longest)
+    )
     storage = BFLOAT16 if weights.is_cast else weights.compute
-    choice = Choice(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
+    choice = ExecutionPlan(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
     machine = Machine(0, 0)
     passing = evaluation_parts(work, choice, machine)
     tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from config import T5ModelConfig
-from memory.cost.prediction import Choice, Machine, Work, predict_seconds
+from memory.estimate.time import predict_seconds
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
-WORK = Work(SHAPE, 8, 128, 64, False, "adafactor")
-KEPT = Choice(8, 1, 1, 8, 2, "float32", "float32", 32 * MIB, "fast")
+WORK = Workload(SHAPE, 8, 128, 64, False, "adafactor")
+KEPT = ExecutionPlan(8, 1, 1, 8, 2, "float32", "float32", 32 * MIB, "fast")
 MACHINE = Machine(GIB, GIB, rates=(("float32", 9e10), ("bfloat16", 1e9)))
 
 
@@ -26,7 +27,7 @@ MACHINE = Machine(GIB, GIB, rates=(("float32", 9e10), ("bfloat16", 1e9)))
         (replace(KEPT, batch_size_per_gpu=1, accumulation_passes=8, storage="bfloat16"), 1.74),
     ],
 )
-def test_slower_ways_are_predicted_slower(way: Choice, measured: float) -> None:
+def test_slower_ways_are_predicted_slower(way: ExecutionPlan, measured: float) -> None:
     predicted = predict_seconds(WORK, way, MACHINE) / predict_seconds(WORK, KEPT, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.1)
 
@@ -47,7 +48,7 @@ ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
         (replace(KEPT, saved_blocks=0, batch_size_per_gpu=2, micro_batches_per_pass=4, storage="bfloat16"), 1.55),
     ],
 )
-def test_slower_ways_of_a_large_model_too(way: Choice, measured: float) -> None:
+def test_slower_ways_of_a_large_model_too(way: ExecutionPlan, measured: float) -> None:
     work = replace(WORK, model=LARGE)
     predicted = predict_seconds(work, way, MACHINE) / predict_seconds(work, ALL_KEPT, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.15)

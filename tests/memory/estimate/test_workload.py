@@ -9,10 +9,9 @@ import pytest
 
 from config import load
 from memory.alternatives import cheapest_changes
-from memory.cost.prediction import predict, predict_seconds
-from memory.cost.step_peaks import StepPeaks
-from memory.cost.trained import trained_counts
-from memory.cost.work import Machine
+from memory.estimate.peaks import StepPeaks, predict
+from memory.estimate.time import predict_seconds
+from memory.estimate.workload import Machine, trained_counts
 from memory.plan import Plan, make_work, plan
 from model.lora.freezing import freeze
 from model.shapes import weight_counts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from config import load
-from memory.cost.prediction import Choice, Machine, Work, predict
+from memory.estimate.peaks import predict
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from model.shapes import weight_counts
 from settings.errors import DoesNotFit
@@ -24,10 +25,10 @@ def config_of(**flags: str):  # type: ignore[no-untyped-def]
 
 def test_weights_and_state_are_divided() -> None:
     shards = 8
-    work = Work(config_of().model, 8, 128, 64, False, "adamw_rms")
-    whole = Choice(1, 8, 1, 0, 2, "float32", "float32", 2**24)
+    work = Workload(config_of().model, 8, 128, 64, False, "adamw_rms")
+    whole = ExecutionPlan(1, 8, 1, 0, 2, "float32", "float32", 2**24)
     parts = predict(work, whole, machine(shards))
-    shared = predict(work, Choice(**{**whole.__dict__, "shards": shards}), machine(shards))
+    shared = predict(work, ExecutionPlan(**{**whole.__dict__, "shards": shards}), machine(shards))
     count = weight_counts(work.model)["total"]
     for phase in parts:
         assert (

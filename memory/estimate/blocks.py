@@ -2,7 +2,7 @@
 
 Counted line by line from `model/`: the tensors alive at the two highest places, inside attention and inside
 feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds
-between blocks (checkpointed activations, gradients) is `memory.cost.prediction`'s.
+between blocks (checkpointed activations, gradients) is `memory.estimate.peaks`'s.
 
 Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff.
 """
@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 
 from config import T5ModelConfig
 from limits import DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, long_tile, row_groups
-from memory.cost.padded import Padded
-from memory.cost.shapes import MicroBatchRows, Tokens
+from memory.estimate.attention import Padded
+from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
