@@ -216,6 +216,7 @@ class LowMemTrainer:
         if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
             shows = live.take_published()
         if live.is_main and shows:
+            live.keeper.before("samples", live.state.step)
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,

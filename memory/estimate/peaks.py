@@ -153,6 +153,24 @@ class StepPeaks:
         """What the matrices of a block take in the compute dtype."""
         return _block_cast(self.work, self.choice, self.machine, kind, self.blocks.tokens)
 
+    def small_tensors(self, stack: str) -> int:
+        """Of a block at work, the tensors in the heap: its graph, saved of all micro-batches, tiles of attention, its gradients and casts."""
+        if stack == "decoder":
+            saved, of_one = (0, min(1, self.saved_decoder_blocks)), self.blocks.decoder_graph
+        else:
+            saved, of_one = (min(1, self.saved_encoder_blocks), 0), self.blocks.encoder_graph
+        graph = self.graphs(*saved, HEAP_BELOW) if any(saved) else of_one(HEAP_BELOW)
+        matrices = (math.prod(shape) * self.e for shape in self.work.block_matrices[stack])
+        small = sum(size for size in matrices if size < HEAP_BELOW)
+        cast = (
+            self.cast(stack)
+            if self.choice.storage in QUANTIZED
+            else small * (self.choice.storage != self.choice.compute)
+        )
+        if self.choice.storage in QUANTIZED and cast >= HEAP_BELOW:
+            cast = 0
+        return graph + self.blocks.tile_bytes() + min(small, self.learns[stack] * self.e) + cast
+
     def _layout(self) -> dict[str, int]:
         """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
         one = self.blocks.tokens
@@ -377,95 +395,34 @@ def share_out(
         phases["embedded tokens"] = rest
 
 
-SMALL_SHARE = 0.015  # of all temporary memory, where nearly all is mapped
-# After a trim: pages that are used in part, and a share of all temporary memory.
-TRIMMED_BYTES, TRIMMED_SHARE = 2 * MIB, 0.01
-RECOMPUTED_SHARE = 1.2  # of a recomputed block's small tensors: pieces too small for what the next block asks for
-SAVED_SHARE = 0.5  # the same of a saved block, whose tensors are no new ones
-GRAPH_SHARE = 0.75  # of the small tensors of graphs that are gone
-# Of the most that comes and goes: gaps of a heap that is never trimmed. 0.13 to 0.38 were measured; it grows for some 150 steps.
-UNTRIMMED_SHARE = 0.33
-# At least: some of the largest tensors in that heap, where a few of them are most of what comes and goes (logits of small models):
-# a small tensor that stays in the gap of one lets the next one find none. Up to 3 were measured.
-UNTRIMMED_BYTES = 3 * UNTRIMMED_HEAP_BELOW
-AGED_SHARE = 0.2  # of those of all saved blocks: what some hundred steps of other lengths leave between them
+# What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
+# "small" maps nearly every tensor by itself, and rounds up. "fast" has those below 4 MiB in a heap that the walk trims at the start,
+# after each saved block, before the loss and between the stacks: what came free since are the small tensors of a block. "untrimmed"
+# trims in no step: its heap stays as large as the highest place has made it, gaps included (0.13 to 0.38 were measured), and where
+# a few large tensors are most of what comes and goes, with up to three of them.
+SMALL_SHARE = 0.015
+TRIMMED_BYTES, TRIMMED_SHARE, PIECES_SHARE = 2 * MIB, 0.01, 1.1
+UNTRIMMED_SHARE, UNTRIMMED_BYTES = 0.33, 3 * UNTRIMMED_HEAP_BELOW
+CLEANED_BEFORE = ("evaluation", "samples")
 
 
-class Heap:
-    """What malloc keeps in each phase of a run, in bytes.
-
-    Args:
-        peaks: what the walk holds at its step peaks.
-    """
-
-    def __init__(self, peaks: StepPeaks) -> None:
-        self.peaks, self.choice = peaks, peaks.choice
-
-    def slack(self, phase: str, passing: int, most: int) -> int:
-        """What malloc keeps in `phase`, in which `passing` bytes come and go; `most` in any phase of a step."""
-        if phase == "load":
-            return 0
-        if self.choice.malloc == "untrimmed":
-            if phase == "evaluation":  # cleaned before
-                return _gaps(passing)
-            return max(0, most + _gaps(most) - passing)
-        if self.choice.malloc == "small":
-            return int(SMALL_SHARE * passing)
-        return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + self._pieces(phase))
-
-    def _pieces(self, phase: str) -> float:
-        peaks = self.peaks
-        if (
-            phase == "loss"
-        ):  # trimmed just before; beside the gradients of earlier passes, the end of forward is as high
-            return self._blocks("decoder", is_saved=False) if self.choice.accumulation_passes > 1 else 0.0
-        if phase == "evaluation":  # cleaned before, trimmed at the head
-            return peaks.blocks.tile_bytes() + self._casts("decoder")
-        decoder = self._blocks("decoder", is_saved=peaks.saved_decoder_blocks > 0)
-        # the graphs of a block come free with others between them
-        decoder += self._small_graphs(0, min(1, peaks.saved_decoder_blocks))
-        if phase == "decoder backward":
-            return decoder
-        if phase == "block update":
-            return max(decoder, GRAPH_SHARE * self._small_graphs(0, min(1, peaks.saved_decoder_blocks)))
-        encoder = self._blocks("encoder", is_saved=peaks.saved_encoder_blocks > 0) + peaks.block_update()["one update"]
-        if phase == "encoder backward":  # trimmed just before
-            return encoder + AGED_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
-        if phase == "last update":
-            return encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, 0)
-        return (
-            decoder + encoder + GRAPH_SHARE * self._small_graphs(peaks.saved_encoder_blocks, peaks.saved_decoder_blocks)
-        )
-
-    def _blocks(self, kind: str, *, is_saved: bool) -> float:
-        """Pieces left by backward through the blocks of a stack: of graph, tiles, casts and gradients of weights."""
-        gradients = min(self._weights(kind), self.peaks.learns[kind] * self.peaks.e)
-        besides = self.peaks.blocks.tile_bytes() + gradients + self._casts(kind)
-        if is_saved:
-            return besides if self.choice.micro_batches_per_pass > 1 else SAVED_SHARE * besides
-        blocks = self.peaks.blocks
-        graph = blocks.decoder_graph(HEAP_BELOW) if kind == "decoder" else blocks.encoder_graph(HEAP_BELOW)
-        return RECOMPUTED_SHARE * (graph + besides)
-
-    def _casts(self, kind: str) -> int:
-        if self.choice.storage not in QUANTIZED:
-            return self._weights(kind) if self.choice.storage != self.choice.compute else 0
-        cast = self.peaks.cast(kind)
-        return cast if cast < HEAP_BELOW else 0
-
-    def _weights(self, kind: str) -> int:
-        """Matrices of a block that are small enough for the heap, in the compute dtype."""
-        e = self.peaks.e
-        return sum(size * e for size in map(math.prod, self.peaks.work.block_matrices[kind]) if size * e < HEAP_BELOW)
-
-    def _small_graphs(self, encoder: int, decoder: int) -> int:
-        """Of the graphs of so many saved blocks, of all micro-batches, the tensors in the heap."""
-        return self.peaks.graphs(encoder, decoder, HEAP_BELOW)
-
-
-def _gaps(passing: int) -> int:
-    """Of a heap that is not trimmed, in which so many bytes come and go."""
-    return max(int(UNTRIMMED_SHARE * passing), min(passing, UNTRIMMED_BYTES))
+def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> int:
+    """What malloc keeps in `phase`, in which `passing` bytes come and go; `most` in any phase of a step."""
+    malloc = peaks.choice.malloc
+    if phase == "load":
+        return 0
+    if malloc == "small":
+        return int(SMALL_SHARE * passing)
+    if malloc == "untrimmed":
+        highest = passing if phase in CLEANED_BEFORE else most
+        return highest + max(int(UNTRIMMED_SHARE * highest), min(highest, UNTRIMMED_BYTES)) - passing
+    if phase == "loss" and peaks.choice.accumulation_passes == 1:  # trimmed just before
+        pieces = 0
+    elif phase in ("encoder backward", "last update"):
+        pieces = peaks.small_tensors("encoder") + peaks.block_update()["one update"]
+    else:
+        pieces = peaks.small_tensors("decoder")
+    return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + PIECES_SHARE * pieces)
 
 
 ROWS, CORRECTION = "rows of a step", "correction"
@@ -510,11 +467,10 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         2 if choice.scores else 1,
         work.counts["embedding"] if work.model.vocab_size % choice.shards else 0,
     )
-    heap = Heap(peaks)
     passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
     most = max(passing[phase] for phase in STEP_PHASES)
     for phase, parts in phases.items():
-        parts["allocator slack"] = heap.slack(phase, passing[phase], most)
+        parts["allocator slack"] = allocator_slack(peaks, phase, passing[phase], most)
         if phase in STEP_PHASES:
             parts[ROWS] = rows_bytes(work, choice, machine)
         if machine.correction != 1.0:

@@ -90,6 +90,7 @@ def measure(request: ProbeRequest) -> dict[str, Any]:
             engine.attempt(batches, sum(batch.num_labels for batch in batches))
             step_seconds = time.perf_counter() - began
     evaluate("evaluation")
+    cleaner.before("samples")
     with phase("samples"):
         walk, rows = engine.walk, [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
         if rows:
