@@ -24,7 +24,7 @@ from engine.weights import weight_store_for
 from language import say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from model import hf_format
-from model.decoding.kv_cache import Decoding
+from model.decoding.decoder import Decoder
 from model.formats import adapter_folder
 from model.formats.checksums import refuse_damaged
 from model.formats.pickle_files import PickleFile
@@ -145,8 +145,9 @@ def probe_logits(model: T5) -> Tensor:
     """
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
     sources, targets = fixed_ids(model.config)
-    decoding = Decoding(model, sources, weight_store.in_compute_dtype, torch.float32, limit=STEPS)
-    return torch.stack([decoding.step(ids) for ids in targets], dim=1)
+    decoder = Decoder(model, weight_store.in_compute_dtype, torch.float32)
+    decoder.join(sources, STEPS)
+    return torch.stack([decoder.step(ids) for ids in targets], dim=1)
 
 
 def fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:

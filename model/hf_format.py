@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from config import T5ModelConfig
-from model.decoding.passing import WithWeights, in_place
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
 from model.formats.shape_file import CONFIG_FILE, EMBEDDING, EMBEDDING_COPIES, HEAD, embedding_name, shape_from
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import hf_names, weights
-from model.t5 import T5, Filling, Parts, in_memory
+from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
 from settings.errors import UserError
 from settings.fields import counted
 

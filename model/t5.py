@@ -10,7 +10,7 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -31,12 +31,19 @@ from model.shapes import Role, inner_width, weights
 Parts = Mapping[str, tuple[int, int]]
 # a context in which a weight is in memory to be filled, whatever it held; where weights rest elsewhere it goes there
 Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
+# a context around each use of some weights, in which they are in memory and as they are computed with
+WithWeights = Callable[[Iterable[nn.Parameter]], AbstractContextManager[object]]
 SITES_PER_BLOCK = 16  # places of dropout in one block, with room
 DECODER_SITES = 1 << 20  # the decoder's places begin here
 
 
 def in_memory(weight: nn.Parameter) -> AbstractContextManager[None]:
     """Weights are in memory anyway."""
+    return nullcontext()
+
+
+def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+    """Weights are used in place."""
     return nullcontext()
 
 

@@ -19,11 +19,9 @@ from starlette.routing import Route
 
 from config import GenerateConfig
 from language import say
-from model.decoding.choosing import Choice, Penalties
-from serving.answers import Answer, Prompt, Refused, Told
+from serving.answers import Answer, Refused, Update
 from serving.asking import Asked, Texts, read_chat, read_completion, read_question
 from serving.engine import Engine
-from serving.flow import Bridge, Flow
 from serving.replies import END, Finished, Form, event, problem, refusal
 from web.bodies import Room, announced_bytes, object_of, read_body
 from web.guard import Guard
@@ -40,27 +38,54 @@ Read = Callable[[dict[str, Any], Texts, GenerateConfig], Asked]
 
 
 @dataclass
+class Flow:
+    """The answers of one request, and what becomes of them: number of the answer, and the update."""
+
+    answers: list[Answer] = field(default_factory=list)
+    updates: asyncio.Queue[tuple[int, Update]] = field(default_factory=asyncio.Queue)
+
+
+@dataclass
 class Api:
     """What the addresses share.
 
     Args:
-        name: of the model. made: when it was, seconds since 1970. eos: its end token.
+        name: of the model. made: when it was, seconds since 1970.
         defaults: how tokens are chosen where a request says nothing; their number is the most.
         seconds: longest time of a request. seed: of requests that name none; None: each has another.
     """
 
     engine: Engine
-    bridge: Bridge
     texts: Texts
     name: str
     made: int
-    eos: int
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
     seed: int | None = None
     unknown: set[str] = field(default_factory=set)  # fields of requests that were ignored and reported
     room: Room = field(default_factory=lambda: Room(READ_BYTES))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _unsent: list[tuple[Flow, int, Update]] = field(default_factory=list)
+
+    @contextlib.asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncIterator[None]:
+        """The engine runs until the context ends; what answers send behind a step comes to requests together."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(updates: list[tuple[Flow, int, Update]]) -> None:
+            for flow, index, update in updates:
+                flow.updates.put_nowait((index, update))
+
+        def hand_over() -> None:  # in the engine's thread
+            updates, self._unsent = self._unsent, []
+            if updates:
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+                    loop.call_soon_threadsafe(deliver, updates)
+
+        self.engine.hand_over = hand_over
+        self.engine.start()
+        yield
+        await asyncio.to_thread(self.engine.stop)
 
     async def asked(self, request: Request, read: Read) -> Asked:
         """What a request asks for; behind that nothing of its body is held.
@@ -86,7 +111,7 @@ class Api:
         return asked
 
     def begin(self, asked: Asked) -> Flow:
-        """Hand a request to the engine.
+        """Give a request to the engine.
 
         Raises:
             Refused: too many wait, or the API is being ended.
@@ -100,15 +125,14 @@ class Api:
             )
         if seed is None:
             seed = secrets.randbits(63)
-        flow = Flow(self.seconds)
-        penalties = Penalties(how.repetition_penalty, how.no_repeat_ngram_size, how.min_new_tokens, self.eos)
-        for prompt in (Prompt(ids, asked.count) for ids in asked.prompts):
+        flow = Flow()
+        for ids in asked.prompts:
             for number in range(asked.count):
-                choice = Choice(how.temperature, how.top_k, how.top_p, seed + number)
-                tell = self.bridge.teller(flow, len(flow.answers))
+                index = len(flow.answers)
                 flow.answers.append(
                     Answer(
-                        prompt, how.max_new_tokens, choice, penalties, asked.stops, self.texts.decode, tell, asked.is_streamed
+                        ids, how, seed + number, decode=self.texts.decode, stops=asked.stops, is_streamed=asked.is_streamed,
+                        send=lambda update, index=index: self._unsent.append((flow, index, update)),  # type: ignore[misc]
                     )
                 )  # fmt: skip
         self.engine.submit(flow.answers)
@@ -151,20 +175,13 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
         token: the key; empty: none is needed. hosts: names of this machine.
     """
 
-    @contextlib.asynccontextmanager
-    async def living(app: Starlette) -> AsyncIterator[None]:
-        api.bridge.open(asyncio.get_running_loop())
-        api.engine.start()
-        yield
-        await asyncio.to_thread(api.engine.stop)
-
     guard = Middleware(Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal)
 
     errors: dict[Any, Callable[[Request, Any], Response]] = {
         HTTPException: lambda request, error: refusal(error.status_code, error.detail, headers=error.headers),
         Exception: lambda request, error: refusal(500, "an error of this server; its terminal shows more"),
     }
-    return Starlette(routes=_routes(api), middleware=[guard], lifespan=living, exception_handlers=errors)
+    return Starlette(routes=_routes(api), middleware=[guard], lifespan=api.running, exception_handlers=errors)
 
 
 def _routes(api: Api) -> list[Route]:
@@ -227,28 +244,31 @@ async def _respond(api: Api, request: Request, read: Read, form: Form) -> Respon
     return JSONResponse(form.whole(await _whole(api, request, flow), prompt_tokens))
 
 
-async def _told(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Told], None]:
-    """What the answers of a request are told, until all have ended; whoever stops reading gives them up.
+async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], None]:
+    """What becomes of the answers of a request, until all have ended; whoever stops reading gives them up.
 
     Raises:
         Refused: one could not be written.
     """
-    left = len(flow.answers)
+    loop, meters, left = asyncio.get_running_loop(), api.engine.meters, len(flow.answers)
+    began, is_first = loop.time(), flow.answers[0].is_streamed
     try:
         while left:
             try:
-                index, told = await flow.next()
+                index, update = await asyncio.wait_for(flow.updates.get(), max(0.0, began + api.seconds - loop.time()))
             except asyncio.TimeoutError:
                 raise Refused(504, f"not answered within {api.seconds:g} seconds") from None
-            if told.problem:
-                raise Refused(500 if api.engine.is_alive else 503, told.problem)
-            yield index, told
-            left -= bool(told.end)
+            if is_first:
+                meters.first_seconds.add(loop.time() - began)
+                is_first = False
+            if update.problem:
+                raise Refused(500 if api.engine.is_alive else 503, update.problem)
+            yield index, update
+            left -= bool(update.end)
     finally:
-        flow.leave()
-        api.engine.meters.request_seconds.add(flow.seconds)
-        if flow.first_seconds is not None and flow.answers[0].is_streamed:
-            api.engine.meters.first_seconds.add(flow.first_seconds)
+        for answer in flow.answers:
+            answer.is_left = True
+        meters.request_seconds.add(loop.time() - began)
 
 
 async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished]:
@@ -260,10 +280,10 @@ async def _whole(api: Api, request: Request, flow: Flow) -> list[Finished]:
 
     async def collect() -> list[Finished]:
         finished = [Finished("", "", 0)] * len(flow.answers)
-        async with contextlib.aclosing(_told(api, flow)) as telling:
-            async for index, told in telling:
-                text = finished[index].text + told.text
-                finished[index] = Finished(text, told.end, len(flow.answers[index].tokens))
+        async with contextlib.aclosing(_updates(api, flow)) as updates:
+            async for index, update in updates:
+                text = finished[index].text + update.text
+                finished[index] = Finished(text, update.end, len(flow.answers[index].tokens))
         return finished
 
     async def leave() -> None:
@@ -290,12 +310,12 @@ async def _events(api: Api, flow: Flow, form: Form, prompt_tokens: int | None) -
     """
     begun: set[int] = set()
     try:
-        async with contextlib.aclosing(_told(api, flow)) as telling:
-            async for index, told in telling:
+        async with contextlib.aclosing(_updates(api, flow)) as updates:
+            async for index, update in updates:
                 head = b"" if index in begun else form.head(index)
                 begun.add(index)
-                part = form.part(index, told.text) if told.text else b""
-                yield head + part + (form.tail(index, told.end) if told.end else b"")
+                part = form.part(index, update.text) if update.text else b""
+                yield head + part + (form.tail(index, update.end) if update.end else b"")
     except Refused as failed:
         yield event(problem(failed.status, failed.text))
         return

@@ -1,4 +1,4 @@
-"""How are requests written together as they come? One thread has the model: between two steps answers join and leave.
+"""Continuous batching: one thread has the model, and between two steps answers join and leave.
 
 Answers wait in their order. Before each step the first one joins if a row and the tokens it may need are free: its prompt is
 read alone, one prompt a step, so that those being written never wait for more than one. An answer that ends, or that
@@ -11,22 +11,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from devices.base import Device
 from memory.cleanup import Cleaner
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
 from memory.recovery import free_failed
-from model.decoding.choosing import Choice
-from model.decoding.running import RunningBatch
-from serving.answers import Answer, Refused, Told
+from model.decoding.decoder import Decoder
+from model.decoding.sampling import next_tokens
+from serving.answers import Answer, Refused
 from serving.meters import Meters
 from settings.errors import UserError
 
+Result = TypeVar("Result")
 QUIET_SECONDS = 2.0  # without work, after which memory is given back
 PRESSURE = 0.97  # share of the budget from which memory is cleaned
 REST_SECONDS = 10.0  # least time between two cleanings
@@ -37,28 +35,17 @@ class Engine:
     """The running batch and its queue.
 
     Args:
-        batch: of the model. eos: the end token; start: the token that answers start with.
         capacity: what may be written at once. max_queue: answers that may wait.
         device: that the model is on.
-        hand_over: called behind each step in the engine's thread, so that what answers were told travels together.
     """
 
-    def __init__(
-        self,
-        batch: RunningBatch,
-        eos: int,
-        start: int,
-        capacity: Capacity,
-        max_queue: int,
-        monitor: Monitor,
-        device: Device,
-        hand_over: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.capacity, self.max_queue, self.monitor = capacity, max_queue, monitor
+    def __init__(self, decoder: Decoder, capacity: Capacity, max_queue: int, monitor: Monitor, device: Device) -> None:
+        self.decoder, self.capacity, self.max_queue, self.monitor = decoder, capacity, max_queue, monitor
         self.meters = Meters()
-        self._batch, self._eos, self._start, self._hand_over = batch, eos, start, hand_over
+        self.hand_over: Callable[[], object] = lambda: None  # called behind each step in the engine's thread
+        self.tokens = 0  # that there is room for, of those being written
         self._waiting: deque[Answer] = deque()
-        self._running: list[Answer] = []
+        self._running: list[Answer] = []  # in the order of the decoder's rows
         self._changed = threading.Condition()
         self._is_closed = False
         self._device, self._cleaner, self._rest_until = device, Cleaner(device), 0.0
@@ -91,11 +78,6 @@ class Engine:
         """Answers being written."""
         return len(self._running)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that those being written may need."""
-        return sum(answer.needed_tokens for answer in list(self._running))
-
     def submit(self, answers: Sequence[Answer]) -> None:
         """Take the answers of one request, all or none.
 
@@ -114,18 +96,22 @@ class Engine:
     def _work(self) -> None:
         try:
             while self._wait():
-                self._drop_left()
+                for answer in [*self._running, *self._waiting]:
+                    if answer.is_left:
+                        answer.finish(problem="left")
+                        self.meters.left += 1
+                self._drop_done()
                 self._join_next()
                 if self._running:
                     self._step()
-                self._hand_over()
+                self.hand_over()
         finally:
             self._is_closed = True
             for answer in [*self._running, *self._waiting]:
-                answer.finish(Told(problem="the server is being ended"))
+                answer.finish(problem="the server is being ended")
             self._running.clear()
             self._waiting.clear()
-            self._hand_over()
+            self.hand_over()
 
     def _wait(self) -> bool:
         """Sleep until there is work, with a look at the memory now and then; whether there is, and not the end."""
@@ -142,70 +128,48 @@ class Engine:
             else:  # what was read and refused may have filled the memory without a step
                 self._is_pressed()
 
-    def _drop_left(self) -> None:
-        for answer in [*self._running, *self._waiting]:
-            if answer.is_left:
-                answer.finish(Told(problem="left"))
-                self.meters.left += 1
-        self._keep_open()
-
-    def _keep_open(self) -> None:
-        self._running = [answer for answer in self._running if not answer.is_done]
+    def _drop_done(self) -> None:
+        done = {row for row, answer in enumerate(self._running) if answer.is_done}
+        if done:
+            self._running = [self._running[row] for row in self.decoder.drop(done)]
         with self._changed:
             self._waiting = deque(answer for answer in self._waiting if not answer.is_done)
+        self.tokens = self.decoder.cache.tokens_with()
 
     def _join_next(self) -> None:
         if not self._waiting or len(self._running) >= self.capacity.rows:
             return
         answer = self._waiting[0]
-        if self.tokens + answer.needed_tokens > self.capacity.tokens:
-            return
-        if self._running and self._is_pressed():
+        limit, cache = answer.settings.max_new_tokens, self.decoder.cache
+        if self._running and (
+            cache.tokens_with([len(answer.ids)], [limit]) > self.capacity.tokens or self._is_pressed()
+        ):
             return
         with self._changed:
             self._waiting.popleft()
         try:
-            prompt = answer.prompt
-            if prompt.source is None:
-                prompt.source = self._safely(lambda: self._batch.read(prompt.ids))
-                self.meters.prompt_tokens += len(prompt.ids)
-            answer.row = self._batch.begin(prompt.source, answer.limit)
+            self._safely(lambda: self.decoder.join([answer.ids], limit))
         except Exception as error:  # of this answer alone: the others go on
             self._fail([answer], error)
             return
+        self.meters.prompt_tokens += len(answer.ids)
         self._running.append(answer)
 
     def _step(self) -> None:
-        began, answers = time.perf_counter(), self._running
-        rows = [answer.row for answer in answers if answer.row is not None]
-        newest = [answer.tokens[-1] if answer.tokens else self._start for answer in answers]
+        began, answers, shape = time.perf_counter(), self._running, self.decoder.model.config
+        newest = [answer.tokens[-1] if answer.tokens else shape.start_token_id for answer in answers]
         try:
-            tokens = self._chosen(answers, self._safely(lambda: self._batch.step(rows, newest)))
-            for answer, token in zip(answers, tokens, strict=True):
-                answer.take(token, self._eos)
+            logits = self._safely(lambda: self.decoder.step(newest))
+            for answer, token in zip(answers, next_tokens(answers, logits, shape), strict=True):
+                answer.take(token, shape.eos_token_id)
         except Exception as error:  # the API goes on without these
             self._fail(answers, error)
         self.meters.step(len(answers), time.perf_counter() - began)
         if self.meters.steps % LOOK_STEPS == 0:
             self._is_pressed()
-        self._keep_open()
+        self._drop_done()
 
-    def _chosen(self, answers: Sequence[Answer], logits: Tensor) -> list[int]:
-        """The next token of each row, as it would be chosen were it alone."""
-        alike: dict[Choice, list[int]] = {}
-        for place, answer in enumerate(answers):
-            if answer.penalties.need_history or len(answer.tokens) < answer.penalties.min_new_tokens:
-                written = torch.tensor([[self._start, *answer.tokens]], device=logits.device)
-                answer.penalties(logits[place : place + 1], written, len(answer.tokens))
-            alike.setdefault(replace(answer.choice, seed=0), []).append(place)
-        chosen = [0] * len(answers)
-        for choice, places in alike.items():
-            tokens = choice(logits[places], [answers[place].generator for place in places]).tolist()
-            for place, token in zip(places, tokens, strict=True):
-                chosen[place] = token
-        return chosen
-
-    def _safely(self, compute: Callable[[], Tensor]) -> Tensor:
+    def _safely(self, compute: Callable[[], Result]) -> Result:
         """Compute; where memory does not suffice, once more with everything freed that nobody uses."""
         try:
             return compute()
@@ -217,10 +181,10 @@ class Engine:
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         self.meters.failed += len(answers)
-        told = "; ".join(error.problems) if isinstance(error, UserError) else f"unforeseen {type(error).__name__}"
+        problem = "; ".join(error.problems) if isinstance(error, UserError) else f"unforeseen {type(error).__name__}"
         print(f"serve: an answer failed, {type(error).__name__}: {error}", flush=True)
         for answer in answers:
-            answer.finish(Told(problem=told))
+            answer.finish(problem=problem)
 
     def _is_pressed(self) -> bool:
         """Whether more of the budget is used than planned; memory is cleaned then."""

@@ -21,11 +21,10 @@ from commands.loading import (
 from config import Config
 from language import say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
-from model.decoding.running import RunningBatch
+from model.decoding.decoder import Decoder
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
-from serving.flow import Bridge
 from settings.fields import AUTO
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
@@ -78,18 +77,15 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    model, store, bridge = trained.walk.model, trained.walk.weight_store, Bridge()
-    batch = RunningBatch(model, config.generate.max_new_tokens, store.for_products, store.compute_dtype)
-    engine = Engine(
-        batch, model.config.eos_token_id, model.config.start_token_id, _capacity(trained, config), config.serve.max_queue,
-        trained.monitor, trained.device, bridge.hand_over,
-    )  # fmt: skip
+    store = trained.walk.weight_store
+    decoder = Decoder(trained.walk.model, store.for_products, store.compute_dtype)
+    engine = Engine(decoder, _capacity(trained, config), config.serve.max_queue, trained.monitor, trained.device)
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
     written = trained.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
-        engine, bridge, texts, trained.folder.resolve().name, made, model.config.eos_token_id, config.generate,
-        config.serve.request_timeout, config.run.seed if config.given("seed") else None,
+        engine, texts, trained.folder.resolve().name, made, config.generate, config.serve.request_timeout,
+        config.run.seed if config.given("seed") else None,
     )  # fmt: skip
 
 

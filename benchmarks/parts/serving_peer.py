@@ -19,7 +19,7 @@ from commands.loading import load_trained, writing_of
 from config import load
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
-from serving.answers import Answer, Told
+from serving.answers import Answer
 from serving.app import make_app
 from serving.engine import Engine
 from serving.server import api_of
@@ -32,17 +32,9 @@ class OneByOne(Engine):
     def __init__(self, folder: Path, like: Engine) -> None:
         from transformers import AutoModelForSeq2SeqLM
 
-        super().__init__(
-            like._batch,
-            like._eos,
-            like._start,
-            Capacity(1, 0, {}),
-            like.max_queue,
-            Monitor(1, like._device),
-            like._device,
-        )
+        super().__init__(like.decoder, Capacity(1, 0, {}), like.max_queue, Monitor(1, like._device), like._device)
         self._peer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-        self._hand_over, self._asked = like._hand_over, queue.SimpleQueue[Answer | None]()
+        self._asked = queue.SimpleQueue[Answer | None]()
         self._thread = threading.Thread(target=self._answer_all, daemon=True)
 
     def submit(self, answers: Sequence[Answer]) -> None:
@@ -57,14 +49,16 @@ class OneByOne(Engine):
         while (answer := self._asked.get()) is not None:
             try:
                 with torch.no_grad():
-                    ids = torch.tensor([answer.prompt.ids])
-                    written = self._peer.generate(input_ids=ids, max_new_tokens=answer.limit, do_sample=False)
+                    ids = torch.tensor([answer.ids])
+                    written = self._peer.generate(
+                        input_ids=ids, max_new_tokens=answer.settings.max_new_tokens, do_sample=False
+                    )
                 for token in written[0, 1:].tolist():
                     if not answer.is_done:
-                        answer.take(token, self._eos)
+                        answer.take(token, self.decoder.model.config.eos_token_id)
             except Exception as error:  # told to the client, so that the benchmark fails there
-                answer.finish(Told(problem=f"{type(error).__name__}: {error}"))
-            self._hand_over()
+                answer.finish(problem=f"{type(error).__name__}: {error}")
+            self.hand_over()
 
 
 def main(arguments: list[str]) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Array, Structure, c_double, c_float, c_int, c_int32, c_int64, c_long, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import is_host
@@ -52,12 +54,6 @@ class TileCall(Structure):
     )
 
 
-class Seen(Structure):
-    """As `Seen` in decoding.c."""
-
-    _fields_ = (("k", c_void_p), ("v", c_void_p), ("count", c_int64), ("step", c_int64))
-
-
 class Kernels:
     def __init__(self, path: str) -> None:
         self.library = found = ctypes.CDLL(path)
@@ -72,7 +68,7 @@ class Kernels:
             ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
             ("few_rows", [p, p, p, n, n, n, i, i], None), ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
             ("pack_rows", [p, p, n, n, n, i], None),
-            ("attend_newest", [p, p, p, POINTER(Seen), p, p, i, i, i, i, i, i], i),
+            ("attend_newest", [p, p, p, p, p, p, i, i, i, i, i, i], i),
             ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
         ):  # fmt: skip
             function = getattr(found, name)
@@ -224,22 +220,32 @@ class Kernels:
         return found
 
     def attend_newest(
-        self, q: Tensor, seen: Array[Seen], bias: Tensor | None, new: tuple[Tensor, Tensor] | None = None
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        counts: NDArray[np.int64],
+        bias: Tensor | None = None,
+        new: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Attention of one token a row: q (M, H, K) -> (M, H, K); K is one of KERNEL_WIDTHS.
 
         Args:
-            seen: keys and values of each row (H, step, K), `count` of which its token sees; all of q's dtype.
-            bias: (H, longest) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the
-                last of those seen.
+            keys, values: of all rows, padded (M, H, T, K) in q's dtype. counts: (M,), how many of them each token sees.
+            bias: (H, T) fp32, the token itself last. new: keys and values of the tokens (M, H, K), which become the last of
+                those seen.
         """
         out, (rows, heads, width) = torch.empty_like(q), q.shape
+        seen = np.empty((rows, 4), np.int64)  # `Seen` in decoding.c
+        for column, cache in enumerate((keys, values)):
+            seen[:, column] = cache.data_ptr() + np.arange(rows) * (cache.stride(0) * cache.element_size())
+        seen[:, 2], seen[:, 3] = counts, keys.stride(1) // width
         new_k, new_v = new or (None, None)
         longest = 0 if bias is None else bias.shape[1]
         _check(
             self.library.attend_newest(
-                q.data_ptr(), pointer(new_k), pointer(new_v), seen, pointer(bias), out.data_ptr(), _is_bf16(q), rows,
-                heads, width, longest, torch.get_num_threads(),
+                q.data_ptr(), pointer(new_k), pointer(new_v), seen.ctypes.data, pointer(bias), out.data_ptr(), _is_bf16(q),
+                rows, heads, width, longest, torch.get_num_threads(),
             )
         )  # fmt: skip
         return out

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from config import GenerateConfig, T5ModelConfig
-from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, filled_tokens
+from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, few_places, filled_tokens
 from memory.estimate.blocks import Blocks
 from memory.estimate.peaks import blocks_of, evaluation_parts
 from memory.estimate.precision import BFLOAT16, dtype_bytes
@@ -154,7 +154,7 @@ class Capacity:
     """What may be written at once by rows that come and go.
 
     Args:
-        rows: most answers. tokens: of their prompts and answers together. parts: component -> bytes, at the highest.
+        rows: most answers. tokens: of their prompts and answers together, each padded to the longest. parts: component -> bytes, at the highest.
     """
 
     rows: int
@@ -182,7 +182,7 @@ def serving_capacity(
     one = longest.source_tokens + longest.new_tokens
     rows = max(1, min(longest.rows, MOST_ROWS))
     while rows:
-        # prompts are read one by one, between two steps, and no buffer of a row grows
+        # prompts are read one by one, between two steps
         one_row, e = replace(longest, rows=1), dtype_bytes(weights.compute)
         reading, step = _encoder_bytes(model, weights, one_row), _step_bytes(model, e, replace(longest, rows=rows))
         fixed = _fixed(model, weights, base_bytes, max(reading, step)) | {
@@ -190,10 +190,11 @@ def serving_capacity(
         }
         fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
         left = total_bytes - sum(fixed.values())
-        tokens = min(int(left / (token * (1 + SLACK))), rows * one)
+        beside = SLACK + 1 / (2 * model.num_decoder_layers)  # a buffer that grows is there twice
+        tokens = min(int(left / (token * (1 + beside))), few_places(rows) * one)
         if tokens >= one:
             held = tokens * token
-            fixed |= {"keys and values": held, "allocator slack": fixed["allocator slack"] + int(SLACK * held)}
+            fixed |= {"keys and values": held, "allocator slack": fixed["allocator slack"] + int(beside * held)}
             return Capacity(rows, tokens, fixed)
         rows //= 2
     return None
@@ -217,7 +218,8 @@ def _step_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
     """
     beams = w.rows * w.beams
     keys = max(w.source_tokens, w.beams * w.new_tokens)
-    tile = 2 * e * max(keys, min(TILE_ELEMENTS, beams * model.num_heads * keys))
+    row = w.beams * model.num_heads * keys
+    tile = 2 * e * max(row, min(TILE_ELEMENTS, w.rows * row))
     seen = w.rows * w.beams**2 * w.new_tokens if w.beams > 1 else 0
     return tile + 2 * seen + beams * model.vocab_size * (4 + max(0 if e == 4 else e, 17 if w.sampled else 4))
 

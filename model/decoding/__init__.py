@@ -1,4 +1,3 @@
-"""How answers are written: `generation` is the face.
-`choosing` picks one token, `beams` the likeliest answer; `passing` runs the model, `kv_cache` and `running` remember.
-Imports the model; training and commands import from here.
+"""How answers are written: `generation` is the face; `decoder` runs the model over its `kv_cache`.
+`sampling` picks the next tokens, `beam_search` the likeliest answer. Imports the model; training, commands and serving import from here.
 """

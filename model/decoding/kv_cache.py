@@ -1,220 +1,207 @@
-"""What does one token need of those before it? Keys and values, and which beam extends which.
+"""KV cache: keys and values of the rows that are being answered, so that a step computes those of the newest tokens alone.
 
-For each decoder block: keys and values of the encoder's output, once for each prompt whatever the number of beams, and of
-the tokens written so far, in buffers that double as they fill. `step` turns one token a beam into the next logits.
-Beams that descend from each other would mean to reorder the buffers at every step, which costs as much as the attention
-itself. Here nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves
-each of them its ancestors. So `follow` changes a small table of numbers; only `select` (prompts that are done leave)
-copies.
+Each decoder block has two buffers for the prompts and two for the answers, in which rows lie side by side, padded to the
+longest; what lies beyond a row's own length is hidden. Rows may join at any step, behind the last one; where rows leave,
+the last ones move into their places. All rows attend together, in a few operations whatever their number. On a CPU a
+compiled kernel goes through each row's own length: its result is the same bits whatever rows are beside it.
 
-Shapes: B prompts being written, G beams of each (1 without a search), S longest source, T buffer length, D d_model,
-H heads, K d_kv, V vocabulary.
+Beams of a prompt share its keys and values. To reorder their own at every step would cost as much as the attention
+itself, so nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves each
+of them its ancestors.
+
+Shapes: R rows, n of them answered, G beams of each (1 without a search), S longest source, T longest answer so far (it
+doubles as it fills), H heads, K d_kv.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from devices.base import traits_of
-from limits import ENCODER_TOKENS, filled_tokens
-from model.attention import Attention
-from model.decoding.passing import Passing, WithWeights, check_ids, in_place
-from model.rows import Rows
+from devices.kernels.calls import kernels, takes
+from limits import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
-FIRST_CAPACITY = 64  # tokens that the first buffers hold
+FIRST_CAPACITY = 64  # tokens that the first buffers of answers hold
+Buffers = list[list[Tensor]]  # keys and values of each block
 
 
-@dataclass
-class _BlockCache:
-    """Keys and values of one decoder block: of the source (B, H, S, K), and of the tokens so far (B, H, T, G, K)."""
-
-    cross_k: Tensor
-    cross_v: Tensor
-    self_k: Tensor
-    self_v: Tensor
-
-    def grow(self, capacity: int) -> None:
-        self.self_k = _longer(self.self_k, capacity)
-        self.self_v = _longer(self.self_v, capacity)
-
-    def select(self, rows: Tensor) -> None:
-        # one after the other, so that only one tensor is there twice
-        self.cross_k = self.cross_k[rows]
-        self.cross_v = self.cross_v[rows]
-        self.self_k = self.self_k[rows]
-        self.self_v = self.self_v[rows]
-
-
-def _longer(buffer: Tensor, capacity: int) -> Tensor:
-    longer = buffer.new_zeros(*buffer.shape[:2], capacity, *buffer.shape[3:])
-    longer[:, :, : buffer.shape[2]] = buffer
-    return longer
-
-
-class Decoding:
-    """A batch of prompts whose answers are being written.
+class KVCache:
+    """The buffers of all decoder blocks, and how far each row has filled them.
 
     Args:
-        model: in any mode; dropout is never applied.
-        input_ids: one list of token ids a prompt, with its end token; each at least one id.
-        with_weights: a context around each use of a block, made of its weights (`engine.weights`).
-        compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
-        num_beams: G, answers of each prompt that are written side by side.
-        limit: most tokens that will be written, so that no buffer grows beyond it; None: unknown.
-    Memory: decoder blocks x 2 x H x K x B x (S + G T) numbers, while a buffer doubles once more the old one; and the
-        encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the longest prompt.
+        dtype: of keys and values.
+    Memory: decoder blocks x 2 x H x K x R x (S + G T) numbers; one of the buffers once more while it grows.
     """
 
-    @torch.no_grad()
-    def __init__(
-        self,
-        model: T5,
-        input_ids: Sequence[Sequence[int]],
-        with_weights: WithWeights = in_place,
-        compute_dtype: torch.dtype | None = None,
-        num_beams: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        check_ids(model, input_ids)
-        self._passing = Passing(model, with_weights, compute_dtype)
-        self.model, self.num_beams, self._limit = model, num_beams, limit
-        self.dtype, self.device = self._passing.dtype, self._passing.device
-        self.length, self.capacity = 0, min(FIRST_CAPACITY, limit or FIRST_CAPACITY)
-        source = Rows(tuple(len(ids) for ids in input_ids))
-        self.caches = [self._empty(block.attention, source) for block in self._passing.blocks]
-        for first, last in _groups(source.lengths):
-            part = Rows(source.lengths[first:last])
-            ids = torch.tensor([i for row in input_ids[first:last] for i in row], device=self.device)
-            self._fill(self._passing.encode(ids, part), part, first)
-        for cache in self.caches:  # behind the encoder's pass, which they would stand beside
-            cache.grow(self.capacity)
-        lengths = torch.tensor(source.lengths, device=self.device)
-        beyond = torch.arange(source.longest, device=self.device) >= lengths[:, None]
-        self.source_mask = beyond[:, None, None] if len(set(source.lengths)) > 1 else None  # (B, 1, 1, S)
-        self._slots = torch.arange(num_beams, device=self.device)
-        self._paths = self._slots.new_zeros(len(source.lengths), num_beams, 0)  # (B, G, length): ancestors' slots
-        self._biases = self._passing.biases(self.capacity)
+    def __init__(self, model: T5, dtype: torch.dtype, num_beams: int) -> None:
+        self._model, self.num_beams, self.dtype = model, num_beams, dtype
+        self.sources: list[int] = []  # tokens of each row's prompt,
+        self.limits: list[int] = []  # most tokens of its answer,
+        self.lengths: list[int] = []  # and those that it has
+        self._source, self._own = self._empty(), self._empty(num_beams)
+        self._is_resized = False
+        kernel_width = model.config.d_kv in KERNEL_WIDTHS and takes(self._source[0][0])
+        self._kernels = kernels() if num_beams == 1 and kernel_width else None
+        self._paths = torch.empty(0, num_beams, 0, dtype=torch.long, device=model.embedding.device)  # ancestors' slots
 
-    def _empty(self, attention: Attention, source: Rows) -> _BlockCache:
-        rows, heads, width = len(source.lengths), attention.num_heads, attention.d_kv
-        like = torch.empty(0, device=self.device, dtype=self.dtype)
-        cross = [like.new_zeros(rows, heads, source.longest, width) for _ in range(2)]
-        own = [like.new_empty(rows, heads, 0, self.num_beams, width) for _ in range(2)]
-        return _BlockCache(*cross, *own)
-
-    def _fill(self, encoder_output: Tensor, rows: Rows, first: int) -> None:
-        """Keys and values of some prompts' encoder output (N, D), for prompts from `first` on."""
-        for cache, (keys, values) in zip(self.caches, self._passing.sources(encoder_output), strict=True):
-            for flat, place in ((keys, cache.cross_k), (values, cache.cross_v)):
-                for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True), first):
-                    place[row, :, :length] = flat[start : start + length].transpose(0, 1)
-
-    @torch.no_grad()
-    def step(self, ids: Tensor) -> Tensor:
-        """Append one token to each beam: ids (B G,) int64, beams of a prompt side by side -> next logits (B G, V) fp32."""
-        if self.length == self.capacity:
-            self.capacity = 2 * self.capacity if self._limit is None else min(2 * self.capacity, self._limit)
-            for cache in self.caches:
-                cache.grow(self.capacity)
-            self._passing.trim()
-            self._biases = self._passing.biases(self.capacity)
-        self.length += 1
-        seen = min(
-            self.capacity, filled_tokens(self.length)
-        )  # few sizes of products, as libraries keep something for each
-        foreign = self._foreign(seen) if self.num_beams > 1 else None
-        reach = slice(self.capacity - self.length, self.capacity - self.length + seen)
-        ways = [
-            (partial(self._attend_own, cache, bias[:, reach], foreign), partial(self._attend_source, cache))
-            for cache, bias in zip(self.caches, self._biases, strict=True)
+    def _empty(self, *beams: int) -> Buffers:
+        c, device = self._model.config, self._model.embedding.device
+        shape = (0, c.num_heads, 0, *beams, c.d_kv)
+        return [
+            [torch.empty(shape, dtype=self.dtype, device=device) for _ in "kv"] for _ in range(c.num_decoder_layers)
         ]
-        return self._passing.step(ids, ways)
 
-    def _foreign(self, seen: int) -> Tensor:
-        """(B, 1, G, seen G) bool: where a slot holds a token that is no ancestor of the beam; each has its own newest token."""
-        rows = len(self._paths)
-        newest = self._slots.expand(rows, -1).unsqueeze(2)
-        self._paths = torch.cat([self._paths, newest], 2)
-        foreign = (self._paths.unsqueeze(3) != self._slots).flatten(2)  # (B, G, length G)
-        return F.pad(foreign, (0, (seen - self.length) * self.num_beams)).unsqueeze(
-            1
-        )  # the bias hides what is not written
+    def add(self, sources: Sequence[int], limit: int) -> None:
+        """Room for more rows, with prompts of so many tokens and at most `limit` tokens of answers."""
+        first, least = len(self.sources), max(self.limits, default=limit)
+        self.sources += sources
+        self.limits += [limit] * len(sources)
+        self.lengths += [0] * len(sources)
+        rows, longest = len(self.sources), max(self.sources)
+        held = self._source[0][0].shape
+        if rows > held[0] or longest > held[2] or limit > least:
+            _resize(self._source, few_places(rows) if first else rows, longest, first)
+            self._is_resized = True  # what earlier, longer rows have left goes with the next step
+        if self.num_beams > 1:
+            self._paths = self._paths.new_zeros(rows, self.num_beams, 0)
 
-    def _attend_own(
-        self, cache: _BlockCache, bias: Tensor, foreign: Tensor | None, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """Attention of one token a beam to those before it, which it joins: (B G, H, K) each -> (B G, H K).
+    def fill(self, block: int, row: int, keys: Tensor, values: Tensor) -> None:
+        """Keys and values (S, H, K) of a row's prompt."""
+        for buffer, found in zip(self._source[block], (keys, values), strict=True):
+            buffer[row, :, : len(found)] = found.transpose(0, 1)
 
-        Args:
-            bias: (H, seen), -inf towards places that are not written.
-        """
-        cache.self_k[:, :, self.length - 1] = self._beams(k)
-        cache.self_v[:, :, self.length - 1] = self._beams(v)
-        keys, values = (buffer[:, :, : bias.shape[1]].flatten(2, 3) for buffer in (cache.self_k, cache.self_v))
-        return _attend(self._beams(q), keys, values, bias.repeat_interleave(self.num_beams, 1), foreign)
+    def copy_source(self, row: int) -> None:
+        """The newest row has the prompt of `row`."""
+        for buffer in (buffer for pair in self._source for buffer in pair):
+            buffer[len(self.sources) - 1, :, : self.sources[row]] = buffer[row, :, : self.sources[row]]
 
-    def _attend_source(self, cache: _BlockCache, q: Tensor) -> Tensor:
-        """Attention of one token a beam to its source: q (B G, H, K) -> (B G, H K)."""
-        return _attend(self._beams(q), cache.cross_k, cache.cross_v, None, self.source_mask)
+    def tokens_with(self, sources: Sequence[int] = (), limits: Sequence[int] = ()) -> int:
+        """Tokens that there is room for once all answers have their longest length, were these rows here too."""
+        sources, limits = [*self.sources, *sources], [*self.limits, *limits]
+        return few_places(len(sources)) * (max(sources) + max(limits)) if sources else 0
 
-    def _beams(self, x: Tensor) -> Tensor:
-        """(B G, H, K) -> (B, H, G, K), a view."""
-        return x.view(-1, self.num_beams, *x.shape[1:]).transpose(1, 2)
+    def drop(self, rows: Collection[int]) -> list[int]:
+        """Take rows out; which one each of the others was."""
+        count = len(self.sources) - len(rows)
+        tail = iter([row for row in range(count, len(self.sources)) if row not in rows])
+        order = [next(tail) if row in rows else row for row in range(count)]
+        moved = [row for row, before in enumerate(order) if row != before]
+        for buffer in (buffer for pair in (*self._source, *self._own) for buffer in pair) if moved else ():
+            here = [row for row in moved if order[row] < len(buffer)]  # a row that has just joined has no answer yet
+            buffer[here] = buffer[[order[row] for row in here]]
+        for held in (self.sources, self.limits, self.lengths):
+            held[:] = [held[row] for row in order]
+        if rows and self.num_beams > 1:
+            self._paths = self._paths[order]
+        if not order:
+            self._source, self._own = self._empty(), self._empty(self.num_beams)
+        return order
 
     def follow(self, parents: Tensor) -> None:
-        """Let each beam continue from a beam of its prompt: parents (B, G) int64, numbers of beams."""
-        self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
+        """Let each beam continue from a beam of its prompt: parents (n, G) int64, numbers of beams."""
+        self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self._paths.shape[2]))
 
-    def select(self, rows: Tensor) -> None:
-        """Continue with these prompts (indices, int64), in this order; prompts may be left out or repeated."""
-        self._paths = self._paths[rows]
-        self.source_mask = None if self.source_mask is None else self.source_mask[rows]
-        for cache in self.caches:
-            cache.select(rows)
+    def begin_step(self) -> None:
+        """Room for one more token of each row, and what all blocks need to know of where it is."""
+        rows, count = len(self.lengths), max(self.lengths) + 1
+        held = self._own[0][0].shape
+        if self._is_resized or count > held[2]:
+            length = FIRST_CAPACITY
+            while length < count:
+                length *= 2
+            length = min(length, max(self.limits))
+            _resize(self._own, self._source[0][0].shape[0], length, rows)
+            self._is_resized = False
+            self._make_biases(length)
+        longest = self._own[0][0].shape[2]
+        if self._kernels is not None:
+            self._counts = np.array(self.lengths) + 1
+            return
+        device = self._paths.device
+        self._seen = min(longest, filled_tokens(count))  # few sizes of products, as libraries keep something for each
+        self._rows = torch.arange(rows, device=device)
+        self._places = torch.tensor(self.lengths, device=device)
+        places = self._places if len(set(self.lengths)) > 1 else self._places[:1]
+        self._distances = torch.arange(longest - 1, longest - 1 + self._seen, device=device) - places[:, None]
+        beyond = torch.arange(max(self.sources), device=device) >= torch.tensor(self.sources, device=device)[:, None]
+        self._beyond = beyond[:, None, None] if len(set(self.sources)) > 1 else None  # (n, 1, 1, S)
+        self._foreign: Tensor | None = None
+        if self.num_beams > 1:  # (n, 1, G, seen G): where a slot holds a token that is no ancestor of the beam
+            slots = torch.arange(self.num_beams, device=device)
+            self._paths = torch.cat([self._paths, slots.expand(rows, -1).unsqueeze(2)], 2)
+            foreign = (self._paths.unsqueeze(3) != slots).flatten(2)
+            # the bias hides what is not written
+            self._foreign = F.pad(foreign, (0, (self._seen - count) * self.num_beams)).unsqueeze(1)
+
+    def _make_biases(self, longest: int) -> None:
+        """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel until itself."""
+        decoder = self._model.decoder
+        makers = [decoder.bias] if decoder.bias is not None else [block.bias for block in decoder.blocks]
+        made = [maker(longest) for maker in makers]  # type: ignore[operator]
+        made = [bias.to(self.dtype) if self._kernels is None else bias[:, :longest].contiguous() for bias in made]
+        self._biases = made * (len(self._own) // len(made))
+
+    def end_step(self) -> None:
+        """The newest token of each row is there."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def attend_own(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one token a beam to those before it, which it joins: (n G, H, K) each -> (n G, H K)."""
+        keys, values = (buffer[: len(self.lengths)] for buffer in self._own[block])
+        bias = self._biases[block]
+        if self._kernels is not None:
+            return self._kernels.attend_newest(q, keys, values, self._counts, bias, (k, v)).flatten(1)
+        keys[self._rows, :, self._places] = self._beams(k)
+        values[self._rows, :, self._places] = self._beams(v)
+        near = bias[:, self._distances].transpose(0, 1).unsqueeze(2).repeat_interleave(self.num_beams, 3)
+        keys, values = (buffer[:, :, : self._seen].flatten(2, 3) for buffer in (keys, values))
+        return _attend(self._beams(q), keys, values, near, self._foreign)
+
+    def attend_source(self, block: int, q: Tensor) -> Tensor:
+        """Attention of one token a beam to its source: q (n G, H, K) -> (n G, H K)."""
+        keys, values = (buffer[: len(self.lengths), :, : max(self.sources)] for buffer in self._source[block])
+        if self._kernels is not None:
+            return self._kernels.attend_newest(q, keys, values, np.array(self.sources)).flatten(1)
+        return _attend(self._beams(q), keys, values, None, self._beyond)
+
+    def _beams(self, x: Tensor) -> Tensor:
+        """(n G, H, K) -> (n, H, G, K), a view."""
+        return x.view(-1, self.num_beams, *x.shape[1:]).transpose(1, 2)
 
 
-def _groups(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Part prompts, in their order, into runs of at most ENCODER_TOKENS tokens, or of one prompt."""
-    first = tokens = 0
-    for row, length in enumerate(lengths):
-        if row > first and tokens + length > ENCODER_TOKENS:
-            yield first, row
-            first, tokens = row, 0
-        tokens += length
-    yield first, len(lengths)
+def _resize(buffers: Buffers, rows: int, length: int, kept: int) -> None:
+    """Give buffers so many rows and places, one after the other; the first `kept` rows keep what they hold."""
+    for pair in buffers:
+        for kind in range(2):
+            held = pair[kind]
+            made = held.new_zeros(rows, held.shape[1], length, *held.shape[3:])
+            kept_rows, places = min(kept, held.shape[0]), min(length, held.shape[2])
+            made[:kept_rows, :, :places] = held[:kept_rows, :, :places]
+            pair[kind] = made
+            del held, made
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, blank: Tensor | None) -> Tensor:
-    """G queries a prompt: q (B, H, G, K), k and v (B, H, M, K) -> (B G, H K), in tiles of the scores.
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
+    """G queries a row: q (n, H, G, K), k and v (n, H, M, K) -> (n G, H K); as many rows at a time as the device forms scores.
 
     Args:
-        bias: (H, M), added to the scores. blank: bool, broadcast to (B, H, G, M): where nothing is seen.
+        bias: (n or 1, H, 1, M), added to the scores. hidden: bool, broadcast to (n, H, G, M): where nothing is seen.
     """
-    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])  # (B, G, H, K)
-    for rows, heads, queries in _tiles(q.shape[0], q.shape[1], q.shape[2], k.shape[2], traits_of(q.device).scores):
-        scores = torch.matmul(q[rows, heads, queries], k[rows, heads].transpose(2, 3))
+    rows, heads, queries, width = q.shape
+    out = q.new_empty(rows, queries, heads, width)
+    at_once = max(1, traits_of(q.device).scores // (heads * queries * k.shape[2]))
+    for first in range(0, rows, at_once):
+        part = slice(first, first + at_once)
+        scores = torch.matmul(q[part], k[part].transpose(2, 3))
         if bias is not None:
-            scores.add_(bias[heads].unsqueeze(1))
-        if blank is not None:
-            scores.masked_fill_(blank[rows, :, queries if blank.shape[2] > 1 else slice(None)], float("-inf"))
-        out[rows, queries, heads] = torch.matmul(torch.softmax(scores, -1), v[rows, heads]).transpose(1, 2)
+            scores += bias[part] if len(bias) > 1 else bias
+        if hidden is not None:
+            scores.masked_fill_(hidden[part], float("-inf"))
+        out[part] = torch.matmul(torch.softmax(scores, -1), v[part]).transpose(1, 2)
     return out.flatten(2).flatten(0, 1)
-
-
-def _tiles(rows: int, heads: int, queries: int, keys: int, scores: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Parts of so many scores at most, or of one query: as many queries as go, of as many heads, of as many rows."""
-    steps, left = [], scores // keys
-    for count in (queries, heads, rows):
-        steps.append(max(1, min(count, left)))
-        left //= count
-    for row in range(0, rows, steps[2]):
-        for head in range(0, heads, steps[1]):
-            for query in range(0, queries, steps[0]):
-                yield slice(row, row + steps[2]), slice(head, head + steps[1]), slice(query, query + steps[0])

@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.decoding.passing import WithWeights, in_place
 from model.dropout import Dropout
 from model.layers import Linear
 from model.lora.form import LoraSettings, adapted_paths
 from model.quantization import dequantize, is_int4, is_int8, product, row_pieces, shape_of
-from model.t5 import T5
+from model.t5 import T5, WithWeights, in_place
 
 
 class LoraAdapter(nn.Module):

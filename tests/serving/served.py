@@ -16,7 +16,6 @@ from torch import Tensor
 from commands.loading import Trained, find_model, load_trained, writing_of
 from config import Config, load
 from model.decoding.generation import generate
-from model.decoding.running import RunningBatch, RunningRow
 from serving.app import Api, make_app
 from serving.server import api_of
 from tests.training.small_trained import save_trained
@@ -77,13 +76,12 @@ class Gate:
 
     def __init__(self, api: Api, monkeypatch: Any) -> None:
         self.reached, self.may_go, self.rows = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
-        batch: RunningBatch = api.engine._batch
-        step = batch.step
+        step = api.engine.decoder.step
 
-        def gated(rows: Sequence[RunningRow], ids: Sequence[int]) -> Tensor:
-            self.rows.append(len(rows))
+        def gated(ids: Sequence[int]) -> Tensor:
+            self.rows.append(len(ids))
             self.reached.set()
             assert self.may_go.wait(60)
-            return step(rows, ids)
+            return step(ids)
 
-        monkeypatch.setattr(batch, "step", gated)
+        monkeypatch.setattr(api.engine.decoder, "step", gated)

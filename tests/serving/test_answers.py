@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.decoding.choosing import Choice, Penalties
-from serving.answers import Answer, Prompt, Told, Until
+from config import GenerateConfig
+from serving.answers import Answer, StopTexts, Update
 
 EOS = 1
 
@@ -17,27 +17,28 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def told(text: str, stops: tuple[str, ...] = (), limit: int = 99, is_streamed: bool = True) -> list[Told]:
-    """What an answer tells whose tokens are letters; a line end is the end token."""
-    heard: list[Told] = []
-    answer = Answer(Prompt((5, EOS)), limit, Choice(), Penalties(), stops, decode, heard.append, is_streamed)
+def updates(text: str, stops: tuple[str, ...] = (), limit: int = 99) -> list[Update]:
+    """What an answer sends whose tokens are letters; a line end is the end token."""
+    sent: list[Update] = []
+    settings = GenerateConfig(max_new_tokens=limit)
+    answer = Answer((5, EOS), settings, decode=decode, send=sent.append, stops=stops, is_streamed=True)
     for letter in text:
         if not answer.is_done:
             answer.take(EOS if letter == "\n" else ord(letter), EOS)
-    assert answer.is_done == bool(heard and heard[-1].end)
-    return heard
+    assert answer.is_done == bool(sent and sent[-1].end)
+    return sent
 
 
 def test_an_answer_ends_at_its_end_token_at_its_length_or_at_a_stop_text() -> None:
-    assert told("ab\n") == [Told("a"), Told("b"), Told("", "stop")]
-    assert told("abcdef", limit=3) == [Told("a"), Told("b"), Told("c", "length")]
-    assert told("abcdef", ("cd",)) == [Told("a"), Told("b"), Told("", "stop")]
-    assert told("abcdef", ("cd", "b")) == [Told("a"), Told("", "stop")]
+    assert updates("ab\n") == [Update("a"), Update("b"), Update("", "stop")]
+    assert updates("abcdef", limit=3) == [Update("a"), Update("b"), Update("c", "length")]
+    assert updates("abcdef", ("cd",)) == [Update("a"), Update("b"), Update("", "stop")]
+    assert updates("abcdef", ("cd", "b")) == [Update("a"), Update("", "stop")]
 
 
 @given(st.lists(st.text("abc", max_size=5)), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_until_gives_the_text_before_the_first_stop_text(parts: list[str], stops: list[str]) -> None:
-    until, given = Until(stops), ""
+def test_stop_texts_give_the_text_before_the_first_stop_text(parts: list[str], stops: list[str]) -> None:
+    until, given = StopTexts(stops), ""
     for part in parts:
         given += until.push(part)
         if until.is_reached:

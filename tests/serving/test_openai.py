@@ -11,7 +11,6 @@ import openai
 import pytest
 
 from serving.app import Api, make_app
-from serving.flow import Flow
 from tests.serving.served import NAME, Gate, alone, make_api, prompt_ids
 from web.listening import listen, server_of
 
@@ -121,13 +120,7 @@ def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) ->
 def test_a_client_that_leaves_ends_its_work(monkeypatch: pytest.MonkeyPatch, is_streamed: bool) -> None:
     api, has_left = make_api(), threading.Event()
     gate = Gate(api, monkeypatch)
-    leave = Flow.leave
-
-    def leaving(flow: Flow) -> None:
-        leave(flow)
-        has_left.set()
-
-    monkeypatch.setattr(Flow, "leave", leaving)
+    monkeypatch.setattr(api.engine.meters.request_seconds, "add", lambda seconds: has_left.set())
     served = Served(api)
     body = b'{"input_txt": "hello"}'
     path = b"/api/chat"

@@ -25,12 +25,11 @@ from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.estimate.workload import HOMES, JSON_NAMES, ExecutionPlan
 from model import hf_format
-from model.decoding.passing import WithWeights, in_place
 from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
 from model.formats.peft import save_adapters
 from model.formats.tensor_files import write_safetensors
-from model.t5 import T5
+from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from config import Config
-from model.decoding.passing import WithWeights, in_place
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import read_json
 from model.formats.peft import load_adapters
@@ -24,7 +23,7 @@ from model.formats.tensor_files import TensorFolder
 from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
-from model.t5 import T5
+from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from training.start.adapted import form_problems, lora_settings
 

@@ -27,11 +27,10 @@ from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from memory.homes import weights_folder
 from model import hf_format
-from model.decoding.passing import in_place
 from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.loss import LossSettings
-from model.t5 import T5, in_memory
+from model.t5 import T5, in_memory, in_place
 from training.checkpoints.state import load_optimizer
 from training.processes.group import Group
 from training.start.adapted import home_of

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from config import T5ModelConfig
-from model.decoding.choosing import Choice, Penalties
+from config import GenerateConfig, T5ModelConfig
+from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
-from model.decoding.kv_cache import Decoding
+from model.decoding.sampling import Row, choose, penalise
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
 from settings.errors import UserError
@@ -79,9 +79,10 @@ def test_steps_are_the_whole_model(config: T5ModelConfig, every_layer: bool) -> 
     for row, tokens in enumerate(ROWS):
         ids[row, : len(tokens)] = torch.tensor(tokens)
     expected = model.logits(ids, written, (ids > 0).long())
-    decoding = Decoding(model, ROWS)
+    decoder = Decoder(model)
+    decoder.join(ROWS, 150)
     for place in range(150):
-        logits = decoding.step(written[:, place])
+        logits = decoder.step(written[:, place])
         torch.testing.assert_close(logits, expected[:, place], rtol=1e-3, atol=1e-3)
 
 
@@ -103,20 +104,20 @@ def test_the_seed_fixes_sampling(config: T5ModelConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice,expected",
+    "how,expected",
     [
-        (Choice(1.0), [0.1, 0.4, 0.3, 0.2]),
-        (Choice(1.0, top_k=2), [0, 4 / 7, 3 / 7, 0]),
-        (Choice(1.0, top_p=0.75), [0, 4 / 9, 3 / 9, 2 / 9]),
-        (Choice(1.0, top_p=0.7), [0, 4 / 7, 3 / 7, 0]),
-        (Choice(1.0, top_k=3, top_p=0.5), [0, 4 / 7, 3 / 7, 0]),
-        (Choice(0.5), [1 / 30, 16 / 30, 9 / 30, 4 / 30]),
+        ({}, [0.1, 0.4, 0.3, 0.2]),
+        ({"top_k": 2}, [0, 4 / 7, 3 / 7, 0]),
+        ({"top_p": 0.75}, [0, 4 / 9, 3 / 9, 2 / 9]),
+        ({"top_p": 0.7}, [0, 4 / 7, 3 / 7, 0]),
+        ({"top_k": 3, "top_p": 0.5}, [0, 4 / 7, 3 / 7, 0]),
+        ({"temperature": 0.5}, [1 / 30, 16 / 30, 9 / 30, 4 / 30]),
     ],
 )
-def test_sampled_shares(choice: Choice, expected: list[float]) -> None:
-    draws = 4000
+def test_sampled_shares(how: dict[str, float], expected: list[float]) -> None:
+    draws, settings = 4000, GenerateConfig(**{"temperature": 1.0, **how})  # type: ignore[arg-type]
     logits = torch.tensor([0.1, 0.4, 0.3 - 1e-7, 0.2]).log().expand(draws, -1)
-    tokens = choice(logits, [choice.generator([row]) for row in range(draws)])
+    tokens = choose(logits, settings, [Row([row], settings).generator for row in range(draws)])
     shares = torch.bincount(tokens, minlength=4) / draws
     assert shares.tolist() == pytest.approx(expected, abs=0.04)
     assert [share > 0 for share in shares.tolist()] == [share > 0 for share in expected]
@@ -146,8 +147,11 @@ def test_bf16_weights_widened_while_a_block_runs(config: T5ModelConfig, tied: bo
     narrow.load_state_dict(wide.state_dict())
     wide.load_state_dict(narrow.state_dict())  # the same rounded values
     before = {name: weight.dtype for name, weight in narrow.named_parameters()}
-    ours = Decoding(narrow, ROWS, widened, torch.float32).step(torch.tensor([0, 0, 0]))
-    torch.testing.assert_close(ours, Decoding(wide, ROWS).step(torch.tensor([0, 0, 0])), rtol=1e-5, atol=1e-5)
+    decoders = Decoder(narrow, widened, torch.float32), Decoder(wide)
+    for decoder in decoders:
+        decoder.join(ROWS, 12)
+    ours, theirs = (decoder.step([0, 0, 0]) for decoder in decoders)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     answers = generate(narrow, ROWS, max_new_tokens=12, with_weights=widened, compute_dtype=torch.float32)
     assert answers == generate(wide, ROWS, max_new_tokens=12)
     assert {name: weight.dtype for name, weight in narrow.named_parameters()} == before
@@ -157,13 +161,15 @@ def test_one_beam_or_many_equal_beams_are_greedy(config: T5ModelConfig) -> None:
     """Beams that all follow the first one see its tokens, past the first buffers too."""
     model = build(config)
     written = torch.randint(2, config.vocab_size, (3, 130), generator=torch.Generator().manual_seed(2))
-    single, several = Decoding(model, ROWS), Decoding(model, ROWS, num_beams=3)
+    single, several = Decoder(model), Decoder(model, num_beams=3)
+    for decoder in (single, several):
+        decoder.join(ROWS, 130)
     for place in range(130):
         expected = single.step(written[:, place])
         tokens = torch.stack([written[:, place], torch.full((3,), 5), torch.full((3,), 6)], 1)
         logits = several.step(tokens.flatten()).view(3, 3, -1)
         torch.testing.assert_close(logits[:, 0], expected, rtol=1e-4, atol=1e-4)
-        several.follow(torch.zeros(3, 3, dtype=torch.long))
+        several.cache.follow(torch.zeros(3, 3, dtype=torch.long))
 
 
 @pytest.mark.parametrize("num_beams", [3])
@@ -179,12 +185,14 @@ def test_int8_weights_write_what_their_widened_form_writes(config: T5ModelConfig
 
 
 def test_penalties_by_hand() -> None:
-    scores = torch.tensor([[2.0, -1.0, 0.5, 3.0]])
     written = torch.tensor([[0, 3, 1, 3]])
-    assert Penalties(repetition_penalty=2.0)(scores.clone(), written, 3).tolist() == [[1.0, -2.0, 0.5, 1.5]]
-    banned = Penalties(no_repeat_ngram_size=2)(scores.clone(), written, 3)  # 3 was followed by 1
-    assert banned.isinf().tolist() == [[False, True, False, False]]
-    assert Penalties(min_new_tokens=4, eos_token_id=2)(scores.clone(), None, 3).isinf().tolist() == [
-        [False, False, True, False]
-    ]
-    assert torch.equal(Penalties(min_new_tokens=3)(scores.clone(), None, 3), scores)
+
+    def changed(**how: float) -> list[float]:
+        settings = GenerateConfig(**how)  # type: ignore[arg-type]
+        (row,) = penalise(torch.tensor([[2.0, -1.0, 0.5, 3.0]]), written, settings, 2).tolist()
+        return row
+
+    assert changed(repetition_penalty=2.0) == [1.0, -2.0, 0.5, 1.5]
+    assert changed(no_repeat_ngram_size=2) == [2.0, -torch.inf, 0.5, 3.0], "3 was followed by 1"
+    assert changed(min_new_tokens=4) == [2.0, -1.0, -torch.inf, 3.0]
+    assert changed(min_new_tokens=3) == changed()

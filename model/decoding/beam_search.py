@@ -1,0 +1,127 @@
+"""Beam search: the likeliest of all answers is looked for by letting the best few beginnings grow side by side.
+
+At each step every beginning of a prompt meets every token; the best 2G of these are looked at, so that G remain even if
+all others end. One that ends among the best G is an answer, and the best G answers are kept. An answer's score is the
+sum of its log-probabilities over its length to the power of `length_penalty`. A prompt is done when its best beginning
+cannot beat the worst of G answers, as far as `early_stopping` wants that proven. Answers are those of Hugging Face's
+search, token by token; there a batch continues until its last prompt is done, here each prompt leaves when it is.
+
+Shapes: B prompts, G beams, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et al. 2016 (arXiv 1609.08144).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from config import GenerateConfig
+from model.decoding.decoder import Decoder
+from model.decoding.sampling import penalise
+
+OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay numbers
+
+
+class _Search:
+    """Beginnings that grow, and answers."""
+
+    def __init__(self, settings: GenerateConfig, rows: int, start: int, device: torch.device) -> None:
+        self.settings, beams = settings, settings.num_beams
+        self.written = torch.full((rows, beams, 1), start, device=device)  # with the start token
+        self.scores = torch.full((rows, beams), OUT, device=device)
+        self.scores[:, 0] = 0.0  # all beginnings are alike yet: one is enough
+        self.answers = self.written.clone()
+        self.answer_scores = torch.full((rows, beams), OUT, device=device)
+        self.is_answer = torch.zeros((rows, beams), dtype=torch.bool, device=device)
+        self.is_open = torch.ones((rows, 1), dtype=torch.bool, device=device)  # whether better answers may come
+
+    def advance(self, log_probs: Tensor, eos: int) -> Tensor:
+        """Grow by one token: log_probs (B G, V) -> parents (B, G) of the new beginnings."""
+        settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
+        totals = log_probs.view(-1, beams, log_probs.shape[1]).add_(self.scores.unsqueeze(2))
+        parents, tokens, best = _best(totals, 2 * beams)
+        grown = torch.cat([_take(self.written, parents), tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
+        ends = tokens == eos if count < settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
+        self._keep_best_answers(grown, best, ends, count)
+        going = best + ends.float() * OUT
+        chosen = going.topk(beams)[1]
+        self.written, self.scores = _take(grown, chosen), going.gather(1, chosen)
+        far = settings.early_stopping == "never" and settings.length_penalty > 0.0
+        reachable = self.scores[:, :1] / (settings.max_new_tokens if far else count) ** settings.length_penalty
+        worst = torch.where(self.is_answer, self.answer_scores.amin(1, keepdim=True), OUT)
+        self.is_open = self.is_open & (reachable > worst).any(1, keepdim=True)
+        return parents.gather(1, chosen)
+
+    def _keep_best_answers(self, grown: Tensor, best: Tensor, ends: Tensor, count: int) -> None:
+        """The best G of the answers so far and of those that end now."""
+        beams = self.settings.num_beams
+        counts = ends.clone()
+        counts[:, beams:] = False
+        is_full = self.is_answer.all(1, keepdim=True) & (self.settings.early_stopping == "True")
+        scores = best / count**self.settings.length_penalty
+        scores = scores + is_full.float() * OUT + (~self.is_open).float() * OUT + (~counts).float() * OUT
+        merged = torch.cat([self.answer_scores, scores], 1)
+        kept = merged.topk(beams)[1]
+        self.answers = torch.cat([self.answers, self.answers.new_zeros(*self.answers.shape[:2], 1)], 2)
+        self.answers = _take(torch.cat([self.answers, grown], 1), kept)
+        self.answer_scores = merged.gather(1, kept)
+        self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, kept)
+
+    def done(self) -> list[bool]:
+        """Of each prompt, whether it needs no further step."""
+        if self.written.shape[2] > self.settings.max_new_tokens:
+            return [True] * len(self.written)
+        full = self.is_answer.all(1) & (self.settings.early_stopping == "True")
+        found: list[bool] = (full | ~self.is_open.squeeze(1)).tolist()
+        return found
+
+    def select(self, rows: list[int]) -> None:
+        """Continue with these prompts."""
+        for name in ("written", "scores", "answers", "answer_scores", "is_answer", "is_open"):
+            setattr(self, name, getattr(self, name)[rows])
+
+
+def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of all scores of a prompt: (B, G, V) -> beams, tokens and scores, each (B, count), best first.
+
+    First those of each beam: the sort of a CPU pairs every score that it looks at with its place, four times as large.
+    """
+    scores, tokens = totals.topk(min(count, totals.shape[2]), 2)
+    best, places = scores.flatten(1).topk(count)
+    return places // scores.shape[2], tokens.flatten(1).gather(1, places), best
+
+
+def _take(sequences: Tensor, places: Tensor) -> Tensor:
+    """Sequences (B, X, L) at places (B, Y) -> (B, Y, L)."""
+    return sequences.gather(1, places.unsqueeze(2).expand(-1, -1, sequences.shape[2]))
+
+
+@torch.no_grad()
+def search(decoder: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateConfig) -> list[list[int]]:
+    """The best answer to each prompt: token ids without the start token and without the end token.
+
+    Args:
+        decoder: fresh, with `settings.num_beams` beams.
+    Memory: three tensors of B G x V fp32, and 2G x max_new_tokens token ids a prompt.
+    """
+    shape = decoder.model.config
+    decoder.join(prompts, settings.max_new_tokens)
+    rows, answers = list(range(len(prompts))), [list[int]() for _ in prompts]
+    state = _Search(settings, len(prompts), shape.start_token_id, decoder.device)
+    while rows:
+        history = state.written.flatten(0, 1)
+        log_probs = torch.log_softmax(decoder.step(history[:, -1]), 1)
+        parents = state.advance(penalise(log_probs, history, settings, shape.eos_token_id), shape.eos_token_id)
+        decoder.cache.follow(parents)
+        done = [place for place, is_done in enumerate(state.done()) if is_done]
+        for place in done:
+            tokens = state.answers[place, 0, 1:].tolist()
+            if shape.eos_token_id in tokens:
+                tokens = tokens[: tokens.index(shape.eos_token_id)]
+            answers[rows[place]] = tokens[: settings.max_new_tokens]
+        if done:
+            order = decoder.drop(done)
+            rows = [rows[place] for place in order]
+            state.select(order)
+    return answers
