@@ -27,10 +27,10 @@ from config import PREFERENCES, Config, UserError
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
+from memory.controller import MemoryController
 from storage import writing
 from training.ahead import Watch
 from training.averaging import publish_mean
-from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
 from training.evaluating import evaluate
@@ -129,7 +129,7 @@ class LowMemTrainer:
             rows = table_of_shards(config, start.prepared, start.loader, start.tokenizer, SHOWN_ROWS)
             log.table(say("rows as the model sees them"), rows)
         announce(log, config, plan, start.state.step)
-        keeper = Keeper(
+        controller = MemoryController(
             config, plan, budget, opening.plan_again, device=device, monitor=monitor, log=log,
             shape="{} + {} tokens".format(*start.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
@@ -137,7 +137,7 @@ class LowMemTrainer:
             with monitor.phase("reference"):
                 attach_reference(start, self.steps, plan.choice, device, group, log.tell)
         checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp)
-        self.live = LiveRun(opening, keeper, checkpoints, monitor, log, group)
+        self.live = LiveRun(opening, controller, checkpoints, monitor, log, group)
         stack.callback(lambda: self.live.close())
         if is_main:
             delete_replaced_run(start.run_dir)
@@ -146,17 +146,17 @@ class LowMemTrainer:
         stack.enter_context(log)
 
     def _loop(self) -> None:
-        live, keeper, steps = self.live, self.live.keeper, self.steps
+        live, controller, steps = self.live, self.live.controller, self.steps
         self.save_asked = self.is_wished = False
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
-            keeper.before_step(live.state.step, live.start.loader.num_rows)
+            controller.before_step(live.state.step, live.start.loader.num_rows)
             number = live.state.step + 1
             with self.monitor.phase("train"):
                 if not self._step(number):
                     continue
-            if keeper.after_step(number):
+            if controller.after_step(number):
                 live.follow_plan()
             stop, exhausted = self._stop_asked()
             is_last = number == steps.max_steps
@@ -199,7 +199,7 @@ class LowMemTrainer:
         self.is_wished |= wish == STOP
         stop, save_now = self.interrupts.hear(wish)
         stop, save_now, exhausted = self.group.all_reduce_sum(
-            stop, save_now, float(self.live.keeper.exhausted is not None)
+            stop, save_now, float(self.live.controller.exhausted is not None)
         )
         self.save_asked |= save_now > 0
         return stop + exhausted > 0, exhausted > 0
@@ -216,7 +216,7 @@ class LowMemTrainer:
         if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
             shows = live.take_published()
         if live.is_main and shows:
-            live.keeper.before("samples", live.state.step)
+            live.controller.before("samples", live.state.step)
             with self.monitor.phase("samples"):
                 prompt = show_samples(
                     live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,

@@ -95,7 +95,7 @@ def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None
     """`torch` and `devices`, and the machine that a run would plan for; imports torch."""
     import devices
     from devices import inventory
-    from memory.observe.budget import measure_budget
+    from memory.budget import measure_budget
     from training.budget.planning import machine_of
 
     found = inventory.look(config.run.device)

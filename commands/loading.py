@@ -29,11 +29,11 @@ from engine.homes.making import resting_store
 from engine.walk import Walk, no_trim
 from engine.weights import weight_store_for
 from language import join, say
+from memory.budget import Budget, measure_budget
 from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
 from memory.estimate.homes import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.homes import rests_in_memory, weights_folder
-from memory.observe.budget import Budget, measure_budget
 from memory.observe.disks import is_in_memory
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
@@ -73,9 +73,7 @@ class Room:
     def measure(cls, config: Config, device: Device) -> Room:
         """The room on the device if it has memory of its own, else on the host."""
         budget = measure_budget(config.memory.memory_budget, device)
-        if device.is_separate_memory and budget.device_bytes is not None:
-            return cls(budget, budget.device_bytes, 0)
-        return cls(budget, budget.host_bytes, ProcessTree().usage().anon_bytes)
+        return cls(budget, budget.limit(), 0 if budget.is_on_device else ProcessTree().usage().anon_bytes)
 
 
 @dataclass

@@ -29,8 +29,8 @@ from engine.sharing.reduce import Reducer, StepFailed
 from engine.sharing.sharding import Shards
 from engine.update import Update
 from engine.walk import Walk, no_trim
+from memory.cleanup import drop_frames
 from memory.estimate.workload import ExecutionPlan
-from memory.recovery import drop_frames
 from model.t5 import T5
 
 SumOver = Callable[..., list[float]]

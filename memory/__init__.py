@@ -1,4 +1,4 @@
-"""Will it fit? In front: `plan` takes one of the ways of `choices`, `probe` measures it, `cleanup` and `recovery` keep it true.
-`alternatives` says what else could be done, `machines` for which machine; rooms: `cost`, `observe`.
+"""Whether a run fits: `budget` says what there is, `plan` chooses, `probe` measures the choice, `controller` keeps the run to it.
+`estimate` has the formulas, `observe` what the system tells, `cleanup` gives back what nobody uses.
 Imports devices and settings alone; engine, training and commands import from here.
 """

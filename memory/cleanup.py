@@ -1,8 +1,9 @@
-"""When is memory that nobody uses given back, and what does that cost?
+"""Memory that nobody uses is given back: by schedule, before large phases, under pressure, and after an out-of-memory error.
 
-Idea: four kinds of memory stay behind although nothing uses them: reference cycles, free pages inside malloc, Arrow's
-pool, cached blocks of the device. A light cleaning takes what is cheap to find, a full one everything. Objects that
-live as long as the run are set aside once (`settle`), so that no collection walks through them again.
+Four kinds of it stay behind: reference cycles, free pages inside malloc, Arrow's pool, cached blocks of the device. A light
+cleaning takes what is cheap to find, a full one everything. Objects that live as long as the run are set aside once
+(`settle`), so that no collection walks through them again. An error's traceback holds every tensor of the failed step: its
+frames are cleared before anything can be freed.
 Source: Python gc documentation; malloc_trim(3); pyarrow MemoryPool.release_unused.
 """
 
@@ -10,29 +11,34 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from devices.malloc import trim_malloc
+from language import say
 from memory.observe.processes import process_usage
+from memory.observe.system_limits import free_host_bytes
+from units import format_size, parse_size
 
 if TYPE_CHECKING:
     from devices.base import Device
 
 IDLE_SHARE = 0.5  # a light cleaning empties the device's cache when more than this part of it is idle
 YOUNG = 1  # generations 0 and 1
+_NEEDED = re.compile(r"tried to allocate ([0-9.]+(?:e[0-9]+)?) ?([KMGT]i?B|bytes)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class CleanupRecord:
-    """What one cleaning gave back to the system and took in time."""
+    """What one cleaning gave back to the system, host and device together."""
 
     kind: str  # "light" or "full"
-    reason: str  # "schedule", "epoch", "evaluation", "pressure"
-    freed_bytes: int  # host and device together
-    seconds: float
+    reason: str  # "schedule", "epoch", "evaluation", "pressure", ...
+    freed_bytes: int
 
 
 class Cleaner:
@@ -46,7 +52,6 @@ class Cleaner:
     def __init__(self, device: Device, light_steps: int = 50, full_steps: int = 200) -> None:
         self.device, self.light_steps, self.full_steps = device, light_steps, full_steps
         self.total_seconds = 0.0
-        self.counts = {"light": 0, "full": 0}
 
     def settle(self) -> None:
         """Set everything that exists now aside from later collections. Call once model and data are built."""
@@ -63,7 +68,7 @@ class Cleaner:
         return None
 
     def before(self, what: str) -> CleanupRecord:
-        """Clean fully before a phase that needs room: "epoch" or "evaluation"."""
+        """Clean fully before a phase that needs room, as "epoch" or "evaluation"."""
         return self._clean("full", what)
 
     def under_pressure(self) -> CleanupRecord:
@@ -81,14 +86,12 @@ class Cleaner:
             clean_all(self.device)
         else:
             gc.collect(YOUNG)
-            release_arrow()
+            _release_arrow()
             if self.device.memory_idle_bytes() > IDLE_SHARE * self.device.memory_now_bytes():
                 self.device.cleanup()
         freed = max(0, before - self._held_bytes())
-        seconds = time.perf_counter() - start
-        self.total_seconds += seconds
-        self.counts[kind] += 1
-        return CleanupRecord(kind, reason, freed, seconds)
+        self.total_seconds += time.perf_counter() - start
+        return CleanupRecord(kind, reason, freed)
 
     def _held_bytes(self) -> int:
         usage = process_usage(os.getpid())
@@ -98,13 +101,61 @@ class Cleaner:
 def clean_all(device: Device) -> None:
     """Give back everything that nobody uses. Order matters: objects first, then the pools that held their memory."""
     gc.collect()
-    release_arrow()
+    _release_arrow()
     device.cleanup()
     trim_malloc()
 
 
-def release_arrow() -> None:
-    """Let Arrow return its free memory; nothing to do where no data has been read with it."""
-    pyarrow = sys.modules.get("pyarrow")
+def _release_arrow() -> None:
+    pyarrow = sys.modules.get("pyarrow")  # nothing to do where no data has been read with it
     if pyarrow is not None:
         pyarrow.default_memory_pool().release_unused()
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """An out-of-memory error after everything was freed: what it asked for (None: unsaid) and what was free, in bytes."""
+
+    needed_bytes: int | None
+    free_bytes: int
+
+    def describe(self, phase: str, batch_size: int, shape: str) -> str:
+        """Say in words where it came: phase, micro-batch, its shape ("512 + 114 tokens"; may be empty)."""
+        batch = f"{batch_size} x {shape}" if shape else str(batch_size)
+        unsaid = self.needed_bytes is None
+        asked = say("an amount that the error does not name") if unsaid else format_size(self.needed_bytes or 0)
+        return say(
+            "out of memory in phase {phase} with micro-batch {batch}: needed {asked}, {free} were free",
+            phase=phase, batch=batch, asked=asked, free=format_size(self.free_bytes),
+        )  # fmt: skip
+
+
+def free_failed(error: BaseException, device: Device) -> Shortage:
+    """Free everything that a failed step holds.
+
+    Args:
+        error: for which `device.is_out_of_memory` holds; its frames lose their local variables.
+    """
+    free = device.memory_free_bytes() if device.is_separate_memory else free_host_bytes()
+    match, needed = _NEEDED.search(str(error)), None
+    if match is not None:
+        number, unit = match.group(1).rstrip("."), (match.group(2) or "bytes").lower()
+        try:
+            needed = parse_size(number if unit == "bytes" else f"{number}{unit}")
+        except ValueError:
+            needed = None
+    drop_frames(error)
+    clean_all(device)
+    return Shortage(needed, free)
+
+
+def drop_frames(error: BaseException) -> None:
+    """Release everything that the frames of an error, and of the errors behind it, still hold."""
+    links, seen = [error], set()
+    for link in links:  # grows while it is walked
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        links += [after for after in (link.__cause__, link.__context__) if after is not None]

@@ -18,7 +18,7 @@ from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
 from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
-from memory.observe.budget import host_limits, installed_bytes, margin_of
+from memory.observe.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
 from settings.fields import AUTO, read_settings_file
 from settings.precedence import PRESETS_DIR

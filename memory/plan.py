@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, DoesNotFit, UserError
-from language import english
+from language import english, say
 from limits import MALLOCS
 from memory.alternatives import refusal
 from memory.choices import as_asked, choices, kernels_of, passes_and_shards, scores_of
@@ -65,6 +65,11 @@ class Plan:
     seconds_total: float | None = None
     seconds_low: float | None = None
     seconds_high: float | None = None
+
+    def recomputed(self) -> str:
+        """In words, how many blocks backward recomputes: all but those that are saved."""
+        count, total = self.num_blocks - self.choice.saved_blocks, self.num_blocks
+        return say("{count} of {total} blocks recomputed", count=count, total=total)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from devices.base import Device
-from memory.cleanup import Cleaner
+from memory.cleanup import Cleaner, free_failed
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
-from memory.recovery import free_failed
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import next_tokens
 from serving.answers import Answer, Refused

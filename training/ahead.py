@@ -19,8 +19,8 @@ from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
 from language import say, speak
+from memory.budget import Budget, host_budget
 from memory.estimate.workload import BASE_BYTES
-from memory.observe.budget import Budget, host_budget
 from memory.observe.monitor import HostAlone, Monitor
 from run_files import RUN_FILE
 from settings.errors import DoesNotFit, UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from language import join, say
-from memory.recovery import free_failed
+from memory.cleanup import free_failed
 from settings.fields import counted
 from training.evaluation import losses
 from training.evaluation.losses import Evaluation
@@ -26,7 +26,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         DoesNotFit: not even a single row fits.
     """
     step = live.state.step
-    live.keeper.before("evaluation", step)
+    live.controller.before("evaluation", step)
     with live.monitor.phase("evaluation"):
         result = _loss(live)
         scores, samples = _scores(live)
@@ -52,7 +52,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
 def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
     """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
     start = live.start
-    free = live.keeper.free_bytes()
+    free = live.controller.free_bytes()
     while True:
         try:
             return score_answers(
@@ -64,7 +64,7 @@ def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
                 raise
             shortage = free_failed(error, live.device)
             if free < LEAST_FREE_BYTES:  # one row at a time by then
-                live.keeper.exhausted = shortage.describe("evaluation", 1, "")
+                live.controller.exhausted = shortage.describe("evaluation", 1, "")
                 give_up(live)
             free //= 2
 
@@ -72,7 +72,7 @@ def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
 def _loss(live: LiveRun) -> Evaluation:
     """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
     group = live.group
-    size = live.keeper.plan.choice.eval_batch_size_per_gpu
+    size = live.controller.plan.choice.eval_batch_size_per_gpu
     while True:
         try:
             batches = live.start.validation.evaluation_batches(
@@ -82,6 +82,6 @@ def _loss(live: LiveRun) -> Evaluation:
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                 raise
-            size = live.keeper.after_evaluation_out_of_memory(error, size, live.state.step)
-        if live.keeper.exhausted:
+            size = live.controller.after_evaluation_out_of_memory(error, size, live.state.step)
+        if live.controller.exhausted:
             give_up(live)

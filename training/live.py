@@ -16,9 +16,9 @@ from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
 from memory.choices import step_settings
+from memory.controller import MemoryController
 from memory.observe.monitor import Monitor
 from settings.errors import UserError
-from training.budget.keeping import Keeper
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
@@ -34,7 +34,7 @@ class LiveRun:
     """A run while it trains.
 
     Args:
-        opening: what it starts with. keeper: keeps it inside its budget, by the plan of now.
+        opening: what it starts with. controller: keeps it inside its budget, by the plan of now.
         checkpoints: of the run. monitor, log: watch it and report on it. group: its processes.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
@@ -44,7 +44,7 @@ class LiveRun:
     def __init__(
         self,
         opening: Opening,
-        keeper: Keeper,
+        controller: MemoryController,
         checkpoints: Checkpoints,
         monitor: Monitor,
         log: RunLog,
@@ -52,7 +52,7 @@ class LiveRun:
     ) -> None:
         self.start = self._beginning = opening.start
         self.config, self.device, self.group = opening.start.config, opening.device, group
-        self.keeper, self.checkpoints, self.monitor, self.log = keeper, checkpoints, monitor, log
+        self.controller, self.checkpoints, self.monitor, self.log = controller, checkpoints, monitor, log
         self.mirror = opening.mirror
         self.is_main, self.has_saved = group.is_main, False  # whether this part of the run has written a checkpoint
         self._build()
@@ -65,7 +65,7 @@ class LiveRun:
         return learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
 
     def _build(self) -> None:
-        choice, budget, train = self.keeper.plan.choice, self.keeper.budget, self.config.train
+        choice, budget, train = self.controller.plan.choice, self.controller.budget, self.config.train
         tune_malloc(choice.malloc)
         if budget.device_bytes is not None:
             self.device.limit_memory(budget.device_bytes)
@@ -75,12 +75,12 @@ class LiveRun:
         self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
         self.divergence = Divergence(**(self.state.divergence or {}))
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
-        self.keeper.cleaner.settle()
+        self.controller.cleaner.settle()
         self.log.memory(self.state.step, "load")
 
     def follow_plan(self) -> None:
         """Let the engine work as the plan now says."""
-        choice = self.keeper.plan.choice
+        choice = self.controller.plan.choice
         tune_malloc(choice.malloc)
         self.engine.follow(choice)
 
@@ -90,7 +90,7 @@ class LiveRun:
         self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
         self.close()  # the disk has no room for two files of weights
         del self.engine
-        self.keeper.before("rolling back", self.start.state.step)
+        self.controller.before("rolling back", self.start.state.step)
         self._build()
         self.log.rewind(self.state.step)
         report = say("{reason}: continuing after step {step}", reason=reason, step=self.state.step)
@@ -101,7 +101,7 @@ class LiveRun:
         self.state = self.checkpoint_state()
         self.close()
         del self.engine
-        self.keeper.before("averaging", self.state.step)
+        self.controller.before("averaging", self.state.step)
 
     def take(self, folder: Path) -> None:
         """Go on with the weights of another folder, without anything that the optimizer has learnt: to evaluate them."""
@@ -133,7 +133,7 @@ class LiveRun:
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
-        plan = self.keeper.plan
+        plan = self.controller.plan
         return self.start.loader.micro_batches(
             self.divergence.batch_of(number), effective_batch_size=plan.effective_batch_size,
             batch_size=plan.choice.batch_size_per_gpu, rank=self.group.rank, num_processes=self.group.size,

@@ -22,8 +22,8 @@ from devices.choose import passed_over
 from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from language import say
+from memory.budget import Budget, measure_budget, with_device
 from memory.estimate.disk import bytes_below, disk_need, too_full
-from memory.observe.budget import Budget, measure_budget, with_device
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from model.formats.headers import TensorHeaders

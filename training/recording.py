@@ -55,7 +55,7 @@ class Recorder:
         Args:
             loss: summed over all processes. labels: what its mean is over. rate: the learning rate. tokens: read by all.
         """
-        live, log, plan = self.live, self.live.log, self.live.keeper.plan
+        live, log, plan = self.live, self.live.log, self.live.controller.plan
         self._steps += 1
         self._seconds += seconds
         self._tokens += tokens
@@ -121,24 +121,24 @@ class Recorder:
 
     def summary(self) -> Summary:
         """What was planned and measured, for the end."""
-        live, state, monitor, keeper = self.live, self.live.state, self.live.monitor, self.live.keeper
+        live, state, monitor, controller = self.live, self.live.state, self.live.monitor, self.live.controller
         return Summary(
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
             planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
-            budget_bytes=keeper.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
-            care_seconds=monitor.cost_seconds + keeper.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
+            budget_bytes=controller.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
+            care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
             first_over=live.group.first_of(self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
             skipped_batches=len(live.divergence.skipped), rate_factor=live.divergence.rate_factor,
         )  # fmt: skip
 
     def _over(self) -> str | None:
         live = self.live
-        first = live.keeper.first_over if self._first_over is None else self._first_over
+        first = live.controller.first_over if self._first_over is None else self._first_over
         if first is not None:
             when = say("at step {step}", step=first)
-        elif self._counted_peak_bytes() > live.keeper.plan.budget_bytes:
+        elif self._counted_peak_bytes() > live.controller.plan.budget_bytes:
             peaks = live.monitor.phase_peaks
             phase = max(peaks, key=lambda phase: peaks[phase], default="save")
             when = say("after the last step, in {phase}", phase=phase)

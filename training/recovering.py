@@ -14,7 +14,7 @@ from config import DoesNotFit, UserError
 from engine.finite import is_finite
 from engine.step import Outcome
 from language import say
-from training.budget.keeping import ADVICE, NOTHING_LEFT
+from memory.controller import ADVICE, NOTHING_LEFT
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun
@@ -57,7 +57,7 @@ def give_up(live: LiveRun) -> NoReturn:
     Raises:
         DoesNotFit: always; it says what helps.
     """
-    told = live.keeper.exhausted or say("another process has nothing left to shrink")
+    told = live.controller.exhausted or say("another process has nothing left to shrink")
     if live.checkpoints.latest():
         told = say(
             "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
@@ -75,15 +75,15 @@ def end_sharded(live: LiveRun, error: Exception) -> None:
     if live.engine.shards is None or not live.device.is_out_of_memory(error):
         return
     story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)
-    live.keeper.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
+    live.controller.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
     give_up(live)
 
 
 def _after_out_of_memory(live: LiveRun, outcome: Outcome, number: int) -> None:
     """The error came here or on another process: a smaller way there, the same rows again on all."""
     if outcome.failure is not None:
-        live.keeper.after_out_of_memory(outcome.failure, number)
-    (exhausted,) = live.group.all_reduce_sum(float(live.keeper.exhausted is not None))
+        live.controller.after_out_of_memory(outcome.failure, number)
+    (exhausted,) = live.group.all_reduce_sum(float(live.controller.exhausted is not None))
     if exhausted:
         if not outcome.is_changed:
             save(live, is_best=False)
@@ -100,7 +100,7 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
     to_blame = number - is_before
     divergence.skip(to_blame, seen_at=number)
-    rows = divergence.rows(live.start.loader, live.keeper.plan.effective_batch_size)
+    rows = divergence.rows(live.start.loader, live.controller.plan.effective_batch_size)
     where = live.group.first_of(live.engine.checks.first)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
     further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
@@ -124,7 +124,7 @@ def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoRe
     if is_hopeless and not live.has_saved:
         what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
         told = f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
-        if live.keeper.plan.choice.compute == "float16":
+        if live.controller.plan.choice.compute == "float16":
             told = (
                 f"--mixed_precision = fp16, {what}: T5's activations have left fp16's range; allowed: no, bf16; "
                 "start again with --mixed_precision=bf16"

@@ -15,7 +15,7 @@ from loguru import logger
 from engine.finite import is_finite, norm_of
 from engine.micro_batches import MicroBatch
 from engine.step import Engine
-from memory.recovery import drop_frames
+from memory.cleanup import drop_frames
 from training.checkpoints.folder import name_of
 from training.checkpoints.sharded_state import save_sharded
 from training.checkpoints.state import write_checkpoint

@@ -25,7 +25,7 @@ import psutil
 from devices import processor
 from devices.cores import usable_cores
 from devices.kernels import build
-from memory.observe.budget import host_limits, margin_of
+from memory.observe.system_limits import host_limits, margin_of
 from units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")

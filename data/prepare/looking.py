@@ -18,8 +18,8 @@ from data.shards.store import is_shards
 from data.sources.places import public
 from data.tokenizers.sample import LARGE, SMALL, Room
 from devices.cores import usable_cores
-from memory.observe.budget import host_limits
 from memory.observe.processes import usage_of
+from memory.observe.system_limits import host_limits
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from units import GIB, MIB, format_size

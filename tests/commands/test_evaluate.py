@@ -18,8 +18,8 @@ from config import Config, GenerateConfig, load
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
+from memory.budget import Budget
 from memory.estimate.generation import Weights, Writing, predict_loss
-from memory.observe.budget import Budget
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters

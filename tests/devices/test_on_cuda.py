@@ -24,7 +24,7 @@ from engine.optimizers.rounding import ROUNDINGS
 from engine.update import Update
 from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
-from memory.recovery import free_failed
+from memory.cleanup import free_failed
 from model.decoding.generation import generate
 from model.loss import LossSettings
 from model.rows import Rows

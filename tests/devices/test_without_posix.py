@@ -33,7 +33,7 @@ from pathlib import Path
 import devices
 from devices.environment import prepare_environment
 from devices.malloc import trim_malloc, tune_malloc
-from memory.observe.budget import measure_budget
+from memory.budget import measure_budget
 from memory.cleanup import clean_all
 from memory.observe.high_water import HighWater
 from memory.observe.processes import ProcessTree, has_proc, process_usage

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from config import load
+from memory.budget import FLAG, Budget
 from memory.estimate.workload import BASE_BYTES
-from memory.observe.budget import FLAG, Budget, Limit
+from memory.observe.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
 from training.ahead import begin_ahead
 from units import MIB

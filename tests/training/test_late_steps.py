@@ -9,11 +9,11 @@ from types import FrameType
 
 import pytest
 
+from memory import controller as controlling
+from memory.controller import MemoryController
 from tests.end_to_end.running import write_text
 from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
-from training.budget import keeping
-from training.budget.keeping import Keeper
 
 WINDOW = 16  # steps; a multiple of all that comes every few steps, within two light cleanings
 EARLY, LATE = 51, 151  # behind a light cleaning each
@@ -50,14 +50,14 @@ def test_a_late_step_makes_the_calls_of_an_early_one_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path / "text.txt")
-    counter, plain = Counter(), Keeper.before_step
+    counter, plain = Counter(), MemoryController.before_step
 
-    def before_step(keeper: Keeper, done: int, rows: int) -> None:
+    def before_step(controller: MemoryController, done: int, rows: int) -> None:
         counter.before_step(done)
-        plain(keeper, done, rows)
+        plain(controller, done, rows)
 
-    monkeypatch.setattr(Keeper, "before_step", before_step)
-    monkeypatch.setattr(keeping, "LOOK_SECONDS", float("inf"))  # by the clock, not by steps
+    monkeypatch.setattr(MemoryController, "before_step", before_step)
+    monkeypatch.setattr(controlling, "LOOK_SECONDS", float("inf"))  # by the clock, not by steps
     LowMemTrainer(configuration(tmp_path, "late", **SIZES)).train()
     assert counter.calls[EARLY] > 100 * WINDOW
     assert counter.calls[LATE] < counter.calls[EARLY] + WINDOW, "less than one call a step more"

@@ -25,7 +25,7 @@ class Live:
             peak_bytes=peak_bytes, counted_peak_bytes=peak_bytes, phase_peaks=phases, cost_seconds=0.0,
             watched_seconds=lambda: 1.0,
         )  # fmt: skip
-        self.keeper = SimpleNamespace(
+        self.controller = SimpleNamespace(
             plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0), first_over=None
         )
         self.group, self.is_main = Group(), rank == 0

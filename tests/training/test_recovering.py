@@ -24,7 +24,7 @@ class Live:
     def __init__(self, exhausted: str | None = None, last_good: int = 4) -> None:
         self.asked: list[Any] = []
         choice = SimpleNamespace(compute="float32")
-        self.keeper = SimpleNamespace(
+        self.controller = SimpleNamespace(
             exhausted=exhausted,
             plan=SimpleNamespace(effective_batch_size=2, choice=choice),
             after_out_of_memory=lambda *facts: self.asked.append(facts),

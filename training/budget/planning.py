@@ -16,12 +16,13 @@ from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from language import say
+from memory.budget import FLAG, Budget
 from memory.choices import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.precision import Precision
 from memory.estimate.workload import ExecutionPlan, Machine, choice_fields
 from memory.homes import Homes, weights_folder
-from memory.observe.budget import FLAG, Budget, free_host_bytes
+from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from settings.errors import DoesNotFit
@@ -82,7 +83,7 @@ def resolve_here(
     if not may_probe or asked is False or (asked == AUTO and not is_near):
         return spec
     # the child counts to the same budget and the same limits of the system
-    beside = None if device.is_separate_memory else min(budget.host_bytes - base_bytes, free_host_bytes())
+    beside = None if budget.is_on_device else min(budget.limit() - base_bytes, free_host_bytes())
     return _probed(begin, spec, rows, beside, decide)
 
 
@@ -106,14 +107,13 @@ def machine_of(
     device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
 ) -> Machine:
     """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
-    separate, way = device.is_separate_memory and budget.device_bytes is not None, traits_of(device.torch_device)
-    known = device.known_speed()
+    way, known = traits_of(device.torch_device), device.known_speed()
     # with a budget that is named, what other programs hold does not change the run
     available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
     return Machine(
-        budget_bytes=int(budget.device_bytes or 0) if separate else budget.host_bytes,
+        budget_bytes=budget.limit(),
         available_bytes=available,
-        base_bytes=0 if separate else base_bytes,
+        base_bytes=0 if budget.is_on_device else base_bytes,
         rates=tuple((name_of(dtype), device.nominal_rate(dtype)) for dtype in device.rated_dtypes),
         speed_class=device.speed_class,
         measured=() if known is None else known.rates_with(device.threads),

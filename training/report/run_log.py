@@ -27,7 +27,6 @@ from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat
 from training.report.log_files import MetricsFile, open_log, plain
 from training.report.progress import Progress
-from training.report.summary import recomputed
 
 WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
 Listener = Callable[[dict[str, Any]], Any]  # takes an event
@@ -122,7 +121,7 @@ class RunLog:
 
     def plan(self, plan: Plan) -> None:
         """How the run goes from now on."""
-        logger.info("activation checkpointing: {}", recomputed(plan.choice.saved_blocks, plan.num_blocks))
+        logger.info("activation checkpointing: {}", plan.recomputed())
         self.event("plan", **plan.as_dict())
 
     def rewind(self, step: int) -> None:

@@ -92,7 +92,7 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
                 count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
         ),
         (say("effective batch"), batch),
-        (say("activation checkpointing"), recomputed(choice.saved_blocks, plan.num_blocks)),
+        (say("activation checkpointing"), plan.recomputed()),
         (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
     ]  # fmt: skip
     shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
@@ -100,11 +100,6 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
     if promise := promised_time(plan):
         rows.append((say("time"), promise))
     return rows + [(say("why"), reason) for reason in plan.reasons]
-
-
-def recomputed(saved: int, total: int) -> str:
-    """How many blocks backward recomputes: of `total`, all but those that are saved."""
-    return say("{count} of {total} blocks recomputed", count=total - saved, total=total)
 
 
 def summary_rows(summary: Summary) -> Rows:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from memory.observe.budget import free_host_bytes, measure_budget
+from memory.budget import measure_budget
+from memory.observe.system_limits import free_host_bytes
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import GIB, ME, FakeMachine
 

@@ -1,30 +1,26 @@
-"""How much memory may this process take? The least of what the user, the machine and its limits allow.
+"""What the system lets one rank take: available RAM, memory nodes, control groups and limits of the process.
 
-Idea: every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others
-already use of it. A container's limit, its parents' limits, an address-space limit and the memory that is available are
-then comparable, and the lowest one binds. A margin stays free below a limit of the system, since overrunning that means
-being killed; the user's own figure is a promise and is taken unchanged.
-Source: proc_meminfo(5), getrlimit(2); control groups in memory/observe/cgroup.py.
+Every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others already use
+of it, so that they are comparable and the lowest one binds. Of control groups (version 1 and 2) each level from the process's
+own up to the visible root may hold a limit; pages of files are charged to them too, but the kernel drops them before it kills,
+so they do not count as used. Inside a container the path may be relative to what is mounted; what cannot be read is left out.
+Source: proc_meminfo(5), getrlimit(2), proc_pid_mountinfo(5); Linux admin-guide/cgroup-v2 and cgroup-v1/memory.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from language import join, say
-from memory.observe.cgroup import group_limits, text_of
+from language import say
 from memory.observe.processes import ROOT, has_proc, parent_pid, process_usage, tree_pids, usage_of
 from settings.errors import UserError
-from settings.fields import AUTO
-from units import GIB, MIB, format_size
+from units import GIB, MIB
 
-if TYPE_CHECKING:
-    from devices.base import Device
-
-FLAG = "memory_budget"
 NODES, COMMITTED = "RAM of the memory nodes allowed (cpuset)", "memory not yet committed (vm.overcommit_memory=2)"
 RANK_MARKS = (b"MASTER_PORT=", b"TORCHELASTIC_RUN_ID=")
 MARGIN_SHARE, LEAST_MARGIN, MOST_MARGIN = 0.05, 32 * MIB, 2 * GIB
@@ -35,92 +31,6 @@ class Limit(NamedTuple):
 
     what: str
     bytes: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What one rank may take, in bytes. Host and device apart."""
-
-    host_bytes: int
-    device_bytes: int | None  # None: the device has no memory of its own to count
-    available_bytes: int  # what the system would give to this rank, whatever the user allows; no margin taken off
-    limits: tuple[Limit, ...]  # of the host, lowest first
-    binding: str  # name of the limit that decides host_bytes
-    margin_bytes: int  # left free below the binding limit; 0 where the user's figure binds
-    warnings: tuple[str, ...] = ()  # what the user asked for and cannot have; to be said once
-    installed_bytes: int | None = None  # what this rank could have on an empty machine; None: not known
-
-    def describe(self) -> str:
-        """Say in one line what may be taken and why."""
-        size, others = format_size(self.host_bytes), [part for part in self.limits if part[0] != self.binding]
-        if self.margin_bytes:
-            margin = format_size(self.margin_bytes)
-            told = [say("budget {size} ({why}, {margin} left free)", size=size, why=say(self.binding), margin=margin)]
-        else:
-            told = [say("budget {size} ({why})", size=size, why=say(self.binding))]
-        if self.device_bytes is not None:
-            told.append(say("device {size}", size=format_size(self.device_bytes)))
-        if others:
-            limits = join(", ", [join(" ", [say(what), format_size(size)]) for what, size in others])
-            told.append(say("other limits: {limits}", limits=limits))
-        return join("; ", told)
-
-
-def measure_budget(
-    flag: int | str, device: Device, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None
-) -> Budget:
-    """Find the budget of this rank. Ranks measure at different times: let them agree on the least.
-
-    Args:
-        flag: `memory_budget`: bytes for one rank, or "auto".
-        device: where the tensors will live.
-        local_processes: ranks on this machine; they share what the system offers, the flag is for each.
-        root, pid: "/" and this process unless a test says otherwise.
-    """
-    return with_device(host_budget(flag, local_processes, root=root, pid=pid), flag, device)
-
-
-def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> Budget:
-    """The budget of this rank as far as the host goes, before its device is known. Arguments as of `measure_budget`."""
-    pid = os.getpid() if pid is None else pid
-    system = host_limits(local_processes, root=root, pid=pid)
-    usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
-    lowest = min(usable, key=lambda limit: usable[limit])
-    binding, host, margin, warnings = lowest.what, usable[lowest], lowest.bytes - usable[lowest], []
-    limits = system
-    if flag != AUTO:
-        asked = int(flag)
-        limits = [*system, Limit(FLAG, asked)]
-        if asked <= host:
-            binding, host, margin = FLAG, asked, 0
-        else:
-            size, what = format_size(host), say(lowest.what)
-            allowed = say("{what} allows {size} here; that is used instead", what=what, size=size)
-            if local_processes > 1:
-                allowed = say("{what} allows {size} to each of them; that is used instead", what=what, size=size)
-            warnings.append(_too_much(asked, allowed, local_processes))
-    ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
-    return Budget(
-        host, None, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
-        installed_bytes(local_processes, root=root, pid=pid),
-    )  # fmt: skip
-
-
-def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
-    """The same budget, and what the device offers."""
-    if device.memory_total_bytes() == 0:
-        return budget
-    free = device.memory_free_bytes() + device.memory_now_bytes() - device.memory_idle_bytes()
-    offered = free - margin_of(free)
-    if not device.is_separate_memory:  # a share of the same RAM; host and device together keep to host_bytes
-        return replace(budget, device_bytes=min(offered, budget.host_bytes))
-    warnings = budget.warnings
-    if flag != AUTO and int(flag) > offered:
-        told = "{device} has {size} free; that is used there instead"
-        instead = say(told, device=device.describe(), size=format_size(offered))
-        warnings = (*warnings, _too_much(int(flag), instead))
-    on_device = offered if flag == AUTO else min(offered, int(flag))
-    return replace(budget, device_bytes=on_device, warnings=warnings)
 
 
 def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> list[Limit]:
@@ -156,16 +66,6 @@ def margin_of(limit_bytes: int) -> int:
     """What is left free below a limit of the system, in bytes."""
     share = int(MARGIN_SHARE * limit_bytes)
     return min(limit_bytes, max(LEAST_MARGIN, min(MOST_MARGIN, share)))
-
-
-def _too_much(asked: int, instead: str, processes: int = 1) -> str:
-    size = format_size(asked)
-    if processes > 1:
-        return say(
-            "--memory_budget = {size}, is for each of {count} processes: {count} x {size} = {all} is more than there is: {instead}",
-            size=size, count=processes, all=format_size(processes * asked), instead=instead,
-        )  # fmt: skip
-    return say("--memory_budget = {size}, is more than there is: {instead}", size=size, instead=instead)
 
 
 def _own_pids(pid: int, local_processes: int, root: Path) -> list[int]:
@@ -261,3 +161,111 @@ def _own_limits(pid: int, root: Path) -> list[Limit]:
             mapped = int((status.partition(counted)[2].split() or ["0"])[0]) * 1024
             found.append(Limit(what, max(0, int(soft[0]) - mapped) + (own.anon_bytes if own else 0)))
     return found
+
+
+ABOVE = "hierarchical_memory_limit"  # of version 1: the least of the group and all above it
+UNLIMITED = 2**60  # version 1 writes about 2^63 where there is no limit
+
+
+@dataclass(frozen=True)
+class GroupLimit:
+    """One limit of one group, in bytes."""
+
+    what: str  # e.g. "cgroup /docker/ab12 memory.max"
+    limit_bytes: int
+    used_bytes: int  # by all processes of the group, pages of files left out
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Names of one version's files. `file_pages` are the parts of memory.stat that the kernel can drop."""
+
+    default_mount: str
+    limits: tuple[str, ...]
+    usage: str
+    file_pages: tuple[str, ...]
+
+
+V1 = _Version(
+    "/sys/fs/cgroup/memory",
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+V2 = _Version(
+    "/sys/fs/cgroup",
+    ("memory.max", "memory.high"),
+    "memory.current",
+    ("inactive_file", "active_file", "slab_reclaimable"),
+)
+
+
+def group_limits(pid: int, root: Path) -> list[GroupLimit]:
+    """All memory limits above a process, in no order. Empty where there are none, or no control groups.
+
+    Args:
+        pid: the process.
+        root: "/" or a folder that holds a copy of /proc and /sys.
+    """
+    limits: list[GroupLimit] = []
+    for line in text_of(root / f"proc/{pid}/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            limits += _limits_up(V2, path, pid, root)
+        elif "memory" in controllers.split(","):
+            limits += _limits_up(V1, path, pid, root)
+    return limits
+
+
+def _limits_up(version: _Version, path: str, pid: int, root: Path) -> Iterator[GroupLimit]:
+    mount_point, mount_root = _find_mount(version, pid, root)
+    group, top = PurePosixPath(path), PurePosixPath(mount_root)
+    inside = PurePosixPath("/")  # the mount point itself, where the path leads outside what is mounted
+    if ".." not in (*group.parts, *top.parts) and group.is_relative_to(top):
+        inside /= group.relative_to(top)
+    for depth, level in enumerate([inside, *inside.parents]):
+        folder = root / mount_point.lstrip("/") / str(level).lstrip("/")
+        if depth and text_of(folder / "memory.use_hierarchy").strip() == "0":
+            return  # version 1: groups above do not count their children
+        limits = {name: _number(text_of(folder / name)) for name in version.limits}
+        if not depth:  # that of a group above which cannot be seen from here, as inside a container
+            limits[ABOVE] = int(_stat(folder).get(ABOVE, UNLIMITED))
+            if limits[ABOVE] == limits[version.limits[0]]:
+                del limits[ABOVE]
+        for name, limit in limits.items():
+            if limit is not None and limit < UNLIMITED:
+                yield GroupLimit(f"cgroup {level} {name}", limit, _used(version, folder))
+
+
+def _find_mount(version: _Version, pid: int, root: Path) -> tuple[str, str]:
+    for line in text_of(root / f"proc/{pid}/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2) if after.count(" ") >= 2 else (after, "", "")
+        if kind == ("cgroup2" if version is V2 else "cgroup") and (version is V2 or "memory" in options.split(",")):
+            fields = [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), word) for word in before.split()]
+            return fields[4], fields[3]
+    return version.default_mount, "/"
+
+
+def _used(version: _Version, folder: Path) -> int:
+    used = _number(text_of(folder / version.usage)) or 0
+    stat = _stat(folder)
+    return max(0, used - sum(int(stat.get(name, 0)) for name in version.file_pages))
+
+
+def _stat(folder: Path) -> dict[str, str]:
+    return dict(line.split() for line in text_of(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+
+
+def _number(text: str) -> int | None:
+    word = text.strip()
+    return int(word) if word.isdigit() else None  # "max", or no such file
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of the system; "" where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return ""
