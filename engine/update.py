@@ -63,8 +63,6 @@ class Update:
         self.step = replace(step, number=step.number - skipped)
         self._scale_before = None if self.scaling is None else replace(self.scaling)
         self._vectors = []
-        if self.optimizer.rates:
-            self.optimizer.rates = []  # of a step that was aborted
         self.seconds = 0.0
         self._held, self._norms, self.has_begun, self.is_skipped, self.is_finite = [], [], False, False, True
 
@@ -74,7 +72,7 @@ class Update:
             self._held += weights
         else:
             gradients = _gradients(weights)
-            if gradients and self.optimizer.rates is None:
+            if gradients:
                 self._norms.append(norm_of(gradients))
             self._apply([weight for weight in weights if not self._waits(weight)])
 
@@ -101,9 +99,7 @@ class Update:
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
         if not held:
             norms, self._norms = self._norms, []
-            if self.optimizer.rates:
-                self.unseen_norm, self.optimizer.rates = norm_of([torch.cat(self.optimizer.rates)]), []
-            elif norms and not is_host(norms[0]):  # looked at in the next step, with its loss
+            if norms and not is_host(norms[0]):  # looked at in the next step, with its loss
                 self.unseen_norm = norm_of(norms)
             else:
                 self.is_finite = is_finite(norms)
@@ -139,10 +135,10 @@ class Update:
         for part in self.weight_store.parted(weight for weight in weights if weight.grad is not None):
             with self.weight_store.held(part, is_changed=True):
                 began = time.perf_counter()
-                for group in self.optimizer.together(part):
+                for group in self.optimizer.groups(part):
                     if factor != 1.0:
                         _multiply(group, factor)
-                    self.optimizer.update_all(group, self.step)
+                    self.optimizer.update(group, self.step)
                     for weight in group:
                         weight.grad = None
                 self.seconds += time.perf_counter() - began

@@ -13,11 +13,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
     ("engine/token_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
     (
-        "engine/optimizers/rounding.py", "first = torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(word",
-        "torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(words))",
-        "torch.tensor(wrapped(key + stride(words))) if not is_host(values) else wrapped(key + stride(words))",
-    ): "the same number, as a tensor or as it is: which costs less differs",
-    (
         "memory/alternatives.py", "helpful = [change for change in priced if peak - change.peak_bytes > MIB]",
         "peak - change.peak_bytes > MIB", "peak - change.peak_bytes >= MIB",
     ): "a byte decides whether a change of about a mebibyte is worth a word",

@@ -1,5 +1,5 @@
-"""How does each optimizer update a weight? One file each; which there are, and what they take, says `optimizers.py`.
-A new one: a subclass of `base.Optimizer` in a file here, and its entry there.
+"""The rule of each optimizer, one file each. Which there are, and what they take, is the table of `optimizers.py`: a new one is an
+entry there and a subclass of `base.Optimizer` in a file here.
 `rounding` puts a step smaller than a bf16 weight's last bit into it.
 """
 

@@ -1,26 +1,32 @@
-"""What is an optimizer to the engine? Something that updates one weight, in row chunks, as soon as its gradient is complete.
+"""What all optimizers share: weights of one shape, as (count, n, m), are changed by one rule as soon as their gradients are complete.
 
-The state is held by name in plain tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import
+On a CPU the count is 1, and gradients are freed one by one. A GPU takes longer to start a kernel than for most of a weight's
+update: there small weights of one shape are stacked, and nothing is looked at from the host. Large weights are updated in row
+chunks. State is held by name in plain tensors, so that it can be planned, saved and moved; no `torch.optim`, whose import
 costs 80 MB. Weight decay is folded into the fp32 update before rounding: applied alone to bf16 it would vanish.
+
+Shapes: count weights of n rows and m columns; a vector is a matrix of one row.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from devices.base import is_host, traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import Kernels, kernels, takes
 from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
 from engine.sharing.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
-from model.shapes import is_matrix
+from model.shapes import is_block_matrix, is_matrix
 
+EPSILON_SCALE = 1e-3  # least RMS of a weight that its steps are scaled by, so that weights near zero move
 REMAINDER = "remainder"  # kind of the state that a rounding keeps
+StateLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,95 @@ class Step:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Group:
+    """Weights of one shape that are updated together.
+
+    Args:
+        weight: (count, n, m), of several a copy. grad: likewise; may be overwritten.
+        state: kind -> (count, ...); of this process's rows where weights are sharded. step: as these weights see it.
+        is_block_matrix: whether they are matrices of blocks, and not tables, head or vectors.
+        keys: of each weight's stochastic rounding. part, shards: the rows that this process holds; None: all.
+    """
+
+    weight: Tensor
+    grad: Tensor
+    state: dict[str, Tensor]
+    step: Step
+    is_block_matrix: bool
+    rounding: Rounding
+    keys: Sequence[int]
+    part: Part | None
+    shards: Shards | None
+
+    @property
+    def whole_rows(self) -> int:
+        """n of the whole weight, all processes counted."""
+        return self.weight.shape[1] if self.part is None else self.part.shape[0]
+
+    def chunks(self) -> Iterator[slice]:
+        """Rows that are updated at a time."""
+        return row_chunks(self.weight[0])
+
+    def sum(self, local: Tensor) -> Tensor:
+        """Sum over the processes that hold rows of this weight; overwrites `local`."""
+        return local if self.part is None or self.shards is None else self.shards.sum(local)
+
+    def norm(self, parts: Iterable[Tensor]) -> float | Tensor:
+        """The L2 norm of each matrix that comes in parts of its rows; on a GPU (count, 1, 1), which stay there."""
+        norms = [torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) for x in parts]
+        if is_host(self.weight):
+            return self._sum_number(sum(float(norm) ** 2 for norm in norms)) ** 0.5
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        return norm if self.part is None else self.sum(norm.square_()).sqrt_()
+
+    def _sum_number(self, local: float) -> float:
+        return local if self.part is None else float(self.sum(torch.tensor(local, dtype=torch.float64)))
+
+    def scaled_rate(self) -> float | Tensor:
+        """The learning rate times each weight's RMS."""
+        return self.step.learning_rate * at_least(EPSILON_SCALE, self.root_mean_square())
+
+    def root_mean_square(self) -> float | Tensor:
+        """The RMS of each whole weight."""
+        count = self.whole_rows * self.weight.shape[2]
+        if compiled := self.compiled(self.weight):
+            return (self._sum_number(compiled.square_sum(self.weight)) / count) ** 0.5  # type: ignore[no-any-return]
+        return self.norm(self.weight[:, rows] for rows in self.chunks()) / count**0.5
+
+    def compiled(self, *tensors: Tensor) -> Kernels | None:
+        """The compiled kernels, where they take these tensors."""
+        return kernels() if takes(*tensors) else None
+
+    def read(self, rows: slice) -> Tensor:
+        """Rows of the weights as fp32, decayed, to be overwritten."""
+        values = self.rounding.read(self.weight[:, rows], self._remainder(rows))
+        keep = self.step.learning_rate * self.step.weight_decay
+        return values.mul_(1.0 - keep) if keep else values
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        self.rounding.write(self.weight[:, rows], values, self._remainder(rows), self.keys, self.offset(rows))
+
+    def subtract(self, rows: slice, update: Tensor, rate: float | Tensor) -> None:
+        """Decay rows of the weights and take `update` times `rate` from them; on a GPU the update is overwritten."""
+        values = self.read(rows)
+        if isinstance(rate, Tensor):
+            values.sub_(update.mul_(rate))
+        else:
+            values.sub_(update, alpha=rate)
+        del update
+        self.write(rows, values)
+
+    def offset(self, rows: slice) -> int:
+        """Place of the first number of these rows in the whole weight."""
+        return (rows.start + (self.part.first if self.part else 0)) * self.weight.shape[2]
+
+    def _remainder(self, rows: slice) -> Tensor | None:
+        return self.state[REMAINDER].view(self.weight.shape)[:, rows] if REMAINDER in self.state else None
+
+
 class Optimizer(ABC):
-    """Updates weights one at a time.
+    """Changes weights by their gradients.
 
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
@@ -58,106 +151,93 @@ class Optimizer(ABC):
         self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
-        self.state: dict[str, Tensor] = {}
         self.shards = shards
-        # on a GPU: the rates of this step's updates, which are not finite where a gradient was not; None: not told
-        self.rates: list[Tensor] | None = None
+        self.state: dict[str, Tensor] = {}
+        self._stacked: dict[tuple[str, ...], tuple[Tensor, list[Tensor]]] = {}  # on a GPU: of which `state` holds views
 
-    def together(self, weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """These weights in the groups that `update_all` takes: on a CPU one by one, so that gradients go one by one."""
-        return [[weight] for weight in weights]
+    @abstractmethod
+    def layout(self, name: str, shape: tuple[int, ...]) -> StateLayout:
+        """The state of one weight: kind -> shape and dtype. `optimizers.py` says its bytes to the plan."""
 
-    def update_all(self, weights: Sequence[nn.Parameter], step: Step) -> None:
-        """Apply the gradients of some weights; a group of `together`."""
+    @abstractmethod
+    def _update(self, group: Group) -> None:
+        """The rule."""
+
+    def groups(self, weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Those of some weights that have a gradient, as `update` takes them."""
+        groups: list[list[nn.Parameter]] = []
+        growing: dict[object, list[nn.Parameter]] = {}
         for weight in weights:
-            self.update(weight, step)
+            if weight.grad is None:
+                continue
+            name, shape, most = self.names[id(weight)], tuple(weight.shape), traits_of(weight.device).update
+            is_alone = self.shards is not None or is_host(weight) or self._keeps_remainder(weight)
+            facts = self.factors.get(name), is_matrix(name, shape), is_block_matrix(name, shape)
+            kind = name if is_alone else (shape, weight.dtype, weight.grad.dtype, facts)
+            if kind not in growing or (len(growing[kind]) + 1) * weight.numel() > most:
+                growing[kind] = []
+                groups.append(growing[kind])
+            growing[kind].append(weight)
+        return groups
 
     @torch.no_grad()
-    def update(self, weight: nn.Parameter, step: Step) -> None:
-        """Apply `weight.grad` to `weight`. The gradient may be overwritten; the caller frees it."""
-        if weight.grad is not None:
-            name = self.names[id(weight)]
-            self._update(name, weight.data, weight.grad, self._step_of(name, weight, step))
-
-    def _step_of(self, name: str, weight: Tensor, step: Step) -> Step:
-        if (factor := self.factors.get(name, 1.0)) != 1.0:
-            step = replace(step, learning_rate=step.learning_rate * factor)
+    def update(self, weights: Sequence[nn.Parameter], step: Step) -> None:
+        """Apply the gradients of one of `groups`; they may be overwritten, and the caller frees them."""
+        names, shape = [self.names[id(weight)] for weight in weights], tuple(weights[0].shape)
         # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
-        if step.weight_decay and not is_matrix(name, weight.shape):
-            step = replace(step, weight_decay=0.0)
-        return step
+        decay = step.weight_decay if is_matrix(names[0], shape) else 0.0
+        seen = replace(step, learning_rate=step.learning_rate * self.factors.get(names[0], 1.0), weight_decay=decay)
+        keys = [rounding_key(step.seed, step.number, self.index[name]) for name in names]
+        weight = _stack([weight.data for weight in weights])
+        grad = _stack([weight.grad for weight in weights if weight.grad is not None])
+        state = self._state(names, weights[0])
+        part = None if self.shards is None else self.shards.parts.get(names[0])
+        is_inner = is_block_matrix(names[0], shape)
+        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, part, self.shards))
+        if len(weights) > 1:
+            torch._foreach_copy_([each.data for each in weights], [x.view(shape) for x in weight.unbind()])
 
-    @abstractmethod
-    def _update(self, name: str, weight: Tensor, grad: Tensor, step: Step) -> None: ...
+    def _keeps_remainder(self, weight: Tensor) -> bool:
+        return self.rounding.keeps_remainder and weight.dtype == torch.bfloat16
 
-    @classmethod
-    @abstractmethod
-    def state_bytes(cls, shape: tuple[int, ...], name: str = "") -> int:
-        """Bytes of state for a weight of this shape and name: what the plan counts."""
-
-    def _state(self, key: str, shape: tuple[int, ...], weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A state tensor on the weight's device, zero when first asked for."""
-        if key not in self.state:
-            self.state[key] = torch.zeros(shape, device=weight.device, dtype=dtype)
-        return self.state[key]
-
-    def _remainder(self, name: str, rows: slice, weight: Tensor) -> Tensor | None:
-        if not self.rounding.keeps_remainder or weight.dtype != torch.bfloat16:
-            return None
-        return self._state(f"{name}/{REMAINDER}", weight.shape, weight, torch.int8)[rows]
-
-    def _read(self, name: str, rows: slice, weight: Tensor) -> Tensor:
-        """Rows of a weight as fp32, to be overwritten."""
-        return self.rounding.read(weight[rows], self._remainder(name, rows, weight))
-
-    def _write(self, name: str, rows: slice, weight: Tensor, values: Tensor, step: Step) -> None:
-        key = None  # drawn for bf16 alone: fp32 is not rounded, and this runs for every chunk
-        if weight.dtype == torch.bfloat16:
-            key = self._rounding_key(name, step)
-        offset = self._offset(name, rows.start, weight)
-        self.rounding.write(weight[rows], values, self._remainder(name, rows, weight), key, offset)
-
-    def _rounding_key(self, name: str, step: Step) -> int:
-        return rounding_key(step.seed, step.number, self.index[name])
-
-    def _offset(self, name: str, row: int, weight: Tensor) -> int:
-        """Place of a row's first number in the whole weight, all processes counted."""
-        part = self._part(name)
-        return (row + (part.first if part else 0)) * weight[0].numel()
-
-    def _part(self, name: str) -> Part | None:
-        return None if self.shards is None else self.shards.parts.get(name)
-
-    def _whole_rows(self, name: str, weight: Tensor) -> int:
-        part = self._part(name)
-        return part.shape[0] if part else weight.shape[0]
-
-    def _sum(self, name: str, local: Tensor) -> Tensor:
-        """Sum over the processes that hold rows of this weight; overwrites `local`."""
-        return local if self.shards is None or self._part(name) is None else self.shards.sum(local)
-
-    def _root_mean_square(self, name: str, weight: Tensor) -> float | Tensor:
-        """RMS of the whole weight; on a GPU a scalar that stays there."""
-        if not is_host(weight):
-            count = self._whole_rows(name, weight) * weight[0].numel()
-            square = torch.linalg.vector_norm(weight, dtype=torch.float32).square_()
-            return self._sum(name, square).div_(count).sqrt_()
-        if self._part(name) is None:
-            return root_mean_square(weight)
-        square = torch.tensor(root_mean_square(weight) ** 2 * weight.numel(), dtype=torch.float64)
-        total = float(self._sum(name, square.to(weight.device)))
-        return (total / (self._whole_rows(name, weight) * weight[0].numel())) ** 0.5
+    def _state(self, names: Sequence[str], like: nn.Parameter) -> dict[str, Tensor]:
+        """The state of a group by kind, (count, ...) each; zeros when first asked for."""
+        layout = self.layout(names[0], tuple(like.shape))
+        if self._keeps_remainder(like):
+            layout = {**layout, REMAINDER: (tuple(like.shape), torch.int8)}
+        found = {}
+        for kind, (shape, dtype) in layout.items():
+            keys = tuple(f"{name}/{kind}" for name in names)
+            if len(keys) == 1:
+                if keys[0] not in self.state:
+                    self.state[keys[0]] = torch.zeros(shape, device=like.device, dtype=dtype)
+                found[kind] = self.state[keys[0]].unsqueeze(0)
+                continue
+            whole, views = self._stacked.get(keys, (None, []))
+            if whole is None or any(self.state.get(key) is not view for key, view in zip(keys, views, strict=True)):
+                whole = torch.zeros(len(keys), *shape, device=like.device, dtype=dtype)
+                views = list(whole.unbind())
+                for key, view in zip(keys, views, strict=True):
+                    if key in self.state:  # from a checkpoint
+                        view.copy_(self.state[key])
+                    self.state[key] = view
+                self._stacked[keys] = whole, views
+            found[kind] = whole
+        return found
 
     def incomplete(self) -> list[str]:
-        """Names of the weights whose state is not all there, once a step has been made."""
-        held: dict[str, int] = {}
-        for key, tensor in self.state.items():
-            name, _, kind = key.rpartition("/")
-            if kind != REMAINDER:  # it starts over at zero where weights have come to another dtype
-                held[name] = held.get(name, 0) + tensor.nbytes
-        needed = {name: self.state_bytes(tuple(weight.shape), name) for name, weight in self.weights.items()}
-        return [name for name, size in needed.items() if held.get(name, 0) != size]
+        """Names of the weights whose state is not all there, or has another form, once a step has been made."""
+
+        def is_whole(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+            state = self.state.get(f"{name}/{kind}")
+            return state is not None and tuple(state.shape) == shape and state.dtype == dtype
+
+        return [
+            name
+            for name, weight in self.weights.items()
+            if not all(is_whole(name, kind, *form) for kind, form in self.layout(name, tuple(weight.shape)).items())
+        ]
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over saved state; raises KeyError where it belongs to no weight of this model."""
@@ -167,14 +247,15 @@ class Optimizer(ABC):
             self.state[key] = value
 
 
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Matrices as (count, n, m), vectors as (count, 1, m); of one a view."""
+    found = tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+    return found.view(len(tensors), -1, found.shape[-1])
+
+
 def at_least(low: float, value: float | Tensor) -> float | Tensor:
     """The larger of two numbers, of which one may be on a GPU."""
     return value.clamp_(min=low) if isinstance(value, Tensor) else max(low, value)
-
-
-def subtract_(values: Tensor, update: Tensor, rate: float | Tensor) -> Tensor:
-    """values - rate x update, in place; where the rate is on a GPU, the update is overwritten."""
-    return values.sub_(update.mul_(rate)) if isinstance(rate, Tensor) else values.sub_(update, alpha=rate)
 
 
 def row_chunks(tensor: Tensor) -> Iterator[slice]:
@@ -183,11 +264,3 @@ def row_chunks(tensor: Tensor) -> Iterator[slice]:
     rows = max(1, elements // max(1, tensor[0].numel()))
     for start in range(0, tensor.shape[0], rows):
         yield slice(start, min(start + rows, tensor.shape[0]))
-
-
-def root_mean_square(tensor: Tensor) -> float:
-    """RMS of a weight, summed in fp32 chunks."""
-    if (compiled := kernels()) is not None and takes(tensor):
-        return (compiled.square_sum(tensor) / tensor.numel()) ** 0.5
-    square = sum(float(torch.linalg.vector_norm(tensor[rows], dtype=torch.float32)) ** 2 for rows in row_chunks(tensor))
-    return (square / tensor.numel()) ** 0.5

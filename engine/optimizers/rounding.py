@@ -1,4 +1,4 @@
-"""How does a bf16 weight take a step smaller than its last bit?
+"""How bf16 weights take steps smaller than their last bit.
 
 `Stochastic` rounds up or down by chance, right on average: a random 16-bit number is added below bf16's last bit before
 the rest is cut off. The numbers are a hash of (seed, step, weight, element), so every rank and every resumed run draws the
@@ -12,19 +12,20 @@ units of half the last bit: FlashOptim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from devices.base import is_host
+from devices.base import place
 from devices.kernels.calls import kernels, takes
-from model.dropout import GOLDEN, mix, mix_number, random_words, stride, wrapped
+from model.dropout import mix_number, random_words, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
 
 
 class Rounding(ABC):
-    """Reads a slice of a weight as fp32, and writes updated values back."""
+    """Reads rows of some weights (count, n, m) as fp32, and writes updated values back."""
 
     keeps_remainder = False  # of bf16 weights, a byte beside their own two
 
@@ -32,23 +33,23 @@ class Rounding(ABC):
         """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
         return weight.float()
 
-    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int) -> None:
+    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int) -> None:
         """Store fp32 values into a slice.
 
         Args:
             weight: fp32 or bf16. values: fp32, same shape; overwritten.
             remainder: int8, same shape, where the rounding keeps one.
-            key: from `rounding_key`, for bf16. offset: place of the slice's first element in its weight.
+            keys: from `rounding_key`, of each weight. offset: place of the slice's first element in its weight.
         """
         if weight.dtype == torch.float32:
             if values.data_ptr() != weight.data_ptr():
                 weight.copy_(values)
         else:
-            self._write_bf16(weight, values.contiguous(), remainder, key, offset)
+            self._write_bf16(weight, values.contiguous(), remainder, keys, offset)
 
     @abstractmethod
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
     ) -> None: ...
 
 
@@ -56,13 +57,12 @@ class Stochastic(Rounding):
     """Rounds by chance."""
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
     ) -> None:
-        assert key is not None
         if (compiled := kernels()) is not None and takes(weight, values):
-            compiled.round_weights(values, weight, key, offset)
+            compiled.round_weights(values, weight, keys[0], offset)
             return
-        weight.copy_(round_stochastically(values, key, offset))
+        weight.copy_(round_stochastically(values, keys, offset))
 
 
 class Compensated(Rounding):
@@ -78,7 +78,7 @@ class Compensated(Rounding):
         return values
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
     ) -> None:
         assert remainder is not None
         weight.copy_(values)
@@ -90,7 +90,7 @@ class Nearest(Rounding):
     """Rounds to nearest: steps below half of the last place are lost."""
 
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, key: int | None, offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
     ) -> None:
         weight.copy_(values)
 
@@ -112,32 +112,19 @@ def rounding_key(seed: int, step: int, weight_index: int) -> int:
     return key
 
 
-def round_stochastically(values: Tensor, key: int, offset: int) -> Tensor:
+def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Tensor:
     """Round fp32 to bf16 so that the expectation is exact.
 
     Args:
-        values: fp32, contiguous, any shape; overwritten.
-        key: from `rounding_key`.
+        values: (count, ...) fp32, contiguous; overwritten.
+        keys: from `rounding_key`, one for each of count.
         offset: place of the first element in its weight; how a weight is cut into chunks makes no difference.
     Returns:
         bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running.
     """
     words, before = divmod(offset, 4)  # a key's numbers come in words of four
-    first = torch.tensor(wrapped(key + stride(words))) if is_host(values) else wrapped(key + stride(words))
-    noise = _words(first, before + values.numel(), values.device)[before:]
-    return round_with(values, noise.view(values.shape))
-
-
-def _words(key: Tensor | int, count: int, device: torch.device) -> Tensor:
-    """`count` random numbers (int16) of one key."""
-    if isinstance(key, Tensor):
-        return random_words(key, count)
-    counters = torch.arange(1, (count + 3) // 4 + 1, device=device).mul_(GOLDEN).add_(key)
-    return mix(counters).view(torch.int16)[:count]
-
-
-def round_with(values: Tensor, noise: Tensor) -> Tensor:
-    """Round fp32 to bf16 with a random number (int16) for each; values are overwritten. Inf and nan stay what they are."""
+    first = place(torch.tensor([wrapped(key + stride(words)) for key in keys]), values.device)
+    noise = random_words(first, before + values[0].numel())[:, before:].reshape(values.shape)
     no_number = values != values  # the noise would carry some of these over into 0
     bits = values.view(torch.int32)
     bits += noise.to(torch.int32).bitwise_and_(0xFFFF)

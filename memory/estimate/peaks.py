@@ -208,7 +208,7 @@ class StepPeaks:
 
     @property
     def _updates_together(self) -> bool:
-        """Whether all matrices of a block are updated in a few kernels (`engine.optimizers.together`)."""
+        """Whether matrices of one shape are updated together (`engine.optimizers.base`)."""
         return self.choice.scores > 0 and self.work.rounding == "stochastic"
 
     def _whole_bytes(self, matrix: int) -> int:

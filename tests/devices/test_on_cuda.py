@@ -133,7 +133,7 @@ def test_updates_are_those_of_the_cpu(gpu: Device, name: str) -> None:
         optimizer = OPTIMIZERS[name]({"w": weight}, ROUNDINGS["stochastic"]())
         for number in range(1, 5):
             weight.grad = torch.randn(64, 48, generator=generator).to(where)
-            optimizer.update(weight, Step(number, 0.01, 0.1))
+            optimizer.update([weight], Step(number, 0.01, 0.1))
         assert all(state.device.type == where.type for state in optimizer.state.values())
         return [weight.detach().cpu()]
 

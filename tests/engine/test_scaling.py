@@ -67,9 +67,9 @@ def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
     seen: dict[str, torch.Tensor] = {}
 
     class Recorder(OPTIMIZERS[optimizer]):  # type: ignore[misc]
-        def _update(self, name, weight, grad, step) -> None:
-            seen[name] = grad.clone()
-            super()._update(name, weight, grad, step)
+        def update(self, weights, step) -> None:
+            seen.update((self.names[id(weight)], weight.grad.clone()) for weight in weights)
+            super().update(weights, step)
 
     norm = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
     clip = min(1.0, max_grad_norm / norm) if max_grad_norm else 1.0

@@ -46,8 +46,8 @@ def test_clips_to_the_global_norm() -> None:
     seen: dict[str, torch.Tensor] = {}
 
     class Recorder(OPTIMIZERS["adamw"]):  # type: ignore[misc,valid-type]
-        def _update(self, name, weight, grad, step) -> None:
-            seen[name] = grad.clone()
+        def update(self, weights, step) -> None:
+            seen.update((self.names[id(weight)], weight.grad.clone()) for weight in weights)
 
     update = Update(Recorder(dict(model.named_parameters())), norm / 4)
     update.begin(Step(1, 0.01))

@@ -205,9 +205,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
     except Exception as error:  # safetensors raises its own class for a broken file
         raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
     missing = optimizer.incomplete() if loaded else []
-    if not loaded and any(
-        optimizer.state_bytes(tuple(weight.shape), name) for name, weight in optimizer.weights.items()
-    ):
+    if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
         missing = ["all of it"] if trained.step and trained.loss_scaling is None else []
     if missing:

@@ -59,7 +59,7 @@ def test_a_layer_starts_as_many_kernels_as_the_next() -> None:
     shapes = [replace(SHAPE, num_layers=count, num_decoder_layers=count) for count in (1, 2, 3)]
     counts = [traced(TracedWork(shape, device, RAGGED, chunk_bytes=CHUNK)).launches for shape in shapes]
     assert abs(counts[2] - 2 * counts[1] + counts[0]) <= 2
-    assert counts[2] - counts[1] < 450
+    assert counts[2] - counts[1] < 650
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def check(run_dir: Path, name: str, model: T5, shards: Shards) -> None:
     for weight in model.parameters():
         own = torch.randn(weight.shape, generator=draw) if shards.is_sharded(weight) else torch.ones(weight.shape)
         weight.grad = own
-        optimizer.update(weight, Step(1, 0.0))
+        optimizer.update([weight], Step(1, 0.0))
         weight.grad = None
     checkpoints = Checkpoints(run_dir, 2)
     save_sharded(checkpoints, model, byte_tokenizer(), optimizer, TrainingState(step=1), shards)

@@ -45,7 +45,7 @@ def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tupl
     draw = torch.Generator().manual_seed(5)
     for weight in model.parameters():
         weight.grad = torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
-        optimizer.update(weight, Step(1, 1e-3))
+        optimizer.update([weight], Step(1, 1e-3))
         weight.grad = None
     return model, optimizer
 
