@@ -16,7 +16,7 @@ from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
-from commands.exporting.onnx_folder import write_onnx
+from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import Vocabulary, read_vocabulary
 from commands.loading import converting, find_model
 from commands.merge import open_adapted

@@ -43,9 +43,16 @@ class T5Reference(nn.Module):
 
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Scores of every next token: (B, T, V)."""
-        padding = attention_mask == 0
-        encoded = self.encoder(F.embedding(input_ids, self.embedding), padding)
-        hidden = self.decoder(F.embedding(decoder_input_ids, self.embedding), None, encoded, padding)
+        return self.decode(decoder_input_ids, self.encode(input_ids, attention_mask), attention_mask)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the decoder attends to: (B, S, D)."""
+        encoded: Tensor = self.encoder(F.embedding(input_ids, self.embedding), attention_mask == 0)
+        return encoded
+
+    def decode(self, decoder_input_ids: Tensor, encoded: Tensor, attention_mask: Tensor) -> Tensor:
+        """Scores of every next token: (B, T, V)."""
+        hidden = self.decoder(F.embedding(decoder_input_ids, self.embedding), None, encoded, attention_mask == 0)
         if self.config.scale_decoder_outputs:  # T5 1.0; later versions do not scale
             hidden = hidden * self.config.d_model**-0.5
         return hidden @ (self.embedding if self.head is None else self.head).T

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from commands.convert import fixed_ids, probe_logits
 from commands.exporting.ctranslate2_folder import distinct
 from commands.exporting.gguf_file import gguf_name
-from commands.exporting.onnx_folder import DECODER_FILE, ENCODER_FILE
+from commands.exporting.onnx_files import DECODER_FILE, ENCODER_FILE
 from commands.exporting.vocabulary import Vocabulary
 from model.shapes import weights
 from model.t5 import T5

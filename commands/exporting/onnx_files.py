@@ -1,0 +1,103 @@
+"""A T5 as ONNX files: `encoder_model.onnx` and `decoder_model.onnx`, under the names that Optimum reads.
+
+The graphs are those of `model.reference`, traced by torch's exporter; their weights go into a file beside each. The decoder
+takes the whole answer so far and gives the logits of every place. ONNX runtimes multiply no bf16 on CPUs, so the weights
+are fp32, or fp16 that a runtime widens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from model.reference import T5Reference
+from model.t5 import T5
+from settings.program import needs
+
+ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model.onnx"
+OPSET = 17
+SOURCE, TARGET = {0: "batch", 1: "sequence"}, {0: "batch", 1: "target"}  # sides of any length
+
+
+class _Side(nn.Module):
+    """One side of a model."""
+
+    def __init__(self, model: T5Reference, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.run(self.model, *given)
+
+
+def write_onnx(model: T5, folder: Path) -> Path:
+    """Write both graphs and their weights into a folder; matrices in fp16 where the model's are, else in fp32.
+
+    Returns:
+        the decoder's file.
+    Raises:
+        UserError: the package onnx is missing.
+    Memory: one tensor.
+    """
+    onnx = needs("onnx", "--format = onnx")
+    with torch.device("meta"):
+        reference = T5Reference(model.config).eval()
+    reference.to_empty(device="cpu")  # a trace needs no values, and memory that nobody has written to takes none
+    weights = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
+    ids, states = torch.ones(2, 3, dtype=torch.long), torch.zeros(2, 3, model.config.d_model)
+    _write(
+        onnx, _Side(reference, T5Reference.encode), weights, folder / ENCODER_FILE, (ids, ids),
+        {"input_ids": SOURCE, "attention_mask": SOURCE, "last_hidden_state": SOURCE},
+    )  # fmt: skip
+    _write(
+        onnx, _Side(reference, T5Reference.decode), weights, folder / DECODER_FILE, (ids[:, :2], states, ids),
+        {"input_ids": TARGET, "encoder_hidden_states": SOURCE, "encoder_attention_mask": SOURCE, "logits": TARGET},
+    )  # fmt: skip
+    return folder / DECODER_FILE
+
+
+def _write(
+    onnx: ModuleType,
+    side: nn.Module,
+    weights: Mapping[str, Tensor],
+    path: Path,
+    given: tuple[Tensor, ...],
+    axes: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Trace one side into a file, and put its weights into `path` with `.data` behind it.
+
+    Args:
+        axes: sides of any length, of each input and behind them of the output, by name.
+    """
+    *inputs, output = axes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter by tracing needs no further package; the newer one does
+        torch.onnx.export(
+            side, given, str(path), input_names=inputs, output_names=[output], dynamic_axes=axes, opset_version=OPSET,
+            dynamo=False, export_params=False, do_constant_folding=False,
+        )  # fmt: skip
+    graph, kinds = onnx.load(str(path)), onnx.TensorProto
+    with path.with_name(f"{path.name}.data").open("wb") as file:
+        for value in [value for value in graph.graph.input if value.name in weights]:
+            graph.graph.input.remove(value)
+            weight, name = weights[value.name], value.name
+            if weight.dtype == torch.float16:
+                name += ".fp16"
+                graph.graph.node.insert(0, onnx.helper.make_node("Cast", [name], [value.name], to=kinds.FLOAT))
+            else:
+                weight = weight.float()
+            array = weight.contiguous().numpy()
+            kind = kinds.FLOAT16 if weight.dtype == torch.float16 else kinds.FLOAT
+            proto = graph.graph.initializer.add(
+                name=name, dims=array.shape, data_type=kind, data_location=kinds.EXTERNAL
+            )
+            for key, fact in {"location": f"{path.name}.data", "offset": file.tell(), "length": array.nbytes}.items():
+                proto.external_data.add(key=key, value=str(fact))
+            array.tofile(file)
+    path.write_bytes(graph.SerializeToString())
+    onnx.checker.check_model(str(path))
