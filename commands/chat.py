@@ -7,6 +7,7 @@ answer, Ctrl-D leaves. Where standard input is no terminal, questions are read f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.loading import Trained, answering, check_one_process, find_model, load_trained, watched, writing_of
+from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -28,7 +29,6 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders
 from training.start.adapters import AdapterSet
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
@@ -51,10 +51,8 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    folder = find_model(config)
-    config = answering(config, folder, adapter_folders(folder, config.checkpoint.adapter))
-    writing = writing_of(config, 1)
-    trained = load_trained(config, folder, writing)
+    config, folder, _ = find_answering(config, several=True)
+    trained = load_trained(config, folder, writing_of(config, 1))
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)
@@ -67,17 +65,20 @@ def chat(config: Config) -> None:
             return
         is_terminal = sys.stdin.isatty()
         if is_terminal:
+            with contextlib.suppress(ImportError):  # not on every system
+                import readline  # noqa: F401  # gives input() arrow keys, and the right width of Chinese letters
             for text in greeting(trained, asked, turns):
                 Progress(1).note(text)
-        run(session, _lines(is_terminal), sys.stdout, is_terminal)
+        # this iterator may be asked again after an interrupt, as a generator may not
+        run(session, iter(partial(_line, "> " if is_terminal else ""), None), sys.stdout, is_terminal)
 
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    told: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
+    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
     if only_pretrained(trained.folder):
         command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
-        told.append(
+        notes.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; "
                 "finetune it first: {command}",
@@ -85,14 +86,14 @@ def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
             )
         )
     elif trained.template.turns and turns:
-        told.append(
+        notes.append(
             say("it has learnt conversations: earlier questions and answers are remembered; /reset forgets them")
         )
     elif asked == AUTO:
-        told.append(
+        notes.append(
             say("it has learnt single questions: each is answered alone; --history_turns=3 shows it earlier ones")
         )
-    return told
+    return notes
 
 
 def run(session: Session, lines: Iterator[str], out: TextIO, is_terminal: bool = True) -> None:
@@ -138,7 +139,6 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
             answer, `{"piece": text}`, what is to be known of that, and `{"end": true}`.
     """
     tell = partial(_tell, out)
-
     tell({"ready": True})
     for line in lines:
         try:
@@ -166,33 +166,16 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _lines(is_terminal: bool) -> Iterator[str]:
-    if is_terminal:
-        import contextlib
-
-        with contextlib.suppress(ImportError):  # not on every system
-            import readline  # noqa: F401  # gives input() arrow keys, and the right width of Chinese letters
-    return _Lines(is_terminal)
-
-
-class _Lines:
-    """What the user types, line by line; may be asked again after an interrupt, as a generator may not."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        self._prompt = "> " if is_terminal else ""
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            return input(self._prompt)
-        except EOFError:
-            if self._prompt:
-                print()
-            raise StopIteration from None
-        except UnicodeDecodeError:
-            raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
+def _line(prompt: str) -> str | None:
+    """What the user types, or the next line of standard input; None at the end."""
+    try:
+        return input(prompt)
+    except EOFError:
+        if prompt:
+            print()
+        return None
+    except UnicodeDecodeError:
+        raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
 
 
 @dataclass

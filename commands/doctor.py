@@ -112,7 +112,7 @@ def _try_model(config: Config, machine: Machine, report: dict[str, Any]) -> bool
     Returns:
         whether all came to their end. False: somebody interrupted.
     """
-    trials = trials_of(config, machine)
+    trials = trials_of(config)
     named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
     report |= {"model": named, "budget_bytes": machine.budget_bytes}
     told = "trying {model}: {trials}; Ctrl-C shows what is known till then"

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from commands.generate import cut_note
-from commands.loading import Room, Trained, answering, check_one_adapter, find_model, load_trained, watched
+from commands.loading import Room, Trained, find_answering, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
@@ -17,7 +17,6 @@ from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
-from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted, read_settings_file
 from training.evaluation.losses import Evaluation
 from training.evaluation.losses import evaluate as measure_loss
@@ -26,7 +25,7 @@ from training.evaluation.scores import load_libraries, metric_names
 from training.processes.group import Group
 from training.report.progress import Progress
 from training.start.adapted import base_of, learnt_last, tokenizer_folder
-from units import format_size, typed_size
+from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
@@ -41,10 +40,9 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    names, folder = metric_names(config.metrics.metrics), find_model(config)
-    adapters = check_one_adapter(config, folder)
-    learnt, config = learnt_last(folder, adapters), answering(config, folder, adapters)
-    config, prepared, loader = evaluation_rows(config, learnt, base_of(folder))
+    names = metric_names(config.metrics.metrics)
+    config, folder, adapters = find_answering(config)
+    config, prepared, loader = evaluation_rows(config, learnt_last(folder, adapters), base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
@@ -92,13 +90,9 @@ def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | s
         if asked != AUTO or rows == 1:
             break
         rows //= 2
-    shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-    fewer = f"--eval_batch_size_per_gpu={rows // 2}, " if rows > 1 else ""
-    raise DoesNotFit(
-        f"--memory_budget = {format_size(room.total_bytes)}, does not hold {counted(rows, 'row')} of up to {longest[0]} and "
-        f"{longest[1]} tokens: {shown}; try {fewer}--memory_budget={typed_size(sum(parts.values()))} or more, "
-        f"--max_seq_len={max(8, longest[0] // 2)}"
-    )
+    hints = [f"--eval_batch_size_per_gpu={rows // 2}"] if rows > 1 else []
+    what = f"{counted(rows, 'row')} of up to {longest[0]} and {longest[1]} tokens"
+    raise room.does_not_hold(what, parts, *hints, f"--max_seq_len={max(8, longest[0] // 2)}")
 
 
 def evaluation_rows(config: Config, folder: Path, home: Path) -> tuple[Config, Prepared, StepLoader]:

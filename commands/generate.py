@@ -18,16 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.loading import (
-    Trained,
-    answering,
-    check_one_adapter,
-    check_one_process,
-    find_model,
-    load_trained,
-    watched,
-    writing_of,
-)
+from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
@@ -62,9 +53,8 @@ def generate(config: Config) -> None:
     given = config.answer.input
     if given is None:
         raise UserError("--input = none, there is nothing to answer; give a text, or a file of prompts")
-    folder, bad_rows = find_model(config), BadRows(config.data.skip_bad_rows)
-    adapters = check_one_adapter(config, folder)
-    config = answering(config, folder, adapters)
+    bad_rows = BadRows(config.data.skip_bad_rows)
+    config, folder, adapters = find_answering(config)
     prompts = _prompts(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:

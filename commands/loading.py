@@ -75,6 +75,14 @@ class Room:
         budget = measure_budget(config.memory.memory_budget, device)
         return cls(budget, budget.limit(), 0 if budget.is_on_device else ProcessTree().usage().anon_bytes)
 
+    def does_not_hold(self, what: str, parts: Mapping[str, int], *hints: str) -> DoesNotFit:
+        """That it needs more: component -> bytes, and what would help beside a larger budget."""
+        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        more = f"--memory_budget={typed_size(sum(parts.values()))} or more"
+        return DoesNotFit(
+            f"--memory_budget = {format_size(self.total_bytes)}, does not hold {what}: {shown}; try {', '.join([more, *hints])}"
+        )
+
 
 @dataclass
 class Trained:
@@ -127,19 +135,14 @@ class Trained:
         Args:
             flag: by which the rows are asked for. parts: of what is needed; None: as `predict` says.
         """
-        parts = self.predict(writing) if parts is None else parts
-        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-        hints = [f"--memory_budget={typed_size(sum(parts.values()))} or more"]
-        hints += [f"--{flag}={writing.rows // 2}"] if writing.rows > 1 else []
+        hints = [f"--{flag}={writing.rows // 2}"] if writing.rows > 1 else []
         hints += [f"--num_beams={writing.beams // 2}"] if writing.beams > 1 else []
         hints += [
             f"--max_seq_len={max(8, writing.source_tokens // 2)}",
             f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
         ]
-        return DoesNotFit(
-            f"--memory_budget = {format_size(self.room.total_bytes)}, does not hold {counted(writing.rows, 'answer')} of up to "
-            f"{writing.new_tokens} tokens to prompts of up to {writing.source_tokens}: {shown}; try {', '.join(hints)}"
-        )
+        what = f"{counted(writing.rows, 'answer')} of up to {writing.new_tokens} tokens to prompts of up to {writing.source_tokens}"
+        return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
@@ -191,11 +194,7 @@ def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside
     }  # fmt: skip
     parts["allocator slack"] = int(MARGIN * sum(parts.values()))
     if sum(parts.values()) > room.total_bytes:
-        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-        raise DoesNotFit(
-            f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model: {shown}; "
-            f"try --memory_budget={typed_size(sum(parts.values()))} or more"
-        )
+        raise room.does_not_hold("the model", parts)
     with watched(Monitor(room.budget.host_bytes, device)):
         yield
 
@@ -283,17 +282,20 @@ def check_one_process(command: str) -> None:
         raise UserError(f"{command}, works with one process; start it by python, without accelerate launch or torchrun")
 
 
-def check_one_adapter(config: Config, folder: Path) -> list[Path]:
-    """The adapter over a model, if any; several are refused where nobody could change between them.
+def find_answering(config: Config, searches: bool = True, several: bool = False) -> tuple[Config, Path, list[Path]]:
+    """The folder that `--model` names, the adapters over it, and the settings with what they say of how they answer.
 
+    Args:
+        searches: whether there is a beam search here. several: whether there is somebody who changes between adapters.
     Raises:
-        UserError: several adapters, or a folder that holds none.
+        UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.
     """
+    folder = find_model(config)
     adapters = adapter_folders(folder, config.checkpoint.adapter)
-    if len(adapters) > 1:
+    if len(adapters) > 1 and not several:
         names = ",".join(map(str, adapters))
         raise UserError(f"--adapter = {names}, only one can be on here; name one (chat changes between several)")
-    return adapters
+    return answering(config, folder, adapters, searches), folder, adapters
 
 
 def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:

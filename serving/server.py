@@ -8,16 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from commands.loading import (
-    Trained,
-    answering,
-    check_one_adapter,
-    check_one_process,
-    find_model,
-    load_trained,
-    watched,
-    writing_of,
-)
+from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config
 from language import say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
@@ -42,8 +33,7 @@ def serve(config: Config) -> None:
     check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    folder = find_model(config)
-    config = answering(config, folder, check_one_adapter(config, folder), searches=False)
+    config, folder, _ = find_answering(config, searches=False)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
         trained = load_trained(config, folder, writing_of(config, 1))
         api = api_of(trained, config)

@@ -134,12 +134,6 @@ def _about_trials(trials: list[dict[str, Any]]) -> Iterator[str]:
     if failed:
         labels = join(", ", [trial_name(trial["kind"], trial["label"]) for trial in failed])
         yield say("did not go through: {trials}; a run with these settings would not either", trials=labels)
-    micro_batch_trials = [trial for trial in trials if trial["kind"] == "micro-batch" and trial["seconds"]]
-    if len(micro_batch_trials) > 1:
-        best = max(micro_batch_trials, key=lambda trial: trial["tokens"] / trial["seconds"])
-        speed = best["tokens"] / best["seconds"]
-        told = "the fastest micro-batch tried is {rows}, {speed} tokens/s"
-        yield say(told, rows=best["label"], speed=f"{speed:,.0f}")
     pairs = [(t["measured_bytes"], t["predicted_bytes"]) for t in trials if t["kind"] != "model load"]
     off = [measured / predicted - 1 for measured, predicted in pairs if measured and predicted]
     if off and max(off) > TRUSTED:

@@ -28,7 +28,7 @@ def test_the_tables_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> No
     doctor._show_machine(known)
     doctor._show_findings(known)
     text = capsys.readouterr().out
-    for words in ("16.00 GiB, 12.00 GiB available", "OMP_NUM_THREADS=1", "120 T", "20.00 GiB of 24.00 GiB free", "this build of torch", "micro-batch 64", "killed", "2.00 GiB", "take care"):  # fmt: skip
+    for words in ("16.00 GiB, 12.00 GiB available", "OMP_NUM_THREADS=1", "120 T", "20.00 GiB of 24.00 GiB free", "this build of torch", "LoRA rank 64", "killed", "2.00 GiB", "take care"):  # fmt: skip
         assert words in text, words
 
 
@@ -90,5 +90,5 @@ def test_the_command_measures_a_model(tmp_path: Path) -> None:
     shape = ("--d_model=64", "--d_ff=128", "--num_heads=2", "--vocab_size=512")
     done = run_doctor(tmp_path, "--model_preset=tiny", *shape, "--max_seq_len=32", "--effective_batch_size=4")
     assert done.returncode == 0, done.stderr
-    for words in ("step as planned", "sequence length 16", "micro-batch 4", "tokens/s"):
+    for words in ("step as planned", "sequence length 16", "LoRA rank 4", "tokens/s"):
         assert words in done.stdout

@@ -126,7 +126,7 @@ def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
     for asked, too_small in ((9, room(8)), ("auto", replace(room(1), total_bytes=base))):
         with pytest.raises(DoesNotFit, match=r"does not hold .* of up to 64 and 64 tokens: base .*--memory_budget="):
             loss_rows(shape, weights, too_small, asked, (64, 64))
-    with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .* try --eval_batch_size_per_gpu=2048"):
+    with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .*--eval_batch_size_per_gpu=2048"):
         evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
 
 

@@ -57,7 +57,7 @@ def report(**changes: Any) -> dict[str, Any]:
     return whole
 
 
-def trial(kind: str = "micro-batch", label: str = "4", **changes: Any) -> dict[str, Any]:
+def trial(kind: str = "LoRA rank", label: str = "4", **changes: Any) -> dict[str, Any]:
     """A trial that went as predicted."""
     plain = {
         "kind": kind, "label": label, "predicted_bytes": GIB, "measured_bytes": GIB, "predicted_seconds": 1.0, "seconds": 2.0,

@@ -44,9 +44,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "torch is broken": ({"problem": "ImportError: no", "devices": []}, ("torch cannot be used: ImportError: no",)),
     "a killed trial": (
         {"trials": [trial(), trial(label="64", outcome="killed by the system for its memory", measured_bytes=None, seconds=None)]},
-        ("did not go through: micro-batch 64",),
+        ("did not go through: LoRA rank 64",),
     ),
-    "the fastest": ({"trials": [trial(), trial(label="8", seconds=1.0)]}, ("fastest micro-batch tried is 8, 1,000 tokens/s",)),
     "too low": ({"trials": [trial(measured_bytes=2 * GIB)]}, ("up to 100% too low", "--memory_budget")),
 }  # fmt: skip
 
