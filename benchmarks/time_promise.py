@@ -27,11 +27,11 @@ from benchmarks.parts import children, watched
 from benchmarks.parts.results import ROOT, markdown, write_section
 from config import Config, load
 from devices.cores import usable_cores
+from memory.candidates import make_work
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import PACES, Pace, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, choice_fields
 from memory.machines import this_machine
-from memory.plan import make_work
 
 CACHE = ROOT / "data" / "cache" / "time_promise"
 FIGURES = CACHE / "figures.json"

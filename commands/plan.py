@@ -24,8 +24,7 @@ from data.shards.store import STREAM
 from data.sources.peek import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
 from language import english, join, say
-from memory.alternatives import Alternative, other_ways
-from memory.changes import planned_changes
+from memory.changes import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine, with_libraries
@@ -116,7 +115,6 @@ class _Found:
 
     spec: RunSpec
     modes: dict[str, Plan | None]
-    ways: list[Alternative]
     changes: list[Alternative]
 
     @property
@@ -133,14 +131,14 @@ def _found(config: Config, done: int) -> _Found:
         spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:
         raise DoesNotFit(*error.problems, *_assumed(Rows.known(config, machine), config)) from None
+    plan_of = partial(_plan_of, spec)
     modes = dict[str, Plan | None]()
     for mode in MODES:
         try:
-            modes[mode] = resolve(spec.asked.changed(memory_mode=mode), machine, spec.rows).plan
+            modes[mode] = plan_of(spec.asked.changed(memory_mode=mode))
         except DoesNotFit:
             modes[mode] = None
-    changes = planned_changes(config, spec.plan, partial(_plan_of, spec), MOST_CHANGES)
-    return _Found(spec, modes, other_ways(spec.work, machine, spec.plan.choice), changes)
+    return _Found(spec, modes, what_else(config, spec.plan, plan_of, MOST_CHANGES))
 
 
 def _assumed(rows: Rows, config: Config) -> list[str]:
@@ -210,10 +208,10 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
 
 def _as_json(config: Config, found: _Found) -> dict[str, Any]:
     modes = {mode: None if one is None else one.as_dict() for mode, one in found.modes.items()}
-    told = {"alternatives": found.ways, "changes": found.changes}
     return {
         "plan": found.plan.as_dict(), "modes": modes,
-        **{name: [one.as_dict() for one in them] for name, them in told.items()}, "machine": asdict(found.spec.machine),
+        "alternatives": [one.as_dict() for one in [Alternative.of("planned", found.plan), *found.changes]],
+        "changes": [change.as_dict() for change in found.changes], "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
 
@@ -237,16 +235,11 @@ def _show_tables(config: Config, found: _Found) -> None:
         for mode, one in found.modes.items()
     ]  # fmt: skip
     progress.table(say("the modes"), modes)
-    ways: list[tuple[str, ...]] = [(say("way"), say("micro-batch"), say("recomputed"), say("peak"), say("speed"))]
-    for way in found.ways:
-        count, total = chosen.num_blocks - way.saved_blocks, chosen.num_blocks
-        recomputed, speed = say("{count} of {total} blocks", count=count, total=total), chosen.seconds / way.seconds
-        ways.append((say(way.label), str(way.batch_size_per_gpu), recomputed, _peak(way), f"{speed:.0%}"))
-    progress.table(say("other ways"), ways)
     changes = list[tuple[str, str, str]]()
     for change in found.changes:
         saves, speed_told = format_size(chosen.peak_bytes - change.peak_bytes), _speed(chosen, change.seconds)
-        changes.append((f"--{change.label}", _peak(change), say("{size} less, {speed}", size=saves, speed=speed_told)))
+        peak = format_size(change.peak_bytes)
+        changes.append((f"--{change.label}", peak, say("{size} less, {speed}", size=saves, speed=speed_told)))
     progress.table(say("changes for less memory, each planned as if it were typed"), changes)
 
 
@@ -323,8 +316,3 @@ def _speed(chosen: Plan, seconds: float) -> str:
         "{share} of the planned steps an hour, about {step} a step",
         share=f"{chosen.seconds / seconds:.0%}", step=_step_time(seconds),
     )  # fmt: skip
-
-
-def _peak(found: Alternative) -> str:
-    size = format_size(found.peak_bytes)
-    return size if found.fits else say("{size} (does not fit)", size=size)

@@ -9,24 +9,23 @@ machine; those that were measured tell times. A run that is resumed computes in 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from config import PREFERENCES, Config, DoesNotFit, UserError
+from config import Config, DoesNotFit, UserError
 from language import english, say
 from limits import MALLOCS
-from memory.alternatives import refusal
-from memory.choices import as_asked, choices, kernels_of, passes_and_shards, scores_of
+from memory.batch_size import effective_batch
+from memory.candidates import as_asked, candidates, kernels_of, make_work, passes_and_shards, scores_of
+from memory.changes import refusal
 from memory.estimate.peaks import offloaded_bytes, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds, typical_seconds
-from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
-from memory.first_guess import effective_batch
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.homes import Homes, homes_to_try, ways_at
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
 from settings.fields import AUTO
@@ -76,26 +75,6 @@ class Plan:
         accumulation = self.choice.gradient_accumulation_steps
         told = {"choice": self.choice.as_dict(), "reasons": [english(reason) for reason in self.reasons]}
         return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
-
-
-def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Workload:
-    """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
-    data, train = config.data, config.train
-    answers = 2 if data.objective == PREFERENCES else 1
-    source = source_tokens or data.max_seq_len
-    if target_tokens is None:
-        asked = data.max_target_len
-        is_span = data.objective == "span"  # masks a share of the tokens, and adds a sentinel for each span
-        share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length) if is_span else 1.0
-        target_tokens = answers * (math.ceil(source * share) if asked == AUTO else int(asked))
-    rows = math.ceil(effective_batch(config, machine) / machine.num_processes)
-    drops = config.model.dropout_rate > 0
-    clips = train.max_grad_norm > 0
-    return Workload(
-        config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
-        trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
-        sample_rows=train.sample_rows, adapted=adapted_by(config),
-    )  # fmt: skip
 
 
 def plan(
@@ -167,7 +146,7 @@ def _found(
     """
     tried: list[ExecutionPlan] = []
     for precision, parted in product(precisions, (False, True)):
-        ways = list(choices(config, machine, work, precision, parted=parted))
+        ways = list(candidates(config, machine, work, precision, parted=parted))
         found, fastest = _first_that_fits(config, machine, work, [(kept, True), (ways, parted)], homes)
         if fastest is not None:
             return found, fastest

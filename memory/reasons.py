@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from config import Config
 from language import say
+from memory.batch_size import table_guess
 from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import typical_seconds
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
-from memory.first_guess import table_guess
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
 from settings.fields import AUTO, counted

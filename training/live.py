@@ -15,7 +15,7 @@ from config import GenerateConfig
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
-from memory.choices import step_settings
+from memory.candidates import step_settings
 from memory.controller import MemoryController
 from memory.observe.monitor import Monitor
 from settings.errors import UserError

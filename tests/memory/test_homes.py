@@ -11,9 +11,10 @@ import torch
 import devices
 from config import Config, load
 from engine.homes.making import resting_store
+from memory.candidates import make_work
 from memory.estimate.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
-from memory.plan import Plan, make_work, plan
+from memory.plan import Plan, plan
 from model import hf_format
 from model.shapes import weight_counts
 from model.t5 import T5, in_memory

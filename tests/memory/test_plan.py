@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from config import Config, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
-from memory.choices import choices
+from memory.batch_size import effective_batch, table_guess
+from memory.candidates import candidates, make_work
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.time import predict_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.first_guess import effective_batch, table_guess
-from memory.plan import SLOWER, make_work, plan
+from memory.plan import SLOWER, plan
 from units import GIB, MIB
 
 GB = 1000**3
@@ -60,7 +60,7 @@ def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode:
     where = machine(2 * GIB, processes=processes)
     work = make_work(config, where, None, None)
     assert effective_batch(config, where) == rows
-    for choice in choices(config, where, work):
+    for choice in candidates(config, where, work):
         most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
         assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
@@ -92,7 +92,7 @@ def test_low_and_ultra_take_the_least_memory_that_is_nearly_as_fast(mode: str) -
     config, where = settings_of(model_preset="t5-base", effective_batch_size=16, memory_mode=mode), machine(8 * GIB)
     made = plan(config, where)
     work = make_work(config, where, None, None)
-    ways = [(way, predict_seconds(work, way, where)) for way in choices(config, where, work)]
+    ways = [(way, predict_seconds(work, way, where)) for way in candidates(config, where, work)]
     fastest = min(seconds for _, seconds in ways)
     near = [way for way, seconds in ways if seconds <= SLOWER[mode] * fastest and way.storage == made.choice.storage]
     assert made.seconds <= SLOWER[mode] * fastest

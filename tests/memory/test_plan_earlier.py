@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from config import load
-from memory.choices import MICRO_BATCHES
+from memory.candidates import MICRO_BATCHES
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from units import GIB, MIB

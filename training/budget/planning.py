@@ -17,7 +17,7 @@ from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from language import say
 from memory.budget import FLAG, Budget
-from memory.choices import newly_asked
+from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.precision import Precision
 from memory.estimate.workload import ExecutionPlan, Machine, choice_fields

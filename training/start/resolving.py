@@ -19,13 +19,14 @@ from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
+from memory.batch_size import effective_batch
+from memory.candidates import make_work
 from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.first_guess import effective_batch
 from memory.homes import Homes
-from memory.plan import Plan, make_work, plan
+from memory.plan import Plan, plan
 from settings.fields import AUTO
 from storage import NotMade
 from training.start.schedules import Steps

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from config import Config, load
-from memory.choices import choices
+from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import BESIDE_BYTES, disk_need, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.homes import ways_at
-from memory.plan import make_work
 
 
 def config_of(**flags: object) -> Config:
@@ -74,7 +73,7 @@ def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path
         config,
         machine,
         make_work(config, machine, 512, 114),
-        [*choices(config, machine, make_work(config, machine, 512, 114))][:1],
+        [*candidates(config, machine, make_work(config, machine, 512, 114))][:1],
     )
     need = disk_need(config, choice.storage, replace(choice, away_blocks=12), step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)

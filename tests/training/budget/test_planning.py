@@ -14,8 +14,8 @@ from config import load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from devices.base import Device
+from memory.batch_size import effective_batch
 from memory.budget import FLAG, Budget
-from memory.first_guess import effective_batch
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.errors import DoesNotFit
 from training.budget import planning

@@ -1,6 +1,8 @@
-"""How many rows has a step, and a micro-batch at first, where nobody has said it?"""
+"""Batch sizes: the rows of a step, and which micro-batches they may be cut into; `memory.plan` takes the fastest that fits."""
 
 from __future__ import annotations
+
+import math
 
 from config import Config
 from memory.estimate.workload import Machine
@@ -26,3 +28,19 @@ def effective_batch(config: Config, machine: Machine) -> int:
         )
         return batch_size * accumulation * machine.num_processes
     return batch_size * accumulation
+
+
+def micro_batches(config: Config, rows: int) -> list[int]:
+    """Rows of a micro-batch that the settings allow, where a step has so many."""
+    train = config.train
+    if train.batch_size_per_gpu != AUTO:
+        return [min(int(train.batch_size_per_gpu), rows)]
+    if train.gradient_accumulation_steps != AUTO:
+        return [math.ceil(rows / int(train.gradient_accumulation_steps))]
+    return sorted({math.ceil(rows / parts) for parts in range(1, rows + 1)})
+
+
+def evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
+    """Rows of an evaluation batch beside training micro-batches of so many."""
+    given = config.train.eval_batch_size_per_gpu
+    return max(batch_size, table_guess(machine.available_bytes)[1]) if given == AUTO else int(given)

@@ -1,7 +1,7 @@
-"""Which ways are there to run a step? All that settings, machine and work allow; `memory.plan` takes one of them.
+"""Candidates: the execution plans that settings, machine and work allow; `memory.plan` takes one of them.
 
-A way is a `ExecutionPlan`: micro-batches that pass together or one after another, saved blocks, dtypes, chunks of the loss, what
-malloc holds, what waits elsewhere. Whether it fits is asked in `memory.plan`, where weights rest in `memory.homes`.
+They differ in micro-batches that pass together or one after another, saved blocks, dtypes, chunks of the loss, what malloc
+holds, what is offloaded. Whether one fits is asked in `memory.plan`, where weights are kept in `memory.homes`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from config import PREFERENCES, Config, UserError
 from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
+from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import Precision, precisions
-from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.first_guess import table_guess
+from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.consistency import writes_answers
 from settings.fields import AUTO
 
@@ -31,10 +31,30 @@ UNTRIMMED_BELOW = 512
 SCORES_SHARE = 256  # bytes of the budget for each score: some 12 of them are in use, while they are computed with
 
 
-def choices(
+def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Workload:
+    """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
+    data, train = config.data, config.train
+    answers = 2 if data.objective == PREFERENCES else 1
+    source = source_tokens or data.max_seq_len
+    if target_tokens is None:
+        asked = data.max_target_len
+        is_span = data.objective == "span"  # masks a share of the tokens, and adds a sentinel for each span
+        share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length) if is_span else 1.0
+        target_tokens = answers * (math.ceil(source * share) if asked == AUTO else int(asked))
+    rows = math.ceil(effective_batch(config, machine) / machine.num_processes)
+    drops = config.model.dropout_rate > 0
+    clips = train.max_grad_norm > 0
+    return Workload(
+        config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
+        trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
+        sample_rows=train.sample_rows, adapted=adapted_by(config),
+    )  # fmt: skip
+
+
+def candidates(
     config: Config, machine: Machine, work: Workload, settled: Precision | None = None, *, parted: bool = False
 ) -> Iterator[ExecutionPlan]:
-    """All ways to run the step that the settings allow.
+    """All execution plans of a step that the settings allow.
 
     Args:
         settled: in this precision alone. parted: those of several accumulation passes that save as few blocks as may be. They
@@ -43,12 +63,12 @@ def choices(
     """
     total_blocks = work.model.num_layers + work.model.num_decoder_layers
     for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
-        for batch_size in _micro_batches(config, work):
+        for batch_size in micro_batches(config, work.rows):
             count, sizes = work.step_shapes.count(batch_size), work.step_shapes.sizes(batch_size)
             for accumulation_passes, shards in passes_and_shards(config, machine, count, parted):
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(LOSS_CHUNKS_BYTES, _mallocs(config, machine, saved == total_blocks)):
-                        evaluation = _evaluation_batch(config, machine, batch_size)
+                        evaluation = evaluation_batch(config, machine, batch_size)
                         choice = ExecutionPlan(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
@@ -80,7 +100,7 @@ def newly_asked(config: Config, before: Mapping[str, Any] | None) -> frozenset[s
 def as_asked(config: Config, machine: Machine, choice: ExecutionPlan, anew: Collection[str]) -> ExecutionPlan | None:
     """An earlier choice with the evaluation of now; None where a step is asked for that is cut or saves otherwise."""
     if EVALUATION_BATCH in anew:
-        choice = replace(choice, eval_batch_size_per_gpu=_evaluation_batch(config, machine, choice.batch_size_per_gpu))
+        choice = replace(choice, eval_batch_size_per_gpu=evaluation_batch(config, machine, choice.batch_size_per_gpu))
     others = [name for name in anew if name != EVALUATION_BATCH]
     is_cut_alike = all(
         name in MICRO_BATCHES and getattr(config.train, name) == getattr(choice, name) for name in others
@@ -151,15 +171,6 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
     return [*((number, 1) for number in passes), *sharded]
 
 
-def _micro_batches(config: Config, work: Workload) -> list[int]:
-    train = config.train
-    if train.batch_size_per_gpu != AUTO:
-        return [min(int(train.batch_size_per_gpu), work.rows)]
-    if train.gradient_accumulation_steps != AUTO:
-        return [math.ceil(work.rows / int(train.gradient_accumulation_steps))]
-    return sorted({math.ceil(work.rows / parts) for parts in range(1, work.rows + 1)})
-
-
 def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: bool) -> list[int]:
     if config.memory.gradient_checkpointing is True or config.memory.memory_mode == "ultra":
         return [0]
@@ -170,8 +181,3 @@ def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: 
     ):
         return [total]
     return [0] if parted else list(range(0, total + 1))
-
-
-def _evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
-    given = config.train.eval_batch_size_per_gpu
-    return max(batch_size, table_guess(machine.available_bytes)[1]) if given == AUTO else int(given)
