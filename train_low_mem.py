@@ -192,13 +192,18 @@ def _run(name: str, config: Config) -> None:
 
 def _train(config: Config) -> None:
     """Rows are prepared while this process is small, that is before torch is imported."""
-    from training.ahead import begin_ahead
+    from training.processes.launch import is_alone
+    from training.setup.identify import check_torch_can_load
+    from training.setup.stages import stages_before_torch
 
     with ExitStack() as held:
-        ahead = begin_ahead(config, held)
+        run = None
+        if is_alone():  # several processes need torch to agree with each other
+            check_torch_can_load(config)
+            run = stages_before_torch(config, held)
         from trainer_low_mem import LowMemTrainer
 
-        told = LowMemTrainer(config, ahead=ahead).train().over_budget()
+        told = LowMemTrainer(config, run=run).train().over_budget()
     if told:
         raise OverBudget(told)
 

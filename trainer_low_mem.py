@@ -1,4 +1,4 @@
-"""How does a training run go? open -> loop -> finish.
+"""A training run: set up, loop, finish.
 
 `LowMemTrainer(config).train()` is all that a notebook needs; `train_low_mem.py train` is the same from a command line.
 Accelerate gives launch, device placement and the process group; the walk of `engine/` does the rest. What a run does beside
@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from data.prepare.preview import table_of_shards
-from devices.cores import use_threads
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
 # before accelerate imports torch: whoever imports this file has no command line that would do it
@@ -29,14 +29,11 @@ from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
 from storage import writing
-from training.ahead import Watch
 from training.averaging import publish_mean
-from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
 from training.evaluating import evaluate
 from training.evaluation.samples import show_samples
 from training.live import LiveRun
-from training.opening import agree_on_kernels, headline, open_run, watched
 from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
 from training.processes.launch import foreign_engines, local_processes, local_rank
@@ -49,7 +46,12 @@ from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
 from training.report.trackers import tracker_names, trackers
 from training.saving import save
-from training.start.reference import attach_reference
+from training.setup.commit import commit, headline
+from training.setup.machine import fit_machine
+from training.setup.plan import choose_plan, plan_again
+from training.setup.reference import attach_reference
+from training.setup.resolved import ResolvedRun
+from training.setup.stages import stages_before_torch
 
 __all__ = ["LowMemTrainer", "plot"]
 SHOWN_ROWS = 2  # of the data, when a run begins
@@ -62,11 +64,11 @@ class LowMemTrainer:
         config: from `config.load("train", {...})`, or built by hand.
         callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
             "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
-        ahead: what the command line has settled of this run before torch was there; None: nothing.
+        run: the run as the stages before torch have left it; None: they are still to come.
     """
 
-    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), ahead: Watch | None = None) -> None:
-        self.config, self.callbacks, self.ahead = config, callbacks, ahead
+    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), run: ResolvedRun | None = None) -> None:
+        self.config, self.callbacks, self.run = config, callbacks, run
 
     def train(self) -> Summary:
         """Run to the end.
@@ -81,17 +83,22 @@ class LowMemTrainer:
         if problems := foreign_engines():
             raise UserError(*problems)
         tune_malloc("small")  # until the plan has chosen
-        # of a run that goes on, on what it has saved
-        known = self.ahead.begun.config if self.ahead and self.ahead.begun else self.config
-        self.device = devices.pick(known.run.device, local_rank())
+        known = self.config if self.run is None else self.run.config  # of a run that goes on, what it has saved
+        device = devices.pick(known.run.device, local_rank())
         self.accelerator = Accelerator(
-            cpu=self.device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
+            cpu=device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
-        use_threads(self.config.run.num_threads)
-        with ExitStack() as stack:
-            self.group = stack.enter_context(Group(self.accelerator))
-            self._open(stack)
+        with ExitStack() as held:
+            self.group = held.enter_context(Group(self.accelerator))
+            run = self.run or stages_before_torch(self.config, held, self.group)
+            run.group = self.group
+            fit_machine(run, device)
+            choose_plan(run)
+            commit(run)
+            if self.group.is_main:
+                held.callback(restore_replaced_run, run.run_dir)  # where it is not deleted once the run has begun
+            self._begin(run, held)
             try:
                 self._loop()
             except Exception as error:
@@ -99,51 +106,43 @@ class LowMemTrainer:
                 raise
             return self._finish()
 
-    def _open(self, stack: ExitStack) -> None:
-        device, group, is_main = self.device, self.group, self.group.is_main
-        agree_on_kernels(self.config, group)
-        watch = watched(self.config, device, group, self.ahead, stack)
-        self.monitor = monitor = watch.monitor
-        opening = open_run(self.config, watch, device, group)
-        start, plan, budget = opening.start, opening.spec.plan, opening.budget
-        if is_main:
-            stack.callback(restore_replaced_run, start.run_dir)  # where it is not deleted below
-        self.config = config = start.config
-        group.resumes_by(resume_command(config))
-        self.steps = opening.spec.counted
-        track = stack.enter_context(trackers(self.accelerator, config))
+    def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
+        """Open the log, say what will be done, build the model."""
+        self.config, self.monitor, self.steps = run.config, run.monitor, run.spec.counted
+        config, plan = run.config, run.spec.plan
+        self.group.resumes_by(resume_command(config))
+        track = held.enter_context(trackers(self.accelerator, config))
         self.log = log = RunLog(
-            config, start.state.step, monitor, is_main, watch.sign, listeners=[track, *self.callbacks]
+            config, run.state.step, run.monitor, self.group.is_main, run.heartbeat, listeners=[track, *self.callbacks]
         )
-        for text in (*budget.warnings, *start.told):
+        for text in run.told:
             log.tell(text, is_shown=False)
-        if IS_UNBOUNDED and device.name == "cpu":  # torch reads that once, with the first of its products
+        if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
             told = (
                 "torch was imported before trainer_low_mem: if it has computed already, what it keeps of products is not bounded, and "
                 "the run may go over its budget; import trainer_low_mem first, in a fresh kernel"
             )
             log.tell(say(told))
-        for text in (*start.notes, headline(opening)):
+        for text in (*run.notes, headline(run)):
             log.tell(text)
-        if is_main and not self.config.train.is_keep_training:
-            rows = table_of_shards(config, start.prepared, start.loader, start.tokenizer, SHOWN_ROWS)
+        if self.group.is_main and not config.train.is_keep_training:
+            rows = table_of_shards(config, run.prepared, run.loader, run.tokenizer, SHOWN_ROWS)
             log.table(say("rows as the model sees them"), rows)
-        announce(log, config, plan, start.state.step)
+        announce(log, config, plan, run.state.step)
         controller = MemoryController(
-            config, plan, budget, opening.plan_again, device=device, monitor=monitor, log=log,
-            shape="{} + {} tokens".format(*start.loader.longest), local_processes=local_processes(),
+            config, plan, run.budget, partial(plan_again, run), device=run.device, monitor=run.monitor, log=log,
+            shape="{} + {} tokens".format(*run.loader.longest), local_processes=local_processes(),
         )  # fmt: skip
         if config.data.objective == PREFERENCES:
-            with monitor.phase("reference"):
-                attach_reference(start, self.steps, plan.choice, device, group, log.tell)
-        checkpoints = Checkpoints(start.run_dir, config.train.keep_latest_n_ckp)
-        self.live = LiveRun(opening, controller, checkpoints, monitor, log, group)
-        stack.callback(lambda: self.live.close())
-        if is_main:
-            delete_replaced_run(start.run_dir)
+            with run.monitor.phase("reference"):
+                attach_reference(run, log.tell)
+        self.live = LiveRun(run, controller, log)
+        held.callback(lambda: self.live.close())
+        if self.group.is_main:
+            delete_replaced_run(run.run_dir)
         self.recorder = Recorder(self.live, plan)
-        self.interrupts = stack.enter_context(Interrupts(is_main))
-        stack.enter_context(log)
+        self.interrupts = held.enter_context(Interrupts(self.group.is_main))
+        held.enter_context(log)
 
     def _loop(self) -> None:
         live, controller, steps = self.live, self.live.controller, self.steps
@@ -151,7 +150,7 @@ class LowMemTrainer:
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
-            controller.before_step(live.state.step, live.start.loader.num_rows)
+            controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
             with self.monitor.phase("train"):
                 if not self._step(number):
@@ -171,10 +170,10 @@ class LowMemTrainer:
             if stop and not is_last:
                 told = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
-                    step=number, folder=live.start.run_dir, command=resume_command(self.config),
+                    step=number, folder=live.run.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
                 if live.is_main and self.is_wished:  # a signal may mean this machine, and the run goes on without it
-                    note_stop(live.start.run_dir)
+                    note_stop(live.run.run_dir)
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
             self.log.tell(remark)
@@ -205,12 +204,12 @@ class LowMemTrainer:
         return stop + exhausted > 0, exhausted > 0
 
     def _finish(self) -> Summary:
-        live, log, start = self.live, self.log, self.live.start
+        live, log, run = self.live, self.log, self.live.run
         log.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
         prompt = None
         if live.is_main and best is not None:
-            publish(best, start.run_dir)
+            publish(best, run.run_dir)
         shows = live.engine.shards is None  # else no process could write alone
         is_mean = not any(self._stop_asked()) and publish_mean(live)
         if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
@@ -219,7 +218,7 @@ class LowMemTrainer:
             live.controller.before("samples", live.state.step)
             with self.monitor.phase("samples"):
                 prompt = show_samples(
-                    live.engine.walk, start.validation, start.tokenizer, self.config.train.sample_rows,
+                    live.engine.walk, run.validation, run.tokenizer, self.config.train.sample_rows,
                     log, live.longest_answer,
                 )  # fmt: skip
         log.memory(live.state.step, "end")
@@ -227,10 +226,10 @@ class LowMemTrainer:
         summary = self.recorder.end(prompt or "...")
         if live.mirror is not None and (lacking := live.mirror.lacks) is not None:
             told = "the mirror has no copy of the last checkpoint, of step {step} (why: above); copy {folder} elsewhere yourself"
-            log.tell(say(told, step=lacking, folder=start.run_dir))
+            log.tell(say(told, step=lacking, folder=run.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
-                write_card(start.run_dir, start.run_dir)
+                write_card(run.run_dir, run.run_dir)
         self.group.wait()
         self.accelerator.end_training()
         return summary

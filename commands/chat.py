@@ -29,7 +29,7 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
-from training.start.adapters import AdapterSet
+from training.setup.adapters import AdapterSet
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
 HELP = """\

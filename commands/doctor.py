@@ -66,7 +66,7 @@ def shape_of(config: Config) -> T5ModelConfig:
     """
     from commands.loading import find_model
     from model.formats.shape_file import read_config
-    from training.start.adapted import base_of
+    from training.setup.adapter_settings import base_of
 
     return read_config(base_of(find_model(config)))
 
@@ -96,7 +96,7 @@ def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None
     import devices
     from devices import inventory
     from memory.budget import measure_budget
-    from training.budget.planning import machine_of
+    from training.setup.plan import machine_of
 
     found = inventory.look(config.run.device)
     if not measures:

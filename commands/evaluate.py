@@ -24,7 +24,7 @@ from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_m
 from training.evaluation.scores import load_libraries, metric_names
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.start.adapted import base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto

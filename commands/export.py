@@ -32,7 +32,7 @@ from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.start.adapted import base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
 from units import MIB, format_size
 
 

@@ -34,7 +34,7 @@ from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.start.adapted import base_of, learnt_last
+from training.setup.adapter_settings import base_of, learnt_last
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"

@@ -52,8 +52,8 @@ from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
-from training.start.adapters import AdapterSet, attach
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapters import AdapterSet, attach
 from units import format_size, typed_size
 
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of

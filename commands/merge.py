@@ -24,8 +24,8 @@ from model.shapes import inner_width
 from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
-from training.start.adapters import attach
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapters import attach
 
 
 def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config import Config, DoesNotFit, UserError
+from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.looking import look
@@ -33,16 +33,15 @@ from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from storage import only_if_made
-from training.checkpoints.folder import Checkpoints, step_of
+from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
-from training.evaluation.scores import metric_names
 from training.report.progress import Progress
 from training.report.summary import plan_rows
 from training.report.wording import duration
-from training.start.adapted import check_trained
-from training.start.base import planned_start
-from training.start.resolving import Rows, RunSpec, resolve
-from training.start.resuming import find_run_to_resume, goes_on, resumed_config
+from training.setup.base import find_base
+from training.setup.resolved import ResolvedRun, refuse
+from training.setup.resolving import Rows, RunSpec, resolve
+from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size
 
 MODES = ("standard", "low", "ultra")
@@ -78,35 +77,31 @@ def show(config: Config) -> None:
 
 
 def _with_start(config: Config) -> tuple[Config, list[str], int]:
-    """The settings with shape and tokenizer of the model that the run would start from, what is to be told of it, and how many
-    steps it has done.
+    """The settings as the run would have them when its data is looked at, what is told of what it starts from, and how many steps
+    it has done.
 
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
-    train = config.train
+    run, train = ResolvedRun(config, config), config.train
     if goes_on(config, brings=False):
-        run_dir = find_run_to_resume(config)
-        config = replace(resumed_config(config, run_dir), plan=config.plan)
-        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
-        config, told = planned_start(config, run_dir)
-        told = (
-            told if latest is None else [say("{run} goes on after step {step}", run=run_dir.name, step=step_of(latest))]
-        )
-        return config, told, 0 if latest is None else step_of(latest)
-    metric_names(config.metrics.metrics)  # refuses what are none, as `train` does
-    if config.run.run_name != AUTO and (problems := check_name(config.run.run_name)):
-        raise UserError(*problems)
-    if not train.is_finetune and train.finetune_from in (AUTO, None):
-        if problems := check_trained(config, None):
-            raise UserError(*problems)
-        return config, [], 0
+        run.resumed_dir = find_run_to_resume(config)
+        run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
+    elif config.run.run_name != AUTO:
+        refuse(check_name(config.run.run_name))
     try:
-        return *planned_start(config), 0
+        find_base(run, reads_weights=False)
     except UserError as error:
-        if not config.given("model_preset"):
+        is_preference = config.data.objective == PREFERENCES
+        needs_base = is_preference or train.is_finetune or train.finetune_from not in (AUTO, None)
+        if run.resumed_dir or not needs_base or not (is_preference or config.given("model_preset")):
             raise
-        return config, [f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"], 0
+        assumed = f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"
+        return config, [assumed], 0
+    if run.resumed_dir is not None and run.base is not None and run.is_resumed:
+        done = step_of(run.base)
+        return run.config, [say("{run} goes on after step {step}", run=run.resumed_dir.name, step=done)], done
+    return run.config, run.told or [f"starts from {run.base}"] * (run.base is not None), 0
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ from settings.program import program
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.start.adapted import adapter_folders, base_of, learnt_last, tokenizer_folder
-from training.start.adapters import note_origin
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapters import note_origin
 from units import format_size
 
 

@@ -48,9 +48,9 @@ def publish_mean(live: LiveRun) -> bool:
     first, last = step_of(found[0]), step_of(found[-1])
     told = "mean of the last {checkpoints}, of steps {first} to {last}"
     live.log.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
-    is_better = evaluate(live, len(found)) or not live.start.validation.num_rows  # then nothing speaks against it
+    is_better = evaluate(live, len(found)) or not live.run.validation.num_rows  # then nothing speaks against it
     if is_better and live.is_main:
-        publish(folder, live.start.run_dir)
+        publish(folder, live.run.run_dir)
     if not is_better:
         live.log.tell(say("it is not better than the best before it: a checkpoint is published"))
         live.release()

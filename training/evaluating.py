@@ -51,12 +51,12 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
 
 def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
     """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
-    start = live.start
+    run = live.run
     free = live.controller.free_bytes()
     while True:
         try:
             return score_answers(
-                live.engine.walk, start.validation, start.tokenizer, live.config, live.group,
+                live.engine.walk, run.validation, run.tokenizer, live.config, live.group,
                 live.longest_answer, free, live.monitor,
             )  # fmt: skip
         except Exception as error:
@@ -75,9 +75,7 @@ def _loss(live: LiveRun) -> Evaluation:
     size = live.controller.plan.choice.eval_batch_size_per_gpu
     while True:
         try:
-            batches = live.start.validation.evaluation_batches(
-                live.config.train.eval_rows, size, group.rank, group.size
-            )
+            batches = live.run.validation.evaluation_batches(live.config.train.eval_rows, size, group.rank, group.size)
             return losses.evaluate(live.engine.walk, batches, group, live.device.torch_device)
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):

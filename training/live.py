@@ -17,51 +17,40 @@ from devices.malloc import tune_malloc
 from language import say
 from memory.candidates import step_settings
 from memory.controller import MemoryController
-from memory.observe.monitor import Monitor
 from settings.errors import UserError
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
 from training.evaluation.stopping import BestMetric
-from training.opening import Opening
-from training.processes.group import Group
 from training.report.run_log import RunLog
-from training.start.building import build
-from training.start.startup import rolled_back
+from training.setup.build import build
+from training.setup.data import rolled_back
+from training.setup.resolved import ResolvedRun
 
 
 class LiveRun:
     """A run while it trains.
 
     Args:
-        opening: what it starts with. controller: keeps it inside its budget, by the plan of now.
-        checkpoints: of the run. monitor, log: watch it and report on it. group: its processes.
+        run: what it starts with. controller: keeps it inside its budget, by the plan of now. log: reports on it.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        controller: MemoryController,
-        checkpoints: Checkpoints,
-        monitor: Monitor,
-        log: RunLog,
-        group: Group,
-    ) -> None:
-        self.start = self._beginning = opening.start
-        self.config, self.device, self.group = opening.start.config, opening.device, group
-        self.controller, self.checkpoints, self.monitor, self.log = controller, checkpoints, monitor, log
-        self.mirror = opening.mirror
-        self.is_main, self.has_saved = group.is_main, False  # whether this part of the run has written a checkpoint
+    def __init__(self, run: ResolvedRun, controller: MemoryController, log: RunLog) -> None:
+        self.run = self._beginning = run
+        self.config, self.device, self.group, self.mirror = run.config, run.device, run.group, run.mirror
+        self.controller, self.monitor, self.log = controller, run.monitor, log
+        self.checkpoints = Checkpoints(run.run_dir, run.config.train.keep_latest_n_ckp)
+        self.is_main, self.has_saved = run.group.is_main, False  # whether this part of the run has written a checkpoint
         self._build()
 
     @property
     def longest_answer(self) -> int:
         """Tokens of the longest answer that the model has been trained on, here or, as its base's folder says, before."""
         said = self.config.generate.max_new_tokens
-        learnt = self.start.loader.longest_answer
+        learnt = self.run.loader.longest_answer
         return learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
 
     def _build(self) -> None:
@@ -70,8 +59,8 @@ class LiveRun:
         if budget.device_bytes is not None:
             self.device.limit_memory(budget.device_bytes)
         with self.monitor.phase("load"):
-            self.engine = build(self.start, choice, self.device, self.group)
-        self.state = self.start.state
+            self.engine = build(self.run, choice)
+        self.state = self.run.state
         self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
         self.divergence = Divergence(**(self.state.divergence or {}))
         self.best = BestMetric.restore(train.metric_for_best, train.early_stopping_evals, self.state.best_metric)
@@ -87,10 +76,10 @@ class LiveRun:
     def roll_back(self, reason: str) -> None:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""
         latest = self.group.broadcast(self.checkpoints.latest())
-        self.start = rolled_back(self._beginning, latest, self.checkpoint_state())
+        self.run = rolled_back(self._beginning, latest, self.checkpoint_state())
         self.close()  # the disk has no room for two files of weights
         del self.engine
-        self.controller.before("rolling back", self.start.state.step)
+        self.controller.before("rolling back", self.run.state.step)
         self._build()
         self.log.rewind(self.state.step)
         report = say("{reason}: continuing after step {step}", reason=reason, step=self.state.step)
@@ -105,7 +94,7 @@ class LiveRun:
 
     def take(self, folder: Path) -> None:
         """Go on with the weights of another folder, without anything that the optimizer has learnt: to evaluate them."""
-        self.start = replace(self._beginning, base=folder, state=self.state, is_resumed=False)
+        self.run = self._beginning.starting_from(folder, self.state, is_resumed=False)
         self._build()
 
     def take_published(self) -> bool:
@@ -134,7 +123,7 @@ class LiveRun:
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
         plan = self.controller.plan
-        return self.start.loader.micro_batches(
+        return self.run.loader.micro_batches(
             self.divergence.batch_of(number), effective_batch_size=plan.effective_batch_size,
             batch_size=plan.choice.batch_size_per_gpu, rank=self.group.rank, num_processes=self.group.size,
         )  # fmt: skip

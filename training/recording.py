@@ -129,7 +129,7 @@ class Recorder:
             planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
             budget_bytes=controller.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
-            first_over=live.group.first_of(self._over()), model_dir=str(live.start.run_dir), metrics_file=str(live.log.path),
+            first_over=live.group.first_of(self._over()), model_dir=str(live.run.run_dir), metrics_file=str(live.log.path),
             skipped_batches=len(live.divergence.skipped), rate_factor=live.divergence.rate_factor,
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ def give_up(live: LiveRun) -> NoReturn:
     if live.checkpoints.latest():
         told = say(
             "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
-            story=told, step=live.last_good, folder=live.start.run_dir, command=resume_command(live.config),
+            story=told, step=live.last_good, folder=live.run.run_dir, command=resume_command(live.config),
         )  # fmt: skip
     raise DoesNotFit(told)
 
@@ -100,7 +100,7 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
     to_blame = number - is_before
     divergence.skip(to_blame, seen_at=number)
-    rows = divergence.rows(live.start.loader, live.controller.plan.effective_batch_size)
+    rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
     where = live.group.first_of(live.engine.checks.first)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
     further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
@@ -120,7 +120,7 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
 
 def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoReturn:
     """Publish what is good, and say what to change: of a model that gives no finite loss, or of a rate of which no part has helped."""
-    train, base = live.config.train, live.start.base
+    train, base = live.config.train, live.run.base
     if is_hopeless and not live.has_saved:
         what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
         told = f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
@@ -134,9 +134,9 @@ def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoRe
         raise UserError(told)
     last, ending = live.checkpoints.named_best() or live.checkpoints.latest(), "no model is published"
     if last is not None:
-        ending = f"the model of the last good checkpoint is in {live.start.run_dir}"
+        ending = f"the model of the last good checkpoint is in {live.run.run_dir}"
         if live.is_main:
-            publish(last, live.start.run_dir)
+            publish(last, live.run.run_dir)
     others = "a longer --warmup_steps" + ("" if train.max_grad_norm else ", or --max_grad_norm=1")
     factor = live.divergence.rate_factor
     slower = f", also with {factor:g} of it" if factor < 1.0 else ""

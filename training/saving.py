@@ -36,7 +36,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
         if not is_sound(engine, micro_batches, live.group):
             return False
     state, path = live.checkpoint_state(), checkpoints.folder / name_of(step)
-    model, optimizer, tokenizer = engine.model, engine.optimizer, live.start.tokenizer
+    model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
     with live.monitor.phase("save"):
         answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
         if engine.shards is not None:
@@ -48,7 +48,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
     live.log.event("checkpoint", step=step, path=path, best=is_best)
     logger.info("step {} saved to {}", step, path)
     if live.mirror is not None and live.is_main:
-        problem = live.mirror.push(live.start.run_dir, path)
+        problem = live.mirror.push(live.run.run_dir, path)
         if problem is not None:
             live.log.tell(problem)
     live.last_good, live.has_saved = step, True

@@ -69,7 +69,14 @@ def cases_of(world: World) -> list[Case]:
     one = Commands(world)
     return [
         Case("train", world, one.train, TRAIN_TIMED),
-        Case("resume", world, one.train, {"training.opening:start": "resume"}, one.cut, until="symlink step_00000006"),
+        Case(
+            "resume",
+            world,
+            one.train,
+            {"training.setup.data:load_data": "resume"},
+            one.cut,
+            until="symlink step_00000006",
+        ),
         Case("mirror", world, one.mirrored, MIRROR_TIMED, is_mirror=True, loses=("runs", "logs")),
         Case("prepare", world, one.prepare, {"data.prepare.writing:Writing.run": "prepare"}),
         Case("tokenizer", world, one.tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),

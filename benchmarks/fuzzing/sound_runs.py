@@ -106,7 +106,7 @@ def run_folder(folder: Path) -> None:
 
 
 def use_settings(folder: Path) -> None:
-    from training.start.resuming import resumed_config
+    from training.setup.resuming import resumed_config
 
     asked = load("train", {"run_name": "a", "output_dir": str(folder), "is_keep_training": "True"})
     resumed_config(asked, folder / "a")
@@ -223,14 +223,14 @@ def use_probe(path: Path) -> None:
 
 
 def reference_folder(folder: Path) -> None:
-    from training.start.reference import ReferenceStore
+    from training.setup.reference import ReferenceStore
 
     ReferenceStore(folder / "train.npy", 40).write(np.arange(40), np.ones((40, 2), np.float32))
     (folder / "reference.json").write_text(json.dumps({"folder": "/cache/reference-0123456789abcdef", "model": "01"}))
 
 
 def use_reference(folder: Path) -> None:
-    from training.start.reference import ReferenceStore, _read_record
+    from training.setup.reference import ReferenceStore, _read_record
 
     _read_record(folder / "reference.json")
     store = ReferenceStore(folder / "train.npy", 40)

@@ -17,7 +17,7 @@ from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
 from settings.fields import AUTO
 from training.report.wording import about
-from training.start.resolving import Rows, resolve
+from training.setup.resolving import Rows, resolve
 
 TRIAL_SECONDS = 120.0  # longest trial
 STEPS_OF_A_TRIAL = 6  # what a probe does takes about as long as this many steps

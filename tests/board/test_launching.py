@@ -24,7 +24,7 @@ from board.runs import run_facts
 from board.service import Board
 from config import UserError, load
 from tests.board.recorded import beat, places
-from training.start.resuming import find_run_to_resume, resumed_config
+from training.setup.resuming import find_run_to_resume, resumed_config
 from units import GIB
 
 FITS = {"plan": {"peak_bytes": GIB, "budget_bytes": 4 * GIB}, "fits_now": True, "reserved_bytes": 0}

@@ -21,7 +21,8 @@ from tests.commands.test_chat import save_adapter
 from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
 from trainer_low_mem import LowMemTrainer
-from training.start.beginning import begin
+from training.setup.base import find_base
+from training.setup.resolved import ResolvedRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEARCH = GenerateConfig(num_beams=4, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2)
@@ -34,6 +35,14 @@ def settings(command: str = "generate", **flags: Any) -> Config:
 
 def how(config: Config, names: tuple[str, ...] = tuple(KEPT)) -> dict[str, Any]:
     return {name: getattr(config.generate, name) for name in names}
+
+
+def begun(**flags: Any) -> Config:
+    """The settings of a training run once its base is known."""
+    config = settings("train", **flags)
+    run = ResolvedRun(config, config)
+    find_base(run)
+    return run.config
 
 
 @pytest.fixture
@@ -141,8 +150,8 @@ def test_what_is_finetuned_answers_as_its_base(folder: Path, tmp_path: Path) -> 
         "is_finetune": True, "finetune_from": folder, "train_file": tmp_path / "pairs.jsonl", "cache_dir": tmp_path / "cache",
         "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "run_name": "r",
     }  # fmt: skip
-    assert how(begin(settings("train", **flags), str).config) == KEPT
-    assert how(begin(settings("train", **flags, num_beams=1, lora_rank=2), str).config) == {**KEPT, "num_beams": 1}
+    assert how(begun(**flags)) == KEPT
+    assert how(begun(**flags, num_beams=1, lora_rank=2)) == {**KEPT, "num_beams": 1}
 
 
 def test_a_run_keeps_the_longest_answer_of_its_rows_or_of_its_base(folder: Path, tmp_path: Path) -> None:

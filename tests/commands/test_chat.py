@@ -34,7 +34,7 @@ from model.lora.form import LoraSettings
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.start.adapters import fingerprint_of
+from training.setup.adapters import fingerprint_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "春天的河水从石桥下流过 the river runs under a bridge été 😀 мост "

@@ -31,7 +31,7 @@ from training.evaluation import samples as answering
 from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
-from training.start.adapters import fingerprint_of
+from training.setup.adapters import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]

@@ -127,7 +127,8 @@ def test_a_run_that_goes_on_is_planned_by_what_it_has_saved(tmp_path: Path, caps
     flags = {"train_file": tmp_path / "rows.jsonl", "d_ff": 64, "cache_dir": tmp_path / "c", "max_steps": 10}
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     words = {**SHAPE, **{name: str(value) for name, value in flags.items()}, "run_name": "mine"}
-    saved = load("train", {name: value for name, value in words.items() if name != "json"}).as_dict()
+    words_of_run = {name: value for name, value in words.items() if name != "json"}
+    saved = load("train", words_of_run).as_dict()
     (tmp_path / "runs" / "mine" / SETTINGS_FILE).write_text(json.dumps(saved))
     goes_on = {
         "is_keep_training": "True",
@@ -140,7 +141,7 @@ def test_a_run_that_goes_on_is_planned_by_what_it_has_saved(tmp_path: Path, caps
     asked = told(capsys, **flags)["plan"]
     assert (found["peak_bytes"], found["seconds"]) == (asked["peak_bytes"], asked["seconds"])
     (checkpoint := tmp_path / "runs" / "mine" / "checkpoints" / "step_00000009").parent.mkdir()
-    seal(save_trained(checkpoint))
+    seal(save_trained(checkpoint, shape=load("train", words_of_run).model))
     plan_command.show(load("plan", {**goes_on, "json": "True", "overwrite": "False"}))
     left = json.loads(capsys.readouterr().out)["plan"]
     assert left["seconds_total"] < found["seconds_total"], "one step is left"

@@ -25,7 +25,7 @@ from memory.budget import Budget, measure_budget
 from memory.observe.system_limits import Limit, margin_of
 from settings.errors import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
-from training.budget.planning import machine_of
+from training.setup.plan import machine_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
 GIB, MIB = 2**30, 2**20

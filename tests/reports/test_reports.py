@@ -40,7 +40,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format
 from settings.errors import UserError
-from training.start.schedules import learning_rate
+from training.setup.schedules import learning_rate
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]

@@ -92,7 +92,7 @@ def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poiso
     trainer, _ = run(folder, "loss", detect_anomaly=True)
     (record,) = events(folder, "loss", "recovery")
     assert record["reason"] == "not finite" and record["step"] == 3
-    assert record["rows"] == trainer.live.start.loader.rows_of_steps(np.array([2]), ROWS)[0].tolist()
+    assert record["rows"] == trainer.live.run.loader.rows_of_steps(np.array([2]), ROWS)[0].tolist()
     assert str(record["rows"][0]) in record["report"] and record["place"] == "the loss"
     end = events(folder, "loss", "end")[0]
     assert end["skipped_batches"] == 1 and end["rate_factor"] == 1.0

@@ -67,4 +67,4 @@ def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None
     mirror: Any = type("Mirror", (), {"push": lambda self, *facts: pushed.append(facts)})()
     live.mirror = mirror
     assert save(live, is_best=False) and live.last_good == 3
-    assert pushed == [(live.start.run_dir, live.checkpoints.folder / "step_00000003")]
+    assert pushed == [(live.run.run_dir, live.checkpoints.folder / "step_00000003")]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +34,8 @@ from memory.estimate.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate
-from training.checkpoints.state import TrainingState
-from training.start.building import build, stores_reference
-from training.start.startup import Start
+from training.setup.build import build, stores_reference
+from training.setup.resolved import ResolvedRun
 
 PRODUCT_SIDE = 512  # large enough for the library of products to take its buffers
 LEAST_STEPS = 4  # the optimizer's state is made in the first, and the heap settles after the third
@@ -75,11 +74,9 @@ def measure(request: ProbeRequest) -> dict[str, Any]:
     base = 0 if device.is_separate_memory else high_water.peak_bytes()
     tune_malloc(choice.malloc)
     with phase("load"):
-        # data and tokenizer are not needed to make a model
-        start = cast(Any, Start)(
-            config, None, None, None, None, request.base, TrainingState(), is_resumed=False, notes=[]
-        )
-        engine = build(start, choice, device)
+        run = ResolvedRun(config, config, base=request.base)
+        run.device = device
+        engine = build(run, choice)
         cleaner.settle()
     evaluate("first evaluation")
     for number in range(1, max(LEAST_STEPS, len(request.steps)) + 1):

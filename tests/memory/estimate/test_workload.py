@@ -16,7 +16,7 @@ from memory.plan import Plan, plan
 from model.lora.freezing import freeze
 from model.shapes import weight_counts
 from model.t5 import T5
-from training.start.adapters import choose_trained
+from training.setup.adapters import choose_trained
 
 SMALL = {"num_layers": 2, "num_decoder_layers": 3, "vocab_size": 300}
 

@@ -16,7 +16,7 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import resume_run
 from training.processes.launch import RESTARTS, launch_marks
-from training.start.resuming import goes_on
+from training.setup.resuming import goes_on
 
 
 def save(run_dir: Path, step: int, keep: int = 2, is_best: bool = False, text: str = "", started: float = 1.0) -> Path:

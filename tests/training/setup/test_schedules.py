@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from config import load
-from training.start.schedules import Steps, layerwise_factors, learning_rate, long_run_rate
+from training.setup.schedules import Steps, layerwise_factors, learning_rate, long_run_rate
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
 

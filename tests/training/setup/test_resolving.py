@@ -14,7 +14,7 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from memory.estimate.workload import Machine
 from settings.fields import AUTO
-from training.start.resolving import Rows, resolve
+from training.setup.resolving import Rows, resolve
 from units import GIB
 
 MACHINE = Machine(2 * GIB, 16 * GIB)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import devices
 from config import Config, load
 from memory.estimate.workload import ExecutionPlan
 from model import hf_format
 from settings.errors import UserError
+from tests.training.setups import opened
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.processes.group import Group
-from training.start import reference as reference_module
-from training.start.beginning import begin
-from training.start.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
-from training.start.schedules import Steps
-from training.start.startup import Start, start
+from training.setup import reference as reference_module
+from training.setup.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
+from training.setup.resolved import ResolvedRun
+from training.setup.schedules import Steps
 
 CHOICE = ExecutionPlan(4, 1, 1, 3, 3, "float32", "float32", 1 << 20)
 BATCH = 4
@@ -49,18 +48,21 @@ def configure(tmp_path: Path) -> Configure:
     return make
 
 
-def begun(config: Config) -> Start:
+def begun(config: Config) -> ResolvedRun:
     """A run whose folder exists, and nothing else."""
-    opened = start(begin(config, str), 1 << 40)
+    run = opened(config)
     create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
-    return opened
+    return run
 
 
-def attach(begin: Start) -> list[str]:
+def attach(run: ResolvedRun) -> list[str]:
     """Attach, and give what was told."""
     told: list[str] = []
-    steps = Steps.of(begin.config, BATCH, begin.loader.num_rows)
-    attach_reference(begin, steps, CHOICE, devices.pick("cpu"), Group(), told.append)
+    spec: Any = SimpleNamespace(
+        plan=SimpleNamespace(choice=CHOICE), counted=Steps.of(run.config, BATCH, run.loader.num_rows)
+    )
+    run.spec = spec
+    attach_reference(run, told.append)
     return told
 
 
@@ -125,7 +127,7 @@ def test_an_interrupted_phase_goes_on(configure: Configure, tmp_path: Path, monk
 def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure, tmp_path: Path) -> None:
     begin = begun(configure())
     attach(begin)
-    begin = replace(begin, config=begin.config.changed(is_keep_training=True))
+    begin.config = begin.config.changed(is_keep_training=True)
     save_trained(tmp_path / "base", seed=9)  # changed in place: what is stored is still the reference
     assert attach(begin) == []
     (folder,) = (tmp_path / "cache").glob("reference-*")
@@ -144,8 +146,8 @@ def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Conf
     before = json.loads((old.run_dir / RECORD).read_text())
     path = Path(str(config.data.train_file))
     path.write_text(path.read_text().replace("yes,", "no,"))
-    fresh = start(begin(config, str), 1 << 40)
-    fresh = replace(fresh, config=fresh.config.changed(is_keep_training=True))
+    fresh = opened(config)
+    fresh.config = fresh.config.changed(is_keep_training=True)
     assert attach(fresh), "else they would be those of other rows"
     now = json.loads((old.run_dir / RECORD).read_text())
     assert now["folder"] != before["folder"] and now["model"] == before["model"]

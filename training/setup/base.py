@@ -1,23 +1,25 @@
-"""Which model does a run start from, and what does that imply?
+"""Stage 2: the weights that a run starts from, and what follows from them: shape, tokenizer, adapters, how answers are written.
 
-A folder that the user names is taken, and all else that is found by itself is told before anything else: what it is, why
-it, and what other starts there are. A pretraining run is found by itself only where its shape is not another than the one
-asked for, and its tokenizer suits the data (`data.prepare.estimate`); else weights are random. A checkpoint of the Hugging Face hub
-gets here by a command that is told, or, where the user allows it, at once; `HF_ENDPOINT` names a mirror, for both ways.
+A folder that the user names is taken. What is found instead is told first: what it is, why it, and what other starts there are. A
+pretraining run is found only where its shape is not another than the one asked for, and its tokenizer suits the data
+(`data.prepare.estimate`); else weights are random.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-from pathlib import Path, PurePath
+from pathlib import Path
+from typing import Any
 
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.estimate import misfit
 from data.prepare.looking import ask
+from data.prepare.task import file_problems
 from language import say
+from model.formats.answering import HEEDED, answers_by, remarks
+from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import CONFIG_FILE, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
@@ -25,7 +27,10 @@ from settings.fields import AUTO
 from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
-from training.start.adapted import check_trained, home_of, with_form_of
+from training.evaluation.scores import metric_names
+from training.setup.adapter_settings import check_trained, home_of, with_form_of
+from training.setup.hub import MODELS_DIR, download, how_to_fetch
+from training.setup.resolved import ResolvedRun, refuse
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 NOT_OF_SHAPE = (
@@ -36,56 +41,112 @@ NOT_OF_SHAPE = (
     "decoder_start_token_id",
 )  # the tokenizer's, or of training alone
 NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
-MODELS_DIR = "models"
-# beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
-OWNERS = {
-    "flan-t5": "google", "t5-v1_1": "google", "mt5": "google", "umt5": "google", "byt5": "google", "t5-": "google-t5",
-    "ChatLM": "charent", "mengzi-t5": "Langboat", "codet5": "Salesforce",
-}  # fmt: skip
-FETCHED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "spiece.model", "special_tokens_map.json",
-         "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
-PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
+# what a new model takes over of how its base answers; of the longest answer, where that is longer than what it is trained on
+TAKEN = (*HEEDED, "max_new_tokens")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def choose_base(config: Config, run_dir: Path | None) -> tuple[Path | None, list[str]]:
+def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
+    """Decide which weights a run starts from, and take over its shape, tokenizer, adapters' form and way of answering.
+
+    Args:
+        reads_weights: compare the files with their checksums, which reads them once.
+    Raises:
+        UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
+    """
+    metric_names(run.config.metrics.metrics)  # else unknown names would be found at the first evaluation, or never
+    try:
+        base, told = choose_base(run.config, run.resumed_dir)
+    except UserError as error:  # files may be missing as well, and would be told only once this is mended
+        raise UserError(*error.problems, *file_problems(run.config.data)) from None
+    run.told += told
+    config, is_new = run.config, run.resumed_dir is None
+    if is_new:
+        _refuse_to_replace_its_start(config, base)
+        learns = config.train.is_finetune or config.data.objective == PREFERENCES
+        if config.train.finetune_from == AUTO and learns:
+            # so that a resume before the first checkpoint chooses the same
+            config = config.changed(finetune_from=None if base is None else str(base.absolute()))
+    if base is not None:
+        home = home_of(base, config)
+        for place in dict.fromkeys((base, home) if is_new else (home,)):
+            if reads_weights:
+                refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
+        config = _with_shape_of(config, home)
+        # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
+        config = _with_answers_of(config, run.notes if is_new else [], home, base)
+        if config.data.tokenizer_dir == AUTO:
+            config = config.changed(tokenizer_dir=str(home))
+    run.config, run.base = with_form_of(config, base), base
+    if base is not None and run.resumed_dir is not None:
+        # one that was stopped before its first checkpoint begins again with the model that it goes on from
+        run.is_resumed = base.parent == Checkpoints(run.resumed_dir, 1).folder
+    refuse(check_trained(run.config, base))
+
+
+def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, list[str]]:
     """Choose the folder whose weights a run starts from.
 
     Args:
-        run_dir: of the run that is resumed; its newest checkpoint goes before all others.
+        resumed_dir: of the run that goes on; its newest checkpoint is taken before all others.
     Returns:
         the folder, None for random weights; and what is to be told of a choice that the user did not make.
     Raises:
         UserError: what was named is not there, or preferences have nothing to start from.
     """
     told = []
-    if run_dir is not None:
-        latest = Checkpoints(run_dir, config.train.keep_latest_n_ckp).latest()
+    if resumed_dir is not None:
+        latest = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
         if latest is not None:
             return latest, []
-        told.append(say("{run} was stopped before its first checkpoint: it starts again from step 1", run=run_dir.name))
+        told.append(
+            say("{run} was stopped before its first checkpoint: it starts again from step 1", run=resumed_dir.name)
+        )
     base, why = _first_base(config)
     return base, [*told, *why]
 
 
-def planned_start(config: Config, run_dir: Path | None = None) -> tuple[Config, list[str]]:
-    """The settings with shape, tokenizer and adapters' form of what a run of them would start from; and what is told.
+def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
+    """A new run that takes the place of another may not start from what goes with it.
+
+    Raises:
+        UserError: it would.
+    """
+    replaced, tokenizer = Path(config.run.output_dir, config.run.run_name).resolve(), config.data.tokenizer_dir
+    read = [] if base is None else [base, home_of(base, config)]
+    read += [] if tokenizer == AUTO else [Path(tokenizer)]
+    for folder in read:
+        if folder.resolve().is_relative_to(replaced):
+            told = "--run_name = {run}, would replace {folder}, which this run starts from; name another run"
+            raise UserError(say(told, run=config.run.run_name, folder=folder))
+
+
+def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
+    """The settings with what the base says of how it answers, where nobody says so now: the new model answers so too.
 
     Args:
-        run_dir: as of `choose_base`.
-    Raises:
-        UserError: as `choose_base`.
+        notes: gets what the new model does not take over. places: an adapter's base, and the adapter, whose word goes before.
     """
-    base, told = choose_base(config, run_dir)
-    if base is not None:
-        home = home_of(base, config)
-        shape = dataclasses.replace(read_config(home), dropout_rate=config.model.dropout_rate)
-        known = config.data.tokenizer_dir if config.data.tokenizer_dir != AUTO else str(home)
-        config = with_form_of(dataclasses.replace(config.changed(tokenizer_dir=known), model=shape), base)
-        told = told or [f"starts from {base}"]
-    if problems := check_trained(config, base):
+    taken: dict[str, Any] = {}
+    for place in dict.fromkeys(places):
+        found, problems = answers_by(place)
+        taken |= {name: value for name, value in found.items() if name in TAKEN and not config.given(name)}
+        notes += [say("{problem}; the new model answers without it", problem=problem) for problem in problems]
+        notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
+    return config.changed(**taken)
+
+
+def _with_shape_of(config: Config, base: Path) -> Config:
+    """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
+    shape = read_config(base)
+    problems = [
+        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} is of another shape ({getattr(shape, name)}); leave it out"
+        for name in MODEL_FIELDS
+        if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
+    ]
+    if problems:
         raise UserError(*problems)
-    return config, told
+    return dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
@@ -200,54 +261,3 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
     return found, [
         say("starts from {model}, the newest run, and compares with it; {others}", model=str(found), others=_others())
     ]
-
-
-def how_to_fetch(name: str, folder: Path) -> str:
-    """The command that fetches a checkpoint, and what can be done where the hub cannot be reached."""
-    fetch = f'hf download {name_on_hub(name)} --local-dir {folder} --exclude "*.[hm][5s]*"'
-    return say(
-        "where it is a checkpoint of the Hugging Face hub, fetch it (or add --allow_download=True) and name {folder}:\n  {fetch}\n"
-        "by a mirror:\n  HF_ENDPOINT=https://hf-mirror.com {fetch}\n"
-        "needed: config.json, model.safetensors, and tokenizer.json or spiece.model; of a pytorch_model.bin `convert` makes one",
-        folder=folder, fetch=fetch,
-    )  # fmt: skip
-
-
-def name_on_hub(name: str) -> str:
-    """Owner and name on the hub of what somebody has named, who may have named a folder: `models/flan-t5-small`."""
-    path = PurePath(name)
-    if len(path.parts) == 2 and path.parts[0] not in (MODELS_DIR, ".", ".."):
-        return name
-    owner = next((owner for start, owner in OWNERS.items() if path.name.startswith(start)), "OWNER")
-    return f"{owner}/{path.name}"
-
-
-def download(name: str, folder: Path) -> Path:
-    """Fetch a checkpoint into a folder; files that are there and whole are kept.
-
-    Raises:
-        UserError: huggingface_hub is not installed, or the hub did not give it, or it is in an old format.
-    """
-    try:
-        from huggingface_hub import list_repo_files, snapshot_download
-    except ImportError:
-        raise UserError(
-            f"--allow_download = True, needs huggingface_hub (pip install huggingface_hub); or {how_to_fetch(name, folder)}"
-        ) from None
-    try:
-        has_plain = any(file.endswith(".safetensors") for file in list_repo_files(name))
-        wanted = list(FETCHED if has_plain else FETCHED + PICKLES)
-        snapshot_download(name, local_dir=str(folder), allow_patterns=wanted)
-    except Exception as error:  # of many libraries: network, rights, names
-        reason = " ".join(str(error).split())[:200]
-        where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
-        raise UserError(
-            f"--finetune_from = {name}, {where} did not give it ({type(error).__name__}: {reason}); check the name and the "
-            f"network, or {how_to_fetch(name, folder)}"
-        ) from None
-    if not has_plain:
-        raise UserError(
-            f"--finetune_from = {name}, is in {folder} now, as a pickle; turn it into a plain folder, and name that:\n"
-            f"  python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
-        )
-    return folder

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,23 +26,20 @@ from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
 from data.shards.store import Manifest
-from devices.base import Device
 from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import answer_log_probabilities
 from engine.walk import Walk
 from language import say
 from memory.cleanup import clean_all
-from memory.estimate.workload import ExecutionPlan
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError
 from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
-from training.start.adapted import base_of
-from training.start.building import build, stores_reference
-from training.start.schedules import Steps
-from training.start.startup import Start
+from training.setup.adapter_settings import base_of
+from training.setup.build import build, stores_reference
+from training.setup.resolved import ResolvedRun
 
 FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
@@ -54,47 +51,46 @@ _STORE = re.compile(r"reference-[0-9a-f]{16}")
 Tell = Callable[[str], None]
 
 
-def attach_reference(
-    begin: Start, steps: Steps, choice: ExecutionPlan, device: Device, group: Group, tell: Tell
-) -> None:
+def attach_reference(run: ResolvedRun, tell: Tell) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
-        begin: the run's folder exists. steps: whose rows it will see. choice: micro-batch of evaluation, and dtypes.
+        run: its folder exists.
     Raises:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
     """
+    steps, choice, group = run.spec.counted, run.spec.plan.choice, run.group
     # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
-    is_recorded = begin.config.train.is_keep_training and (begin.run_dir / RECORD).is_file()
-    if not is_recorded and not stores_reference(begin.config):
+    is_recorded = run.config.train.is_keep_training and (run.run_dir / RECORD).is_file()
+    if not is_recorded and not stores_reference(run.config):
         return
-    record = group.run_on_main(lambda: _record(begin, choice))
-    folder = Path(begin.config.data.cache_dir, record.folder).absolute()
-    last = steps.max_steps + len((begin.state.divergence or {}).get("skipped", ()))
+    record = group.run_on_main(lambda: _record(run))
+    folder = Path(run.config.data.cache_dir, record.folder).absolute()
+    last = steps.max_steps + len((run.state.divergence or {}).get("skipped", ()))
     left_out = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
-    evaluated = np.arange(begin.validation.num_rows) < begin.config.train.eval_rows
+    evaluated = np.arange(run.validation.num_rows) < run.config.train.eval_rows
     # the rows that are needed; and those that may be, which are computed where some are
     wanted = {
-        "train": [_seen_rows(begin.loader, end, steps.effective_batch_size) for end in (last, last + left_out)],
+        "train": [_seen_rows(run.loader, end, steps.effective_batch_size) for end in (last, last + left_out)],
         "validation": [evaluated] * 2,
     }
     walk: Walk | None = None
-    for loader, (name, (needed, rows)) in zip((begin.loader, begin.validation), wanted.items(), strict=True):
+    for loader, (name, (needed, rows)) in zip((run.loader, run.validation), wanted.items(), strict=True):
         store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
         group.wait()
         if _agreed(group, needed & store.unknown()).any():
             missing = _agreed(group, rows & store.unknown())
             if walk is None:
-                walk = _reference_walk(begin, choice, device, folder, record.model, group)
+                walk = _reference_walk(run, folder, record.model)
             rows_at_once, what = choice.eval_batch_size_per_gpu, f"reference log-probabilities of {name} rows"
-            compute = partial(_log_probabilities, walk, loader, rows_at_once, device.torch_device, group)
+            compute = partial(_log_probabilities, walk, loader, rows_at_once, run.device.torch_device, group)
             _fill(store, np.flatnonzero(missing), what, compute, tell)
         group.wait()
         loader.attach(store.read())
     if walk is not None:
         del walk, compute
-        clean_all(device)
+        clean_all(run.device)
 
 
 class ReferenceStore:
@@ -166,25 +162,26 @@ class _Record:
     content: list[str] | None = None
 
 
-def _record(begin: Start, choice: ExecutionPlan) -> _Record:
+def _record(run: ResolvedRun) -> _Record:
     """The record that the run has, or a new one, written; of the same model where its rows have changed since.
 
     Raises:
         UserError: it is broken, or names what no run writes.
     """
-    place, found = begin.run_dir / RECORD, None
-    content = [begin.loader.content(), begin.validation.content()]
-    if begin.config.train.is_keep_training and place.is_file():
+    place, found = run.run_dir / RECORD, None
+    content = [run.loader.content(), run.validation.content()]
+    if run.config.train.is_keep_training and place.is_file():
         found = _read_record(place)
         if found.content in (None, content):
             return found
-    folder = Path(str(begin.config.train.finetune_from))  # which `begin` has put into the settings
+    folder = Path(str(run.config.train.finetune_from))  # which `find_base` has put into the settings
     model = model_digest(folder) if found is None else found.model
-    splits = ((begin.prepared.train_dir, begin.loader), (begin.prepared.validation_dir, begin.validation))
+    splits = ((run.prepared.train_dir, run.loader), (run.prepared.validation_dir, run.validation))
     data = [
         [Manifest.of(split).content["fingerprint"], split.name, loader.num_rows, asdict(loader.lengths)]
         for split, loader in splits
     ]
+    choice = run.spec.plan.choice
     facts: list[Any] = [FORMAT, model, choice.storage, choice.compute, data]
     if is_adapter(folder):
         facts.append(asdict(read_info(folder).settings))  # the digest is of its weights alone
@@ -219,16 +216,17 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _reference_walk(begin: Start, choice: ExecutionPlan, device: Device, store: Path, model: str, group: Group) -> Walk:
-    folder = Path(str(begin.config.train.finetune_from))
-    unchanged = folder.is_dir() and model_digest(folder) == model if group.is_main else None
-    if not group.broadcast(unchanged):
+def _reference_walk(run: ResolvedRun, store: Path, model: str) -> Walk:
+    folder = Path(str(run.config.train.finetune_from))
+    unchanged = folder.is_dir() and model_digest(folder) == model if run.group.is_main else None
+    if not run.group.broadcast(unchanged):
         raise UserError(
             f"--finetune_from = {folder}, is not the model any more that this run has as its reference, and not all of the "
             f"reference log-probabilities are in {store}; restore one of the two, or start another run"
         )
-    as_begun = replace(begin, base=folder, state=TrainingState(), is_resumed=False)
-    return build(as_begun, choice, device).walk
+    as_begun = run.starting_from(folder, TrainingState(), is_resumed=False)
+    as_begun.group = Group()  # each process has the whole reference
+    return build(as_begun, run.spec.plan.choice).walk
 
 
 def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:

@@ -15,12 +15,13 @@ from memory.budget import FLAG, Budget
 from memory.estimate.workload import BASE_BYTES
 from memory.observe.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
-from training.ahead import begin_ahead
+from training.setup.identify import check_torch_can_load
+from training.setup.stages import stages_before_torch
 from units import MIB
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = (
-    "training.ahead", "training.start.beginning", "training.start.base", "training.start.adapted", "training.start.resuming",
+    "training.setup.stages",
     "training.checkpoints.runs", "training.checkpoints.run_lock", "training.report.trackers", "memory.observe.monitor",
     "model.formats.shape_file", "model.formats.adapter_folder", "model.lora.form", "model.lora.freezing", "commands.plan",
 )  # fmt: skip
@@ -37,19 +38,20 @@ def test_where_the_system_would_kill_while_torch_is_loaded_it_is_refused_before(
     """Where the user's own figure is as small nothing kills, and the plan tells what would fit."""
     limits = (Limit("memory limit of the group", BASE_BYTES // 2),)
     killing = Budget(BASE_BYTES // 2, None, BASE_BYTES // 2, limits, limits[0].what, margin_bytes=5 * MIB)
-    monkeypatch.setattr("training.ahead.host_budget", lambda flag: killing)
+    monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: killing)
     config = load("train", {"train_file": "missing.txt", "output_dir": str(tmp_path)})
-    with ExitStack() as held, pytest.raises(DoesNotFit, match="does not hold the program itself"):
-        begin_ahead(config, held)
+    with pytest.raises(DoesNotFit, match="does not hold the program itself"):
+        check_torch_can_load(config)
     assert not any(tmp_path.iterdir())
-    monkeypatch.setattr("training.ahead._address_limit", lambda: 800 * MIB)
-    with ExitStack() as held, pytest.raises(DoesNotFit, match=r"ulimit -v, 800\.0 MiB, does not hold the addresses"):
-        begin_ahead(config, held)
-    monkeypatch.setattr("training.ahead._address_limit", lambda: None)
+    monkeypatch.setattr("training.setup.identify._address_limit", lambda: 800 * MIB)
+    with pytest.raises(DoesNotFit, match=r"ulimit -v, 800\.0 MiB, does not hold the addresses"):
+        check_torch_can_load(config)
+    monkeypatch.setattr("training.setup.identify._address_limit", lambda: None)
     named = replace(killing, binding=FLAG, margin_bytes=0)
-    monkeypatch.setattr("training.ahead.host_budget", lambda flag: named)
+    monkeypatch.setattr("training.setup.identify.host_budget", lambda *asked: named)
     with ExitStack() as held, pytest.raises(UserError, match="no such file"):
-        begin_ahead(config, held)
+        check_torch_can_load(config)
+        stages_before_torch(config, held)
 
 
 @pytest.mark.parametrize("length", [121, 300])
@@ -62,5 +64,6 @@ def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goe
     config = load("train", {**flags, "output_dir": str(runs), "log_dir": str(logs)})
     told = "has no run to resume" if goes_on == "True" else f"a name of {length} letters.*allowed: 120 letters"
     with ExitStack() as held, pytest.raises(UserError, match=told):
-        begin_ahead(config, held)
+        check_torch_can_load(config)
+        stages_before_torch(config, held)
     assert not any(runs.iterdir()) and not logs.exists()

@@ -1,112 +1,75 @@
-"""What does a run start from? What `beginning` has chosen and prepared is opened, and fitted to each other.
-
-Every refusal happens there and here, before the run's folder exists. What is decided once for a run (effective batch, steps,
-schedule) is written into its settings, so that a resumed run does not decide again on a machine with other memory.
-"""
+"""Stage 3: the rows of a run, prepared and opened; a model that fits their tokenizer; and how far the run is."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from config import Config, UserError
 from data.batches.loader import StepLoader
-from data.prepare.preparing import Prepared
+from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO, counted
-from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn
-from training.start.beginning import Begun
+from training.report.heartbeat import PREPARING_FILE
+from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little
 ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=auto reopens files for each read
 
 
-@dataclass
-class Start:
-    """Everything decided before the model is built.
+def load_data(run: ResolvedRun) -> None:
+    """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is.
 
-    Args:
-        config: with all `auto` of the step count and schedule resolved.
-        base: folder to load weights from; None: from scratch. state: how far the run is.
-        is_resumed: whether `base` is a checkpoint of this very run.
-        notes: what is still to be told. told: what was told at once, for the log.
+    Raises:
+        UserError: the data, the tokenizer or the checkpoint's state is not usable.
     """
-
-    config: Config
-    prepared: Prepared
-    tokenizer: Tokenizer
-    loader: StepLoader
-    validation: StepLoader
-    base: Path | None
-    state: TrainingState
-    is_resumed: bool
-    notes: list[str]
-    told: Sequence[str] = ()
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of this run under `output_dir`."""
-        return Path(self.config.run.output_dir) / self.config.run.run_name
-
-
-def start(begun: Begun, available_bytes: int) -> Start:
-    """Open the rows of a run that has begun, and fit its model to its tokenizer. Creates no run folder.
-
-    Args:
-        available_bytes: free memory, which decides `ultra_low_mem` where it is auto.
-    """
-    config, base, run_dir, prepared, notes = begun.config, begun.base, begun.run_dir, begun.prepared, begun.notes
-    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    config = _with_vocabulary(config, tokenizer, base, notes)
+    note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
+    run.prepared = prepared = in_child(prepare, run.config, note)
+    run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
         told = "spans are masked by ids {first}, {second}, ... as in ByT5's pretraining; transformers calls other ids <extra_id_0>"
-        notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
+        run.notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
     asked = config.memory.ultra_low_mem
-    reopen = available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
+    reopen = run.budget.available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
     splits = prepared.train_dir, prepared.validation_dir
-    notes += check_shards(*splits, forget_pages=config.data.drop_page_cache)
-    train, validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
-    if 0 < validation.num_rows < FEW_ROWS and config.data.validation_file is None:
-        notes.append(
-            say(
-                "held out for evaluation: {rows}; its numbers say little, name a --validation_file",
-                rows=counted(validation.num_rows, "row"),
-            )
-        )
-    # one that was stopped before its first checkpoint begins again with the model that it goes on from
-    is_resumed = run_dir is not None and base is not None and base.parent == Checkpoints(run_dir, 1).folder
-    state = read_training_state(base) if is_resumed and base is not None else TrainingState()
-    state, changes = taken_up(state, measured_on(config, train, validation), config.train.metric_for_best)
-    notes += changes
-    return Start(config, prepared, tokenizer, train, validation, base, state, is_resumed, notes, begun.told)
+    run.notes += check_shards(*splits, forget_pages=config.data.drop_page_cache)
+    run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
+    if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
+        held_out = counted(run.validation.num_rows, "row")
+        told = "held out for evaluation: {rows}; its numbers say little, name a --validation_file"
+        run.notes.append(say(told, rows=held_out))
+    if run.is_resumed and run.base is not None:
+        run.state = read_training_state(run.base)
+    measured = measured_on(config, run.loader, run.validation)
+    run.state, changes = taken_up(run.state, measured, config.train.metric_for_best)
+    run.notes += changes
 
 
-def rolled_back(begin: Start, checkpoint: Path | None, now: TrainingState) -> Start:
+def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -> ResolvedRun:
     """The same run, continuing from one of its checkpoints; None: from its beginning.
 
     Args:
-        now: of which this lasts: the first evaluation, and what was left out on the way.
+        run: as it began. now: of which this lasts: the first evaluation, and what was left out on the way.
     Raises:
         UserError: the checkpoint holds no state.
     """
+    base, state, is_resumed = run.base, run.state, run.is_resumed
     if checkpoint is not None:
-        saved = read_training_state(checkpoint)
-        saved, _ = taken_up(saved, begin.state.measured_on, begin.config.train.metric_for_best)
-        begin = dataclasses.replace(begin, base=checkpoint, state=saved, is_resumed=True)
-    state = dataclasses.replace(begin.state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
+        saved, _ = taken_up(read_training_state(checkpoint), state.measured_on, run.config.train.metric_for_best)
+        base, state, is_resumed = checkpoint, saved, True
+    state = dataclasses.replace(state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
     if checkpoint is None and now.best_metric is not None and now.best_metric["step"] == 0:  # it is not evaluated again
         best, first = {**now.best_metric, "evals_since": 0}, now.first_eval_loss
         state = dataclasses.replace(state, best_metric=best, best_eval_loss=first)
-    return dataclasses.replace(begin, state=state)
+    return run.starting_from(base, state, is_resumed)
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:

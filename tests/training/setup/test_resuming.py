@@ -19,14 +19,15 @@ from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from settings.fields import AUTO
 from tests.training.small_trained import SHAPE, save_trained
-from training import opening
-from training.ahead import _reopen
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run
 from training.processes.group import Group
 from training.processes.launch import launch_marks
-from training.start.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
-from training.start.schedules import Steps
+from training.setup.commit import warnings_of
+from training.setup.identify import _lock_and_clean
+from training.setup.machine import unlike_processors
+from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
+from training.setup.schedules import Steps
 
 
 def saved_run(folder: Path, **settings: Any) -> Path:
@@ -150,17 +151,17 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        _reopen(now(tmp_path / "runs", is_keep_training="True"), lock)
+        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
 def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> list[str]:
     """What is told of a run whose weights are kept in `storage`, by the flags to type instead."""
     asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
-    begin: Any = SimpleNamespace(config=asked, base=base, is_resumed=False)
     plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
-    spec: Any = SimpleNamespace(asked=asked, plan=plan, counted=Steps.of(asked, 16, 1600))
-    return [re.findall(r"--[a-z_]+=", told)[0] for told in opening.warnings_of(begin, spec)]
+    spec = SimpleNamespace(asked=asked, plan=plan, counted=Steps.of(asked, 16, 1600))
+    run: Any = SimpleNamespace(config=asked, base=base, is_resumed=False, spec=spec)
+    return [re.findall(r"--[a-z_]+=", told)[0] for told in warnings_of(run)]
 
 
 def test_what_nobody_has_asked_for_is_told(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_flags_of_a_run_that_goes_on_stand_over_its_own_settings(tmp_path: Path)
 def test_processors_that_are_not_alike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process updates its own weights, whose last places differ then."""
     alone, device = Group(), devices.pick("cpu")
-    assert opening.unlike_processors(device, alone) == []
+    assert unlike_processors(device, alone) == []
     monkeypatch.setattr(alone, "all_reduce_max", lambda kind: [kind + 1])
-    (told,) = opening.unlike_processors(device, alone)
+    (told,) = unlike_processors(device, alone)
     assert "ATEN_CPU_CAPABILITY=avx2 on all machines" in told

@@ -29,7 +29,7 @@ from memory.homes import Homes
 from memory.plan import Plan, plan
 from settings.fields import AUTO
 from storage import NotMade
-from training.start.schedules import Steps
+from training.setup.schedules import Steps
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
 from settings.errors import UserError
-from training.start.adapted import adapter_folders, base_of, check_trained, with_form_of
-from training.start.adapters import attach, choose_trained, fingerprint_of, note_origin
+from training.setup.adapter_settings import adapter_folders, base_of, check_trained, with_form_of
+from training.setup.adapters import attach, choose_trained, fingerprint_of, note_origin
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-import devices
 from config import Config, load
 from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import METRICS
 from engine.optimizers import Step
 from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
+from tests.training.setups import opened
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.evaluation.losses import Evaluation, evaluate, mean_metrics
 from training.processes.group import Group
-from training.start.beginning import begin
-from training.start.building import Engine, build
-from training.start.reference import attach_reference
-from training.start.schedules import Steps
-from training.start.startup import Start, start
+from training.setup.build import Engine, build
+from training.setup.reference import attach_reference
+from training.setup.resolved import ResolvedRun
+from training.setup.schedules import Steps
 
 CHOICE = ExecutionPlan(4, 2, 1, 1, 3, "float32", "float32", 1 << 20)
 ROWS, STEPS = 8, 6
@@ -38,42 +39,44 @@ def begun(tmp_path: Path):  # type: ignore[no-untyped-def]
     rows = [{"prompt": f"is it {n}?", "chosen": f"yes {n}", "rejected": "no"} for n in range(80)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def make(**flags: object) -> Start:
+    def make(**flags: object) -> ResolvedRun:
         given = {
             "train_file": path, "finetune_from": tmp_path / "base", "output_dir": tmp_path / "runs", "run_name": "run",
             "cache_dir": tmp_path / "cache", "max_seq_len": 32, "max_steps": STEPS, "device": "cpu", "beta": 0.5,
             "optimizer": "adamw", "learning_rate": 3e-3, **flags,
         }  # fmt: skip
         config: Config = load("dpo", {name: str(value) for name, value in given.items() if value is not None})
-        opened = start(begin(config, str), 1 << 40)
+        run = opened(config)
+        run.spec = spec_of(run, CHOICE)
         create_run(config.run.output_dir, config.run.run_name, "dpo", overwrite=True)
-        return opened
+        return run
 
     return make
 
 
-def steps_of(begin: Start) -> Steps:
-    return Steps.of(begin.config, ROWS, begin.loader.num_rows)
+def spec_of(run: ResolvedRun, choice: ExecutionPlan) -> Any:
+    plan = SimpleNamespace(choice=choice)
+    return SimpleNamespace(plan=plan, counted=Steps.of(run.config, ROWS, run.loader.num_rows))
 
 
 def train(
-    begin: Start, choice: ExecutionPlan = CHOICE
+    run: ResolvedRun, choice: ExecutionPlan = CHOICE
 ) -> tuple[Engine, list[float], list[Evaluation], dict[str, float]]:
     """The loop of the trainer: losses of the steps, evaluations before and after, and the metrics of the last step."""
-    device, group = devices.pick("cpu"), Group()
-    attach_reference(begin, steps_of(begin), choice, device, group, lambda text: None)
-    engine = build(begin, choice, device)
+    group = Group()
+    attach_reference(run, lambda text: None)
+    engine = build(run, choice)
     walk, losses, metrics = engine.walk, [], {}
 
     def measure() -> Evaluation:
-        return evaluate(walk, begin.validation.evaluation_batches(64, 3), group, torch.device("cpu"))
+        return evaluate(walk, run.validation.evaluation_batches(64, 3), group, torch.device("cpu"))
 
     evaluations = [measure()]
     for number in range(STEPS):
-        batches = begin.loader.micro_batches(number, effective_batch_size=ROWS, batch_size=choice.batch_size_per_gpu)
+        batches = run.loader.micro_batches(number, effective_batch_size=ROWS, batch_size=choice.batch_size_per_gpu)
         count = sum(batch.num_labels for batch in batches)
         walk.objective.clear()
-        engine.update.begin(Step(number + 1, begin.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
+        engine.update.begin(Step(number + 1, run.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
         micro_batches = [to_micro_batch(batch, walk.model.config, torch.device("cpu")) for batch in batches]
         losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
         engine.update.finish()
@@ -107,7 +110,7 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     """Both ways to the reference give the same log-probabilities, after some steps too."""
     engine, *_ = train(begun(lora_rank=4, learning_rate=1e-2, run_name="adapters"))
     full = begun()
-    attach_reference(full, steps_of(full), CHOICE, devices.pick("cpu"), Group(), lambda text: None)
+    attach_reference(full, lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
     part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)

@@ -13,9 +13,10 @@ from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.start import base
-from training.start.base import choose_base, name_on_hub
-from training.start.beginning import begin
+from training.setup import base
+from training.setup.base import choose_base, find_base
+from training.setup.hub import name_on_hub
+from training.setup.resolved import ResolvedRun
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
 
@@ -76,7 +77,7 @@ def test_a_run_does_not_replace_what_it_starts_from(
     named = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
     with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; name another run"):
-        begin(config, str)
+        find_base(ResolvedRun(config, config))
     assert (pretrained / "model.safetensors").is_file()
 
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import devices
 from config import load
-from data.batches.loader import StepLoader
-from data.prepare.preparing import prepare
 from devices.base import Device
 from memory.batch_size import effective_batch
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.errors import DoesNotFit
-from training.budget import planning
-from training.budget.planning import resolve_here
-from training.checkpoints.state import TrainingState
-from training.start.startup import Start
+from tests.training.setups import opened
+from training.setup import plan as planning
+from training.setup.resolved import ResolvedRun
+from training.setup.resolving import Rows
 from units import GIB, MIB
 
 BASE = 200 * MIB
 pytestmark = pytest.mark.usefixtures("processor_class")
 
 
-def begun(tmp_path: Path, **more: object) -> Start:
+def begun(tmp_path: Path, **more: object) -> ResolvedRun:
     lengths = [60] * 3 + [10] * 97
     lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -36,25 +34,26 @@ def begun(tmp_path: Path, **more: object) -> Start:
         "train_file": tmp_path / "rows.jsonl", "tokenizer_type": "byte", "max_seq_len": 64, "effective_batch_size": 8,
         "cache_dir": tmp_path / "cache", "prepare_workers": 0, "max_steps": 2, "run_name": "x", **more,
     }  # fmt: skip
-    config = load("train", {name: str(value) for name, value in flags.items()})
-    made = prepare(config)
-    loaders = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
-    return cast(Any, Start)(config, made, None, *loaders, None, TrainingState(), False, [])
+    return opened(load("train", {name: str(value) for name, value in flags.items()}))
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Start:
+def begin(tmp_path: Path) -> ResolvedRun:
     return begun(tmp_path)
 
 
-def changed(begin: Start, **settings: object) -> Start:
-    return replace(begin, config=begin.config.changed(**settings))
+def changed(begin: ResolvedRun, **settings: object) -> ResolvedRun:
+    begin = copy(begin)
+    begin.config = begin.config.changed(**settings)
+    return begin
 
 
-def plan_of(begin: Start, budget: int, base: int = BASE, **flags: Any) -> Any:
-    return resolve_here(
-        begin, devices.pick("cpu", 0), Budget(budget, None, 16 * GIB, (), "flag", 0), base, 1, **flags
-    ).plan
+def plan_of(begin: ResolvedRun, budget: int, base: int = BASE, may_probe: bool = False) -> Any:
+    run = copy(begin)
+    run.budget, run.base_bytes = Budget(budget, None, 16 * GIB, (), "flag", 0), base
+    machine = planning.machine_of(run.device, run.budget, base, 1)
+    rows = Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation)
+    return planning.plan_here(run, rows, may_probe).plan
 
 
 def measured(bytes_above: int) -> Any:
@@ -68,7 +67,7 @@ def measured(bytes_above: int) -> Any:
     return probe
 
 
-def test_a_plan_becomes_what_was_measured(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_becomes_what_was_measured(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True)
     monkeypatch.setattr(planning, "probe", measured(150 * MIB))
     plain, probed = plan_of(begin, GIB), plan_of(begin, GIB, may_probe=True)
@@ -94,7 +93,7 @@ def test_a_plan_that_was_measured_is_kept_where_a_saving_is_named(
     assert len(probe.asked) == 1
 
 
-def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_probes_near_the_budget_alone(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     plain = plan_of(begin, GIB, may_probe=True)
@@ -108,7 +107,7 @@ def test_auto_probes_near_the_budget_alone(begin: Start, monkeypatch: pytest.Mon
     assert len(probe.asked) == 1
 
 
-def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_keeps_to_the_budget(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ProbeRequest] = []
 
     def probe(request: ProbeRequest, cache_dir: Path | None = None) -> ProbeResult:
@@ -127,7 +126,7 @@ def test_a_probe_keeps_to_the_budget(begin: Start, monkeypatch: pytest.MonkeyPat
     assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
 
 
-def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fits_nowhere_is_told(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = measured(60 * MIB)
     monkeypatch.setattr(planning, "probe", probe)
     begin = changed(begin, probe=True)
@@ -136,7 +135,7 @@ def test_a_probe_that_fits_nowhere_is_told(begin: Start, monkeypatch: pytest.Mon
     assert any(reason.startswith("not probed") for reason in told.reasons)
 
 
-def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_probe_asks_for_a_smaller_plan(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = changed(begin, probe=True, num_layers=12, num_decoder_layers=12)
     monkeypatch.setattr(planning, "probe", lambda request, cache_dir=None: ProbeResult(failed=KILLED))
     base = 8 * MIB  # so little that a smaller plan fits beside it, in either dtype
@@ -148,17 +147,19 @@ def test_a_killed_probe_asks_for_a_smaller_plan(begin: Start, monkeypatch: pytes
     assert killed.choice != plain.choice
 
 
-def test_a_run_is_measured_once(begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_measured_once(begin: ResolvedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
     asked: list[object] = []
     monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
     for _ in range(2):
-        planning.look_ahead(begin, devices.pick("cpu", 0), Budget(GIB, None, GIB, (), "flag", 0), 1)
+        planning.look_ahead(begin)
     assert len(asked) == 2, "two dtypes, once"
 
 
 @pytest.mark.parametrize(("binding", "rows"), [(FLAG, 32), ("available RAM", 8)])
-def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(begin: Start, binding: str, rows: int) -> None:
+def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(
+    begin: ResolvedRun, binding: str, rows: int
+) -> None:
     begin = changed(begin, effective_batch_size="auto")
     for available in (12 * 10**9, 5 * 10**9):
         budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 import devices
-from devices.cpu import CpuDevice
 from engine.offload import Offload
 from engine.scaling import LossScaling
 from engine.step import Engine
@@ -22,15 +19,21 @@ from model.lora.adapter import adapters_of
 from model.quantization import is_int8
 from model.t5 import T5
 from settings.errors import UserError
-from tests.training.start.test_adapters import SHAPE, make_adapter, run_config
+from tests.training.setup.test_adapters import SHAPE, make_adapter, run_config
 from training.checkpoints.state import TrainingState
-from training.start.building import build
+from training.setup.build import build
+from training.setup.resolved import ResolvedRun
 
 
 def built(base: Path | None, storage: str = "float32", **flags: object) -> Engine:
-    begin = SimpleNamespace(config=run_config(**flags), base=base, is_resumed=False)
-    choice = ExecutionPlan(1, 1, 1, 0, 1, storage, "float32", 2**20)
-    return build(begin, choice, devices.pick("cpu"))  # type: ignore[arg-type]
+    return build(begun(base, **flags), ExecutionPlan(1, 1, 1, 0, 1, storage, "float32", 2**20))
+
+
+def begun(base: Path | None = None, state: TrainingState | None = None, **flags: object) -> ResolvedRun:
+    config = run_config(**flags)
+    run = ResolvedRun(config, config, base=base, state=state or TrainingState())
+    run.device = devices.pick("cpu")
+    return run
 
 
 @pytest.fixture
@@ -72,24 +75,20 @@ def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> Non
 CHOICE = ExecutionPlan(4, 1, 1, 0, 4, "float32", "float32", 2**20)
 
 
-def begin(state: TrainingState | None = None) -> Any:
-    return SimpleNamespace(config=run_config(), base=None, is_resumed=False, state=state or TrainingState())
-
-
 def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
     choice = replace(CHOICE, compute="float16")
-    engine = build(begin(), choice, CpuDevice())
+    engine = build(begun(), choice)
     assert engine.walk.scaling is engine.update.scaling is not None, "what multiplies is what divides"
     assert engine.model.embedding.dtype == torch.float32 and engine.loss_scaling == LossScaling().as_dict()
     engine.update.scaling.admits(False)
     state = TrainingState(3, loss_scaling=engine.loss_scaling)
-    resumed = build(begin(state), choice, CpuDevice())
+    resumed = build(begun(state=state), choice)
     assert resumed.update.scaling == LossScaling(2.0**15, 0, 1)
-    assert build(begin(), CHOICE, CpuDevice()).loss_scaling is None
+    assert build(begun(), CHOICE).loss_scaling is None
 
 
 def test_offload_follows_the_plan() -> None:
-    engine = build(begin(), replace(CHOICE, offload_boundaries=True), CpuDevice())
+    engine = build(begun(), replace(CHOICE, offload_boundaries=True))
     away = engine.walk.policies.checkpointed
     assert isinstance(away, Offload)
     engine.follow(replace(CHOICE, offload_boundaries=True, saved_blocks=2))

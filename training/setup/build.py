@@ -32,17 +32,16 @@ from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory, in_place
 from training.checkpoints.state import load_optimizer
-from training.processes.group import Group
-from training.start.adapted import home_of
-from training.start.adapters import choose_trained
-from training.start.schedules import layerwise_factors
-from training.start.startup import Start
+from training.setup.adapter_settings import home_of
+from training.setup.adapters import choose_trained
+from training.setup.resolved import ResolvedRun
+from training.setup.schedules import layerwise_factors
 
 
 def stores_reference(config: Config) -> bool:
     """Whether a run compares with the stored log-probabilities of the model it started from; `finetune_from` is resolved.
 
-    Where all weights learn, or adapters that have learnt before, they are computed once (`training.start.reference`). Adapters that begin at
+    Where all weights learn, or adapters that have learnt before, they are computed once (`training.setup.reference`). Adapters that begin at
     zero compare with the model without them: one more forward, no second model. ORPO needs neither.
     """
     if config.data.objective != PREFERENCES or config.preference.preference_loss == "orpo":
@@ -63,38 +62,38 @@ def objective_of(config: Config, model: T5) -> Objective:
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 
-def build(begin: Start, choice: ExecutionPlan, device: Device, group: Group | None = None) -> Engine:
+def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     """Make the model, fill or load it, and put the engine around it; everything lies on the device, checked.
 
     Args:
-        group: the processes that train together; None: this one.
+        run: its device is settled. choice: how a step is done.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.
     """
-    config, (storage, compute, between_blocks) = begin.config, map(dtype_of, choice.precision)
+    config, device, group = run.config, run.device, run.group
+    storage, compute, between_blocks = map(dtype_of, choice.precision)
     use(choice.kernels)
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
-    group = group or Group()
     shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
     resting = resting_store(choice, device, weights_folder(config), group.size)
-    model = _make_model(begin, storage, device, shards, resting)
+    model = _make_model(run, storage, device, shards, resting)
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
         weights, config.model.num_layers, config.model.num_decoder_layers, config.train.layerwise_decay
     )
     optimizer = OPTIMIZERS[config.train.optimizer](weights, rounding, factors, shards)
-    if begin.is_resumed and begin.base is not None:
-        load_optimizer(begin.base, optimizer, device.torch_device, shards)
+    if run.is_resumed and run.base is not None:
+        load_optimizer(run.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     tables = (model.embedding, model.output_weight)
     weight_store: WeightStore = resting or weight_store_for(storage, compute, tables)
     weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
-    scaling = LossScaling(**(begin.state.loss_scaling or {})) if compute == torch.float16 else None
+    scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None
     checks = Anomalies(model, shards) if config.train.detect_anomaly else StepChecks(shards)
     walk = Walk(
         model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
@@ -105,13 +104,13 @@ def build(begin: Start, choice: ExecutionPlan, device: Device, group: Group | No
 
 
 def _make_model(
-    begin: Start, storage: torch.dtype, device: Device, shards: Shards | None, resting: RestingWeightStore | None
+    run: ResolvedRun, storage: torch.dtype, device: Device, shards: Shards | None, resting: RestingWeightStore | None
 ) -> T5:
     """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
-    config, place = begin.config, device.torch_device
+    config, place = run.config, device.torch_device
     cut: hf_format.Cut | None = None if shards is None else partial(shards.cut, device=place)
     cut, filling = (cut, in_memory) if resting is None else (resting.make, resting.filling)
-    home = None if begin.base is None else home_of(begin.base, config)
+    home = None if run.base is None else home_of(run.base, config)
     if home is not None:
         model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling)
     elif cut is None:
@@ -120,4 +119,4 @@ def _make_model(
         empty = T5(config.model, "meta", storage)
         model = empty.initialise(config.run.seed, cut(empty), filling)
     held = in_place if resting is None else resting.held
-    return choose_trained(model, config, begin.base, home, held)
+    return choose_trained(model, config, run.base, home, held)

@@ -25,7 +25,7 @@ from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
-from training.start.adapted import form_problems, lora_settings
+from training.setup.adapter_settings import form_problems, lora_settings
 
 FINGERPRINT_ROWS = 4
 FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another

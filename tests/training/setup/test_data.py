@@ -17,7 +17,7 @@ from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 from training.checkpoints.state import TrainingState
 from training.evaluation.stopping import LOSS, BestMetric, MeasuredOn
-from training.start.startup import _with_vocabulary, rolled_back, taken_up
+from training.setup.data import _with_vocabulary, rolled_back, taken_up
 
 ROWS = asdict(MeasuredOn("0a", 198, 2, 2, 0))
 SAVED = TrainingState(
@@ -54,7 +54,7 @@ def resumed(folder: Path, **flags: object) -> LowMemTrainer:
 
 
 def changes_told(trainer: LowMemTrainer) -> list[str]:
-    return [note for note in trainer.live.start.notes if "anew" in note]
+    return [note for note in trainer.live.run.notes if "anew" in note]
 
 
 def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
@@ -65,16 +65,17 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     os.utime(text, (0, 0))
     shutil.rmtree(tmp_path / "cache")
     same = resumed(tmp_path, max_steps=3)
-    assert changes_told(same) == [] and same.live.start.state.best_metric is not None
+    assert changes_told(same) == [] and same.live.run.state.best_metric is not None
 
     more = resumed(tmp_path, max_steps=4, eval_rows=64)
     assert len(changes_told(more)) == 1 and "evaluations measured it on 2 rows" in changes_told(more)[0]
     assert more.live.best.step == more.live.state.step == 4, "the first on these rows"
     checkpoint = more.live.checkpoints.latest()
-    begun = replace(more.live.start, state=replace(more.live.start.state, measured_on={**ROWS, "content": "other"}))
+    run = more.live.run
+    begun = run.starting_from(run.base, replace(run.state, measured_on={**ROWS, "content": "other"}), run.is_resumed)
     assert rolled_back(begun, checkpoint, more.live.state).state.best_metric is None, "nor on the way back"
 
-    untouched = replace(more.live.start, state=TrainingState())
+    untouched = run.starting_from(run.base, TrainingState(), run.is_resumed)
     first = {"metric": "loss", "patience": 0, "value": 7.0, "step": 0, "evals_since": 2}
     now = replace(more.live.state, step=3, first_eval_loss=7.0, best_metric=first)
     again = rolled_back(untouched, None, now).state

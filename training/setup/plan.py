@@ -1,9 +1,4 @@
-"""What will a run do on this machine? What it offers and what the run needs, handed to `resolve`; then the probe.
-
-The lengths of the rows that the run will see are looked up before, so that the plan is made for the worst batch that
-comes. Where the plan is near the budget, `memory.probe` measures its worst steps, and the plan is made again with what
-was measured.
-"""
+"""Stage 5: how each step of a run is done, in how much memory; where the plan is near the budget, as `memory.probe` measures it."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from config import Config
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
@@ -19,17 +15,18 @@ from language import say
 from memory.budget import FLAG, Budget
 from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
-from memory.estimate.precision import Precision
 from memory.estimate.workload import ExecutionPlan, Machine, choice_fields
-from memory.homes import Homes, weights_folder
+from memory.homes import weights_folder
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from settings.errors import DoesNotFit
+from settings.consistency import writes_answers
+from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
+from training.evaluation.scores import load_libraries, metric_names
 from training.processes.launch import local_rank, rank
-from training.start.resolving import Rows, RunSpec, resolve
-from training.start.startup import Start
+from training.setup.resolved import ResolvedRun
+from training.setup.resolving import Rows, RunSpec, resolve
 from units import MIB, format_size
 
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
@@ -37,70 +34,86 @@ MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
 AFTER_A_KILL = 1.15  # factor on temporary memory, where the probe was killed and so told nothing but that
 
 
-def resolve_here(
-    begin: Start,
-    device: Device,
-    budget: Budget,
-    base_bytes: int,
-    num_processes: int,
-    *,
-    rows: Rows | None = None,
-    precision: Precision | None = None,
-    homes: Homes | None = None,
-    correction: float = 1.0,
-    may_probe: bool = False,
-) -> RunSpec:
-    """Decide all that is auto, for this machine and as the probe has measured; a run that goes on keeps its choice where it
-    still fits.
+def choose_plan(run: ResolvedRun) -> None:
+    """Choose how each step is done within the budget: near it, a child measures the plan before it is taken.
 
-    Args:
-        base_bytes: what the process takes already. rows: from `look_ahead`; None: it looks.
-        precision: of a run that continues in another way; None: as the settings and the device say.
-        homes: where its weights rest, likewise. correction: what a probe has found of the formulas.
-        may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
-    machine = machine_of(device, budget, base_bytes, num_processes, weights_folder(begin.config))
-    machine = replace(machine, correction=correction)
-    rows = rows or rows_of(begin, machine)
-
-    def decide(on: Machine, earlier: ExecutionPlan | None, anew: Collection[str] = ()) -> RunSpec:
-        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
-        return resolve(
-            begin.config, on, rows, done=begin.state.step, earlier=earlier, anew=anew, precision=precision, homes=homes
+    group = run.group
+    rows = look_ahead(run)
+    if writes_answers(run.config):
+        load_libraries(metric_names(run.config.metrics.metrics))
+    run.base_bytes = run.monitor.sample().anon_bytes
+    with run.monitor.phase("probe"):
+        spec = plan_here(run, rows, may_probe=True)
+    spec = spec.by(group.broadcast(spec.plan))
+    correction = group.broadcast(spec.machine.correction)  # the first process alone has probed
+    run.spec = replace(spec, machine=replace(spec.machine, correction=correction))
+    run.config = run.spec.settings
+    if run.spec.counted.effective_batch_size < group.size:
+        raise UserError(
+            f"--effective_batch_size = {run.spec.counted.effective_batch_size}, is less than one row for each of {group.size} "
+            "processes; raise it"
         )
 
-    earlier = begin.state.choice
-    spec = decide(
-        machine,
-        ExecutionPlan(**choice_fields(earlier)) if earlier else None,
-        newly_asked(begin.config, begin.state.asked),
-    )
-    asked = begin.config.memory.probe
-    # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
-    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
-    if not may_probe or asked is False or (asked == AUTO and not is_near):
-        return spec
-    # the child counts to the same budget and the same limits of the system
-    beside = None if budget.is_on_device else min(budget.limit() - base_bytes, free_host_bytes())
-    return _probed(begin, spec, rows, beside, decide)
+
+def plan_again(run: ResolvedRun, config: Config, budget: Budget) -> Plan:
+    """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
+
+    Raises:
+        DoesNotFit: no way fits.
+    """
+    choice, machine = run.spec.plan.choice, _machine_of(run, budget, run.spec.machine.correction)
+    # the weights are there, and computed with
+    spec = resolve(
+        config, machine, run.spec.rows, done=run.state.step, precision=choice.precision,
+        homes=(choice.weights_in, choice.away_blocks),
+    )  # fmt: skip
+    return spec.plan
 
 
-def look_ahead(begin: Start, device: Device, budget: Budget, num_processes: int) -> Rows:
+def look_ahead(run: ResolvedRun) -> Rows:
     """The rows that come; and the first products, and their speed where no run has measured it.
 
     All of this loads libraries that stay: look before what the process takes is measured.
     """
-    device.warm_up()
-    if rank() == 0 and device.known_speed() is None:
-        device.measure()
-    return rows_of(begin, machine_of(device, budget, 0, num_processes))
+    run.device.warm_up()
+    if rank() == 0 and run.device.known_speed() is None:
+        run.device.measure()
+    machine = machine_of(run.device, run.budget, 0, run.group.size)
+    return Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation, run.state.step)
 
 
-def rows_of(begin: Start, machine: Machine) -> Rows:
-    """The rows of all steps that are to come."""
-    return Rows.ahead(begin.config, machine, begin.prepared, begin.loader, begin.validation, begin.state.step)
+def plan_here(run: ResolvedRun, rows: Rows, may_probe: bool = False) -> RunSpec:
+    """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits.
+
+    Args:
+        may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
+    Raises:
+        DoesNotFit: no way fits the budget.
+    """
+    config, machine = run.config, _machine_of(run, run.budget)
+
+    def decide(on: Machine, earlier: ExecutionPlan | None, anew: Collection[str] = ()) -> RunSpec:
+        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
+        return resolve(config, on, rows, done=run.state.step, earlier=earlier, anew=anew)
+
+    earlier = run.state.choice
+    spec = decide(
+        machine, ExecutionPlan(**choice_fields(earlier)) if earlier else None, newly_asked(config, run.state.asked)
+    )
+    asked = config.memory.probe
+    # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
+    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
+    if not may_probe or asked is False or (asked == AUTO and not is_near):
+        return spec
+    return _probed(run, spec, decide)
+
+
+def _machine_of(run: ResolvedRun, budget: Budget, correction: float = 1.0) -> Machine:
+    machine = machine_of(run.device, budget, run.base_bytes, run.group.size, weights_folder(run.config))
+    return replace(machine, correction=correction)
 
 
 def machine_of(
@@ -128,19 +141,13 @@ def machine_of(
     )
 
 
-def _probed(
-    begin: Start,
-    spec: RunSpec,
-    rows: Rows,
-    beside: int | None,
-    decide: Callable[[Machine, ExecutionPlan | None], RunSpec],
-) -> RunSpec:
+def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, ExecutionPlan | None], RunSpec]) -> RunSpec:
     """Measure a plan and decide again, until a plan fits that was measured.
 
-    Args:
-        beside: what a child may take beside this process; where the plan is above it, a smaller one of the same malloc is measured,
-            and what its measurement tells of the formulas corrects the plan. None: the child's memory is another.
+    A child counts to the same budget and the same limits of the system. Where the plan is above what they leave beside this
+    process, a smaller one of the same malloc is measured, and what its measurement tells of the formulas corrects the plan.
     """
+    beside = None if run.device.is_separate_memory else min(run.budget.host_bytes - run.base_bytes, free_host_bytes())
     told, chosen, machine = list[str](), spec.plan, spec.machine
     is_measured = False
     for _ in range(MOST_PROBES):
@@ -153,7 +160,7 @@ def _probed(
             size = format_size(beside or 0)
             told.append(say("not probed: a child process may take {size}, too little for any step", size=size))
             break
-        result = _probe(begin, trial, rows)
+        result = _probe(run, spec, trial)
         told.append(_told(result, trial))
         if result.failed and not result.was_killed:
             break  # it tells nothing of memory; the plan stands
@@ -180,19 +187,19 @@ def _probed(
     return replace(spec, plan=replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed))
 
 
-def _probe(begin: Start, chosen: Plan, rows: Rows) -> ProbeResult:
-    choice, made = chosen.choice, begin.prepared
+def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan) -> ProbeResult:
+    choice, made, rows = chosen.choice, run.prepared, spec.rows
     assert rows.lengths is not None and rows.evaluation is not None, "a run has looked at its rows"
     steps = rows.lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
     evaluation = rows.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
     request = ProbeRequest(
-        begin.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
-        begin.base, local_rank(),
-        ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, begin.loader.reopens),
+        run.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
+        run.base, local_rank(),
+        ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, run.loader.reopens),
     )  # fmt: skip
     if rank() != 0:
         return ProbeResult(failed="left to the first process, whose plan is taken by all")
-    return probe(request, Path(begin.config.data.cache_dir))
+    return probe(request, Path(run.config.data.cache_dir))
 
 
 def _told(result: ProbeResult, chosen: Plan) -> str:

@@ -1,0 +1,8 @@
+"""How a run is set up: six stages fill one `ResolvedRun`, one file each, in this order.
+
+`identify` (new or resumed, its name and lock), `base` (weights, adapters, shape), `data` (rows prepared and opened, tokenizer),
+`machine` (device, budget), `plan` (micro-batch, what is recomputed, peak; probed), `commit` (disk, mirror, the run's folder).
+The first three import no torch. Nothing is written for the run before `commit`, and everything that can be refused is refused
+before that. Beside the stages: `build` makes model and engine, `schedules` the learning rates, `reference` the log-probabilities
+that preferences are compared with.
+"""

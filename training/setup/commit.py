@@ -1,0 +1,129 @@
+"""Stage 6: what is checked last, and the run's folder, made or reopened. Nothing was written for the run before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.sources.places import public
+from language import say
+from memory.estimate.disk import bytes_below, disk_need, too_full
+from model.formats.headers import TensorHeaders
+from model.shapes import weight_counts
+from run_files import SETTINGS_FILE
+from settings.errors import UserError
+from settings.fields import AUTO, counted
+from storage import atomic_file, writing
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.mirror import Mirror
+from training.checkpoints.runs import create_run, resume_run
+from training.processes.launch import launch_marks
+from training.setup.adapter_settings import home_of
+from training.setup.resolved import ResolvedRun, kind_of, refuse
+from training.setup.schedules import long_run_rate
+from units import format_size
+
+FEW_STEPS, USEFUL_STEPS = 200, 1000  # from random weights; what is proposed instead
+ABOVE_BOUND = 1.05  # times the rate that weights bear: below it nothing is said
+WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat16 or float16
+
+
+def commit(run: ResolvedRun) -> None:
+    """Check disk and mirror, collect the warnings, then make the run's folder, or reopen it.
+
+    Raises:
+        UserError: the disk or the mirror cannot be used; nothing was written.
+    """
+    run.mirror = _mirror(run)
+    run.notes += warnings_of(run)
+    run.notes += run.group.run_on_main(lambda: _room_on_disk(run))
+    run.group.run_on_main(lambda: _open_folder(run))
+    run.notes += [run.lock.warning] if run.lock.warning else []
+
+
+def headline(run: ResolvedRun) -> str:
+    """What is trained, on what, in one line."""
+    return say(
+        "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
+        run=run.config.run.run_name, rows=counted(run.loader.num_rows, "row"), objective=run.spec.rows.objective,
+        steps=counted(run.spec.counted.max_steps, "step"), device=run.device.describe(),
+        processes=counted(run.group.size, "process"), budget=run.budget.describe(),
+    )  # fmt: skip
+
+
+def _mirror(run: ResolvedRun) -> Mirror | None:
+    settings = run.config.run
+    if settings.checkpoint_mirror is None:
+        return None
+    mirror = Mirror(settings.checkpoint_mirror, settings.run_name)
+    if mirror.is_at(run.run_dir):
+        raise UserError(f"{mirror.what}, is where the run itself is saved; name another disk, or a service")
+    # `overwrite` as this start was told, which a restart that goes on was as well
+    run.group.run_on_main(lambda: mirror.check(run.resumed_dir, run.asked.run.overwrite))
+    return mirror
+
+
+def warnings_of(run: ResolvedRun) -> Iterator[str]:
+    """What is to be told of a run before its first step: where it goes on, and what its settings may do that nobody has asked for."""
+    config, asked, steps = run.config, run.spec.asked, run.spec.counted
+    total, storage = counted(steps.max_steps, "step"), run.spec.plan.choice.storage
+    if run.is_resumed:
+        told = "{run} continues after step {step} of {total}"
+        yield say(told, run=config.run.run_name, step=f"{run.state.step:,}", total=total)
+    elif run.base is None:
+        if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
+            told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
+            yield say(told, steps=total, more=USEFUL_STEPS)
+    elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
+        stored, weights = TensorHeaders(home_of(run.base, config)).file_bytes, weight_counts(config.model)["total"]
+        if storage != "float32" and stored >= WIDE_BYTES * weights:
+            told = (
+                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, half of that: "
+                "--mixed_precision=no keeps float32"
+            )
+            yield say(told, model=run.base, size=format_size(stored), storage=storage)
+    if asked.train.optimizer == "adamw" or asked.lora.lora_rank:
+        return  # steps of no weight's size; matrices that begin at zero
+    most = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
+    if steps.learning_rate > ABOVE_BOUND * most:
+        told = (
+            "a rate of {rate} over {steps} lets weights grow out of bounds, whose steps go with their size; "
+            "--learning_rate={most} is what they bear ({schedule})"
+        )
+        rate = f"{steps.learning_rate:.2g}"
+        yield say(told, rate=rate, steps=total, most=f"{most:.2g}", schedule=steps.lr_schedule)
+
+
+def _room_on_disk(run: ResolvedRun) -> list[str]:
+    config, choice = run.config, run.spec.plan.choice
+    if run.state.step >= run.spec.counted.max_steps:
+        return []  # what is left is published, which takes no room
+    with writing("output_dir", config.run.output_dir):
+        held = bytes_below(run.run_dir / "checkpoints")
+        need = disk_need(config, choice.storage, choice)
+        problems, notes = too_full(need, config.run.output_dir, held)
+    refuse(problems)
+    return notes
+
+
+def _open_folder(run: ResolvedRun) -> None:
+    config = settings = run.config
+    if config.run.checkpoint_mirror is not None:  # without its keys: where the file is copied, each start says anew
+        settings = settings.changed(checkpoint_mirror=public(config.run.checkpoint_mirror))
+    if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
+        settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
+    if config.train.is_keep_training:
+        resume_run(run.run_dir, launch=launch_marks())
+        with writing("output_dir", config.run.output_dir):
+            with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
+                settings.save(fresh)
+            Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
+            run.lock.write_owner()
+        return
+    refuse(run.lock.acquire(run.run_dir))
+    create_run(
+        config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
+        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
+    )  # fmt: skip
+    with writing("output_dir", config.run.output_dir):
+        run.lock.write_owner()

@@ -1,0 +1,65 @@
+"""Stage 4: the device of a run, and the memory that it may take there and on its host; the least of all its processes."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import torch
+
+from devices import processor
+from devices.base import Device
+from devices.choose import passed_over
+from devices.cores import use_threads
+from devices.kernels.calls import kernels, use
+from language import say
+from memory.budget import measure_budget
+from settings.errors import UserError
+from training.processes.group import Group
+from training.processes.launch import OWN_STORES, local_processes, meets_where_the_last_met
+from training.setup.resolved import ResolvedRun
+
+
+def fit_machine(run: ResolvedRun, device: Device) -> None:
+    """Settle device, threads, kernels and budget.
+
+    Raises:
+        UserError: the machines of the run hold different checkpoints.
+    """
+    config, group, run.device = run.config, run.group, device
+    use_threads(config.run.num_threads)
+    # all processes use compiled kernels or none does: weights that all update alike must stay the same bits
+    use(config.run.compiled_kernels is not False)
+    use(bool(group.all_reduce_min(float(kernels() is not None))[0]))
+    known = run.budget.warnings
+    budget = measure_budget(config.memory.memory_budget, device, local_processes())
+    # processes measure at different times, and machines differ
+    host, most = group.all_reduce_min(float(budget.host_bytes), float(budget.device_bytes or 0))
+    on_device = None if budget.device_bytes is None else int(most)
+    run.budget = replace(budget, host_bytes=int(host), device_bytes=on_device)
+    run.monitor.watch_device(device, on_device)
+    run.monitor.watch(run.budget.host_bytes)
+    run.notes += set(budget.warnings) - set(known)
+    step = float(run.state.step)
+    if group.all_reduce_min(step) != group.all_reduce_max(step):
+        raise UserError(
+            f"--output_dir = {config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
+            "name a folder that all see, or a --checkpoint_mirror"
+        )
+    run.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]
+    if meets_where_the_last_met():
+        remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
+        run.notes.append(say(remark, name=OWN_STORES))
+
+
+def unlike_processors(device: Device, group: Group) -> list[str]:
+    """That the processes compute in other last places, where their processors are not alike: each updates its own weights."""
+    here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
+    kind = float(zlib.crc32(here.encode()))
+    if device.name != "cpu" or group.all_reduce_min(kind) == group.all_reduce_max(kind):
+        return []
+    told = (
+        "the processors of this run differ, and so do the last places of what they compute: the weights of its processes part "
+        "slowly, of which the first one's are saved; ATEN_CPU_CAPABILITY=avx2 on all machines lets them compute alike"
+    )
+    return [say(told)]

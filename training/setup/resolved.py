@@ -1,0 +1,87 @@
+"""What is decided for a run before its first step."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config import PREFERENCES, Config
+from data.batches.loader import StepLoader
+from data.prepare.preparing import Prepared
+from data.tokenizers.tokenizer import Tokenizer
+from memory.budget import Budget
+from memory.observe.monitor import Monitor
+from settings.errors import UserError
+from training.checkpoints.mirror import Mirror
+from training.checkpoints.run_lock import RunLock
+from training.checkpoints.state import TrainingState
+from training.processes.group import Group
+from training.report.heartbeat import Heartbeat
+from training.setup.resolving import RunSpec
+
+if TYPE_CHECKING:
+    from devices.base import Device
+
+
+@dataclass
+class ResolvedRun:
+    """A run as far as it is decided; after the last stage nothing in `config` that counts for the whole run is auto.
+
+    Args:
+        asked: the settings as this start was given them. config: those of the run, with what was decided in them; what the machine decides stays as it was asked for, since the run may
+            go on on another.
+        group: the processes of the run.
+        notes: warnings, shown when the log is open. told: what is shown before, since preparing data may take hours.
+        resumed_dir: folder of the run that goes on; None: a new run.
+        base: folder to load weights from; None: random weights. is_resumed: it is a checkpoint of this very run.
+        state: how far the run is.
+        mirror: where checkpoints are copied; None: nowhere.
+        base_bytes: what the process held before the weights.
+    """
+
+    asked: Config
+    config: Config
+    group: Group = field(default_factory=Group)
+    notes: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    resumed_dir: Path | None = None
+    base: Path | None = None
+    is_resumed: bool = False
+    state: TrainingState = field(default_factory=TrainingState)
+    mirror: Mirror | None = None
+    # each is set by its stage, and read by later ones alone
+    budget: Budget = field(init=False)
+    monitor: Monitor = field(init=False)
+    lock: RunLock = field(init=False)
+    heartbeat: Heartbeat = field(init=False)
+    prepared: Prepared = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    loader: StepLoader = field(init=False)
+    validation: StepLoader = field(init=False)
+    device: Device = field(init=False)
+    base_bytes: int = field(init=False)
+    spec: RunSpec = field(init=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run under `output_dir`."""
+        return Path(self.config.run.output_dir) / self.config.run.run_name
+
+    def starting_from(self, base: Path | None, state: TrainingState, is_resumed: bool) -> ResolvedRun:
+        """The same run with other weights to load."""
+        other = copy(self)
+        other.base, other.state, other.is_resumed = base, state, is_resumed
+        return other
+
+
+def kind_of(config: Config) -> str:
+    """The kind of such a run: one of `runs.KINDS`."""
+    return "dpo" if config.data.objective == PREFERENCES else "finetune" if config.train.is_finetune else "pretrain"
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise all problems together, if there are any."""
+    if problems:
+        raise UserError(*problems)
