@@ -16,9 +16,8 @@ from engine.finite import is_finite, norm_of
 from engine.micro_batches import MicroBatch
 from engine.step import Engine
 from memory.cleanup import drop_frames
+from training.checkpoints.content import save_sharded, write_checkpoint
 from training.checkpoints.folder import name_of
-from training.checkpoints.sharded_state import save_sharded
-from training.checkpoints.state import write_checkpoint
 from training.live import LiveRun
 from training.processes.group import Group
 

@@ -48,7 +48,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "0",
     ): "spaces",
     (
-        "training/checkpoints/state.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
+        "training/checkpoints/content.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
         "1", "2",
     ): "spaces",
 }  # fmt: skip

@@ -228,7 +228,8 @@ def use_checkpoint(folder: Path) -> None:
     import torch
 
     from engine.optimizers import OPTIMIZERS
-    from training.checkpoints.state import load_optimizer, read_training_state
+    from training.checkpoints.content import load_optimizer
+    from training.checkpoints.state import read_training_state
     from training.evaluation.stopping import BestMetric
 
     optimizer = OPTIMIZERS["adafactor"]({"a": torch.nn.Parameter(torch.ones(3))})

@@ -1,44 +1,28 @@
-"""The content of a checkpoint: a model folder that others can load, and beside it what resuming needs.
+"""How far a run is, as its checkpoint keeps it in `state/training.json`: the step, the best loss, how its steps are done.
 
-`state/` holds the optimizer's tensors and `training.json`: the step, the best loss, the choice of the plan. Data order,
-masks, dropout and rounding are functions of (seed, step), so there is no generator state and no list of seen rows.
+Data order, masks, dropout and rounding are functions of (seed, step), so there is no generator state and no list of seen rows.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
-
-from config import GenerateConfig
-from data.tokenizers.tokenizer import Tokenizer
-from engine.optimizers import Optimizer
 from engine.scaling import LossScaling
-from engine.sharing.sharding import Part, Shards
 from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.estimate.workload import HOMES, JSON_NAMES, ExecutionPlan
-from model import hf_format
-from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
-from model.formats.peft import save_adapters
-from model.formats.tensor_files import write_safetensors
-from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
-TRAINING_FILE, OPTIMIZER_FILE = "training.json", "optimizer.safetensors"
-ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
+TRAINING_FILE = "training.json"
 NEEDED = ("step", "tokens")  # although they have a default
 NO_NAMES: Mapping[str, str] = {}
-GREEDY = GenerateConfig()
 NAMES = {
     "storage": REST_DTYPES,
     "compute": COMPUTE_DTYPES,
@@ -75,40 +59,6 @@ class TrainingState:
     best_evaluation: dict[str, Any] | None = None
     measured_on: dict[str, Any] | None = None
     asked: dict[str, Any] | None = None
-
-
-def write_checkpoint(
-    folder: Path,
-    model: T5,
-    tokenizer: Tokenizer,
-    optimizer: Optimizer,
-    state: TrainingState,
-    held: WithWeights = in_place,
-    answers: GenerateConfig = GREEDY,
-) -> None:
-    """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
-
-    Of a model with adapters these alone are written, with the place and the fingerprint of their base.
-
-    Args:
-        held: a context in which a weight is in memory, where some rest elsewhere.
-        answers: how the model shall answer, see `model.formats.answering`.
-    """
-    about = model.adapter_info
-    if about is None:
-        hf_format.save(model, folder, held=held)
-    else:
-        save_adapters(model, about.settings, folder, about.base, about.fingerprint)
-    (folder / STATE).mkdir()
-    write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
-    write_companions(folder, tokenizer, state, answers)
-
-
-def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig) -> None:
-    """Write what a checkpoint has beside its tensors; raises OSError."""
-    keep_answers(folder, answers)
-    tokenizer.save(folder)
-    (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
 def read_training_state(folder: Path) -> TrainingState:
@@ -169,48 +119,3 @@ def _is_of(value: Any, kind: str, name: str) -> bool:
         return isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
     known = {"None": type(None), "bool": bool, "str": str, "dict[str, Any]": dict}
     return type(value) is known[kind]
-
-
-def state_part(key: str, shards: Shards | None) -> Part | None:
-    """Which rows of a state tensor this process holds; None: all of them."""
-    name, _, kind = key.rpartition("/")
-    return None if shards is None or kind in ALIKE_EVERYWHERE else shards.parts.get(name)
-
-
-def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, shards: Shards | None = None) -> None:
-    """Load this process's rows of the optimizer's tensors of a checkpoint, however many processes have written it.
-
-    Raises:
-        UserError: they belong to another model, are broken, or not all there.
-    """
-    path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
-    if not path.is_file():
-        raise UserError(
-            f"checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which wrote it in parts "
-            "where weights were sharded; continue from its weights alone with --finetune_from"
-        )
-    try:
-        with safe_open(path, framework="pt") as stored:
-            for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
-                part = state_part(key, shards)
-                if part is None:
-                    loaded[key] = stored.get_tensor(key).to(device)
-                else:
-                    loaded[key] = stored.get_slice(key)[part.first : part.first + part.count].to(device)
-        optimizer.load_state(loaded)
-    except KeyError as error:
-        raise UserError(
-            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
-        ) from None
-    except Exception as error:  # safetensors raises its own class for a broken file
-        raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
-    missing = optimizer.incomplete() if loaded else []
-    if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
-        trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
-        missing = ["all of it"] if trained.step and trained.loss_scaling is None else []
-    if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise UserError(
-            f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
-            "checkpoint again, or continue from its weights alone with --finetune_from"
-        )

@@ -31,7 +31,7 @@ from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory, in_place
-from training.checkpoints.state import load_optimizer
+from training.checkpoints.content import load_optimizer
 from training.setup.adapter_settings import home_of
 from training.setup.adapters import choose_trained
 from training.setup.resolved import ResolvedRun

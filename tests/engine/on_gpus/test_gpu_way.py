@@ -91,7 +91,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, r
 
 
 def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
-    from training.checkpoints.state import OPTIMIZER_FILE, STATE, load_optimizer, write_safetensors
+    from training.checkpoints.content import OPTIMIZER_FILE, STATE, load_optimizer, write_safetensors
 
     def steps(optimizer, weights, numbers):  # type: ignore[no-untyped-def]
         for number in numbers:

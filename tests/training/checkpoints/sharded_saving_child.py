@@ -14,9 +14,9 @@ from engine.optimizers.rounding import ROUNDINGS
 from engine.sharing.sharding import Shards
 from model.t5 import T5
 from tests.engine.small_models import small_model
+from training.checkpoints.content import load_optimizer, save_sharded
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.sharded_state import save_sharded
-from training.checkpoints.state import TrainingState, load_optimizer
+from training.checkpoints.state import TrainingState
 
 
 def main(run_dir: Path) -> None:

@@ -12,8 +12,8 @@ from model import hf_format
 from model.t5 import T5
 from tests.engine.small_models import small_model
 from tests.ranks import must_succeed
+from training.checkpoints.content import load_optimizer
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.state import load_optimizer
 
 CHILD = Path(__file__).with_name("sharded_saving_child.py")
 

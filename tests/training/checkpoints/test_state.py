@@ -23,12 +23,8 @@ from model.formats.answering import answers_by
 from model.t5 import T5
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
-from training.checkpoints.state import (
-    TrainingState,
-    load_optimizer,
-    read_training_state,
-    write_checkpoint,
-)
+from training.checkpoints.content import load_optimizer, write_checkpoint
+from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import BestMetric
 
 CPU = torch.device("cpu")

@@ -1,0 +1,177 @@
+"""The content of a checkpoint: a model folder that others can load, and beside it what resuming needs.
+
+`state/` holds the optimizer's tensors and the training state. Where processes each hold rows of weights and optimizer state, the files
+are the same: process 0 writes them and asks the others for one matrix at a time, so that nobody ever holds more. They are read again
+by any number of processes, sharded or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from config import GenerateConfig
+from data.tokenizers.tokenizer import Tokenizer
+from engine.optimizers import Optimizer
+from engine.sharing.sharding import Part, Shards
+from model import hf_format
+from model.formats.answering import keep_answers
+from model.formats.checksums import STATE
+from model.formats.headers import WEIGHTS_FILE
+from model.formats.peft import save_adapters
+from model.formats.tensor_files import write_safetensors
+from model.shapes import hf_names
+from model.t5 import T5, WithWeights, in_place
+from settings.errors import UserError
+from training.checkpoints.folder import Checkpoints
+from training.checkpoints.state import TRAINING_FILE, TrainingState, read_training_state
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
+GREEDY = GenerateConfig()
+Rows = Mapping[
+    str, tuple[Tensor, Part | None]
+]  # name -> rows held here, and which of the whole they are; None: the whole
+DONE = -1
+
+
+def write_checkpoint(
+    folder: Path,
+    model: T5,
+    tokenizer: Tokenizer,
+    optimizer: Optimizer,
+    state: TrainingState,
+    held: WithWeights = in_place,
+    answers: GenerateConfig = GREEDY,
+) -> None:
+    """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
+
+    Of a model with adapters these alone are written, with the place and the fingerprint of their base.
+
+    Args:
+        held: a context in which a weight is in memory, where some rest elsewhere.
+        answers: how the model shall answer, see `model.formats.answering`.
+    """
+    about = model.adapter_info
+    if about is None:
+        hf_format.save(model, folder, held=held)
+    else:
+        save_adapters(model, about.settings, folder, about.base, about.fingerprint)
+    (folder / STATE).mkdir()
+    write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
+    write_companions(folder, tokenizer, state, answers)
+
+
+def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig) -> None:
+    """Write what a checkpoint has beside its tensors; raises OSError."""
+    keep_answers(folder, answers)
+    tokenizer.save(folder)
+    (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
+
+
+def save_sharded(
+    checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
+    is_best: bool = False, answers: GenerateConfig = GREEDY,
+) -> None:  # fmt: skip
+    """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix, of weights or state.
+
+    Raises:
+        UserError: the disk is full or cannot be written.
+    """
+    names = hf_names(model.config)
+    weights: Rows = {
+        names[name]: (weight.detach(), shards.parts.get(name)) for name, weight in model.named_parameters()
+    }
+    kept: Rows = {key: (tensor, state_part(key, shards)) for key, tensor in sorted(optimizer.state.items())}
+    sharded = [(rows, part) for rows, part in (*weights.values(), *kept.values()) if part is not None]
+    numbers = {id(rows): number for number, (rows, _) in enumerate(sharded)}
+
+    def requested(number: int = DONE) -> int:
+        """The number that process 0 names, on all processes."""
+        told = torch.tensor([number], device=model.embedding.device)
+        dist.broadcast(told, 0)
+        return int(told)
+
+    def write_rows(tensors: Rows, path: Path) -> None:
+        def gathered(name: str) -> AbstractContextManager[Tensor]:
+            rows, part = tensors[name]
+            if part is None:
+                return nullcontext(rows)
+            requested(numbers[id(rows)])
+            return nullcontext(shards.gather_rows(rows, part))
+
+        whole = {
+            name: rows if part is None else rows.new_empty((part.shape[0], *rows.shape[1:]), device="meta")
+            for name, (rows, part) in tensors.items()
+        }
+        write_safetensors(whole, path, gathered)
+
+    def write(folder: Path) -> None:
+        write_rows(weights, folder / WEIGHTS_FILE)
+        hf_format.write_config(model.config, folder, model.embedding.dtype)
+        (folder / STATE).mkdir()
+        write_rows(kept, folder / STATE / OPTIMIZER_FILE)
+        write_companions(folder, tokenizer, state, answers)
+
+    if shards.rank == 0:
+        try:
+            checkpoints.save(state.step, write, is_best)
+        finally:
+            requested(DONE)
+    else:
+        while (number := requested()) != DONE:
+            shards.gather_rows(*sharded[number])
+    dist.barrier()  # nobody continues before the folder has its name
+
+
+def state_part(key: str, shards: Shards | None) -> Part | None:
+    """Which rows of a state tensor this process holds; None: all of them."""
+    name, _, kind = key.rpartition("/")
+    return None if shards is None or kind in ALIKE_EVERYWHERE else shards.parts.get(name)
+
+
+def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, shards: Shards | None = None) -> None:
+    """Load this process's rows of the optimizer's tensors of a checkpoint, however many processes have written it.
+
+    Raises:
+        UserError: they belong to another model, are broken, or not all there.
+    """
+    path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
+    if not path.is_file():
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which wrote it in parts "
+            "where weights were sharded; continue from its weights alone with --finetune_from"
+        )
+    try:
+        with safe_open(path, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
+                part = state_part(key, shards)
+                if part is None:
+                    loaded[key] = stored.get_tensor(key).to(device)
+                else:
+                    loaded[key] = stored.get_slice(key)[part.first : part.first + part.count].to(device)
+        optimizer.load_state(loaded)
+    except KeyError as error:
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
+        ) from None
+    except Exception as error:  # safetensors raises its own class for a broken file
+        raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
+    missing = optimizer.incomplete() if loaded else []
+    if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
+        trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
+        missing = ["all of it"] if trained.step and trained.loss_scaling is None else []
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UserError(
+            f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
+            "checkpoint again, or continue from its weights alone with --finetune_from"
+        )
