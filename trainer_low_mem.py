@@ -1,7 +1,7 @@
 """A training run: set up, loop, finish.
 
 `LowMemTrainer(config).train()` is all that a notebook needs; `train_low_mem.py train` is the same from a command line.
-Accelerate gives launch, device placement and the process group; the walk of `engine/` does the rest. What a run does beside
+Accelerate gives launch, device placement and the process group; the loop of `engine/` does the rest. What a run does beside
 its steps is in `training/`: `live` (what is trained, and how far), `evaluating`, `saving`, `recovering`, `recording`.
 """
 
@@ -218,7 +218,7 @@ class LowMemTrainer:
             live.controller.before("samples", live.state.step)
             with self.monitor.phase("samples"):
                 prompt = show_samples(
-                    live.engine.walk, run.validation, run.tokenizer, self.config.train.sample_rows,
+                    live.engine.blockwise, run.validation, run.tokenizer, self.config.train.sample_rows,
                     log, live.longest_answer,
                 )  # fmt: skip
         log.memory(live.state.step, "end")

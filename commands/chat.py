@@ -289,9 +289,9 @@ class Writer:
         self.asked += 1
         ids = self._fitted(turns, system)
         self.trained.rows_at_once(1, writing_of(self.config, 1, len(ids)))
-        weight_store = self.trained.walk.weight_store
+        weight_store = self.trained.blockwise.weight_store
         tokens = stream(
-            self.trained.walk.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
+            self.trained.blockwise.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
             with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
         )  # fmt: skip
         return pieces(self.trained.tokenizer, self._counted(tokens))

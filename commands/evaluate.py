@@ -49,7 +49,7 @@ def evaluate(config: Config) -> Evaluation:
     if answered:
         load_libraries(names)
     trained = load_trained(config, folder, Writing(1, *loader.longest))
-    batch_size = loss_rows(trained.walk.model.config, trained.weights, trained.room, asked, loader.longest)
+    batch_size = loss_rows(trained.blockwise.model.config, trained.weights, trained.room, asked, loader.longest)
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
@@ -57,11 +57,11 @@ def evaluate(config: Config) -> Evaluation:
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
         batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size)
-        result = measure_loss(trained.walk, batches, group, trained.device.torch_device)
+        result = measure_loss(trained.blockwise, batches, group, trained.device.torch_device)
         samples, ended = list[Sample](), 0
         if answered:
             scores, samples, ended = generate_metrics(
-                trained.walk, loader, trained.tokenizer, how, group,
+                trained.blockwise, loader, trained.tokenizer, how, group,
                 rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept,
             )  # fmt: skip
             result.metrics.update(scores)

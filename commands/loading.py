@@ -24,9 +24,8 @@ from devices.base import Device, DtypeChoice, name_of
 from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from devices.malloc import trim_malloc, tune_malloc
-from engine.checkpointing import Checkpointing
-from engine.homes.making import resting_store
-from engine.walk import Walk, no_trim
+from engine.blockwise import Blockwise, no_trim
+from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
 from memory.budget import Budget, measure_budget
@@ -89,7 +88,7 @@ class Trained:
     """A model ready to use, and what goes with it; `folder`: of the adapter that is on, or else of the model."""
 
     folder: Path
-    walk: Walk
+    blockwise: Blockwise
     tokenizer: Tokenizer
     template: Template
     device: Device
@@ -108,7 +107,7 @@ class Trained:
 
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
-        return predict_generation(self.walk.model.config, self.weights, writing, self.room.base_bytes)
+        return predict_generation(self.blockwise.model.config, self.weights, writing, self.room.base_bytes)
 
     def rows_at_once(self, asked: int | str, writing: Writing, flag: str = "generate_batch_size") -> int:
         """How many prompts are answered together.
@@ -146,10 +145,10 @@ class Trained:
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, by the settings of `config.generate`."""
-        weight_store = self.walk.weight_store
+        weight_store = self.blockwise.weight_store
         with self.kept.measuring(writing_of(config, len(inputs), max(map(len, inputs), default=1))):
             return generate(
-                self.walk.model, inputs, config.generate, seed=config.run.seed,
+                self.blockwise.model, inputs, config.generate, seed=config.run.seed,
                 with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
             )  # fmt: skip
 
@@ -334,14 +333,14 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         weights = roomy
     else:
         tune_malloc("small")
-    resting = resting_store(homes, device, weights_folder(config))
-    cut, filling = (None, in_memory) if resting is None else (resting.make, resting.filling)
+    offloaded = offloaded_store(homes, device, weights_folder(config))
+    cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
     model = hf_format.load(home, dtype=storage, device=device.torch_device, cut=cut, filling=filling)
     adapter_set = attach(model, adapters, home) if adapters else None
-    weight_store = resting or weight_store_for(storage, compute, (model.embedding, model.output_weight))
+    weight_store = offloaded or weight_store_for(storage, compute, (model.embedding, model.output_weight))
     trim = no_trim if device.is_separate_memory else trim_malloc
-    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim)
-    made = Trained(learnt, walk, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, trim=trim)
+    made = Trained(learnt, blockwise, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
     made.monitor.interval_seconds = config.memory.monitor_seconds
     return made
 

@@ -21,8 +21,7 @@ from config import Config, UserError
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import trim_malloc
-from engine.checkpointing import Checkpointing
-from engine.walk import Walk
+from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
 from language import say
 from memory.estimate.generation import Weights
@@ -98,9 +97,9 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
 def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
-    walk = Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0, trim=trim_malloc)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, trim=trim_malloc)
     batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
-    result = evaluate(walk, batches, Group(), torch.device("cpu"))
+    result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 
 

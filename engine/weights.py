@@ -1,16 +1,17 @@
-"""Weight stores: where and in which dtype do weights rest, and in which are they computed with?
+"""Weight stores: where and in which dtype weights are stored, and in which they are computed with.
 
-The walk asks for a block's weights in the compute dtype before it runs the block, and releases them after it. The plain
-store does nothing. `CastWeightStore` has a narrow rest dtype (bf16) and computes with a wider copy (fp32) that lives while
+A pass asks for a block's weights in the compute dtype before it runs the block, and releases them after it. The plain
+store does nothing. `CastWeightStore` has a narrow storage dtype (bf16) and computes with a wider copy (fp32) that lives while
 its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `QuantizedWeightStore` does so for
 frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
 (`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights of other processes
-(`sharing.sharding`) and in files (`homes.resting`) fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for backward.
+(`engine.sharding`) and in files (`engine.weight_offload`) fit the same interface. What changes is `weight.data`; graphs saved in
+forward see the copy made for backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -20,7 +21,7 @@ from model.quantization import QUANTIZED, dequantize, is_int8
 
 
 class WeightStore:
-    """The rest dtype is the compute dtype: weights are used in place."""
+    """The storage dtype is the compute dtype: weights are used in place."""
 
     is_collective = False  # whether all processes have to ask for the same weights at the same time
 
@@ -33,35 +34,39 @@ class WeightStore:
         yield
 
     @contextmanager
-    def in_rest_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Whole `weights` in the rest dtype, until the context ends."""
+    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Whole `weights` in the storage dtype, until the context ends."""
         yield
 
     def waited_seconds(self) -> float:
-        """How long uses of weights have waited so far for those that were not here yet."""
+        """How long uses of weights have waited so far for those that were not loaded yet."""
         return 0.0
 
-    def expect(self, weights: Iterable[nn.Parameter]) -> None:
-        """These are asked for next: whatever takes time to bring may begin."""
+    def expect(self, weights: Sequence[nn.Parameter], upcoming: Iterable[Sequence[nn.Parameter]]) -> None:
+        """Begin to load what is needed next, while the block before it computes.
+
+        Args:
+            weights: of the next block of this stack; none: another stack follows. upcoming: of all blocks to come, in order.
+        """
 
     @contextmanager
-    def held(self, weights: Iterable[nn.Parameter], is_changed: bool = False) -> Iterator[None]:
-        """What this process holds of `weights`, in the rest dtype and in memory, until the context ends.
+    def loaded(self, weights: Iterable[nn.Parameter], is_changed: bool = False) -> Iterator[None]:
+        """What this process holds of `weights`, in the storage dtype and in memory, until the context ends.
 
         Args:
             is_changed: what is written to them has to outlast the context.
         """
         yield
 
-    def parted(self, weights: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-        """`weights` in the groups that come into memory together, which `held` takes one at a time."""
+    def buffer_groups(self, weights: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        """`weights` in the groups that come into memory together, which `loaded` takes one at a time."""
         yield list(weights)
 
-    def each_held(self, weights: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+    def each_loaded(self, weights: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
         """One weight after the other, in memory until the next one is asked for."""
-        for part in self.parted(weights):
-            with self.held(part):
-                yield from part
+        for group in self.buffer_groups(weights):
+            with self.loaded(group):
+                yield from group
 
     def close(self) -> None:
         """Give back what is held outside of memory."""
@@ -69,16 +74,16 @@ class WeightStore:
     def for_products(self, weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """`weights` for products without a graph, which can widen narrow ones in pieces, until the context ends.
 
-        For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the rest dtype:
+        For generation, where a block sees a few tokens, and for the head. On a CPU narrow weights stay in the storage dtype:
         products widen them in pieces, at less cost than a copy of all.
         """
         found = list(weights)
-        # adapters and bias tables rest in fp32
+        # adapters and bias tables are stored in fp32
         cast = [w for w in found if w.dim() == 2 and w.dtype != self.compute_dtype]
         is_narrow = bool(cast) and all(
             w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in cast
         )
-        return self.in_rest_dtype(found) if is_narrow else self.in_compute_dtype(found)
+        return self.in_storage_dtype(found) if is_narrow else self.in_compute_dtype(found)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         """The dtype that a weight is computed in, and that its gradient has."""
@@ -97,25 +102,25 @@ class WeightStore:
 
     @staticmethod
     def attach_gradient(weight: nn.Parameter, gradient: Tensor) -> None:
-        """Give a weight a gradient of another shape or dtype than it has at rest; autograd looks at assignment alone."""
-        at_rest = weight.data
+        """Give a weight a gradient of another shape or dtype than it is stored in; autograd looks at assignment alone."""
+        stored = weight.data
         weight.data = gradient
         weight.grad = gradient
-        weight.data = at_rest
+        weight.data = stored
 
 
 class CastWeightStore(WeightStore):
-    """Rest dtype and compute dtype differ. Memory: one block's weights in the compute dtype."""
+    """Storage dtype and compute dtype differ. Memory: one block's weights in the compute dtype."""
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        at_rest = [(w, w.data) for w in weights if self._is_cast(w)]
-        for weight, data in at_rest:
-            weight.data = data.to(self.compute_dtype)
+        stored = [(weight, weight.data) for weight in weights if self._is_cast(weight)]
+        for weight, data in stored:
+            weight.data = dequantize(weight, self.compute_dtype) if is_int8(weight) else data.to(self.compute_dtype)
         try:
             yield
         finally:
-            for weight, data in at_rest:
+            for weight, data in stored:
                 weight.data = data
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
@@ -128,8 +133,8 @@ class CastWeightStore(WeightStore):
         return weight.dtype not in (self.compute_dtype, torch.int8)
 
 
-class QuantizedWeightStore(WeightStore):
-    """Frozen weights rest in int8, or in int4 and tables in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
+class QuantizedWeightStore(CastWeightStore):
+    """Frozen weights are stored in int8, or in int4 and tables in int8. Memory: on a device, embedding or head in the compute dtype while the loss is formed.
 
     Args:
         tables: embedding and head, which are read without a block's product.
@@ -139,22 +144,14 @@ class QuantizedWeightStore(WeightStore):
         super().__init__(compute_dtype)
         self._tables = {id(table) for table in tables}
 
-    @contextmanager
-    def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        at_rest = [(w, w.data) for w in weights if id(w) in self._tables and is_int8(w)]
-        for weight, _ in at_rest:
-            weight.data = dequantize(weight, self.compute_dtype)
-        try:
-            yield
-        finally:
-            for weight, data in at_rest:
-                weight.data = data
+    def _is_cast(self, weight: nn.Parameter) -> bool:
+        return id(weight) in self._tables and is_int8(weight)
 
 
 def weight_store_for(
-    rest_dtype: torch.dtype, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter] = ()
+    storage_dtype: torch.dtype, compute_dtype: torch.dtype, tables: Iterable[nn.Parameter] = ()
 ) -> WeightStore:
     """The weight store for these dtypes; `tables` are the model's embedding and head, needed for quantized weights alone."""
-    if rest_dtype in QUANTIZED:
+    if storage_dtype in QUANTIZED:
         return QuantizedWeightStore(compute_dtype, tables)
-    return (WeightStore if rest_dtype == compute_dtype else CastWeightStore)(compute_dtype)
+    return (WeightStore if storage_dtype == compute_dtype else CastWeightStore)(compute_dtype)

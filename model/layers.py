@@ -83,7 +83,7 @@ def adding_in_place() -> Iterator[None]:
     """Until the context ends, backward adds to the gradient that a matrix has as part of the product that forms its own.
 
     That saves a matrix of memory and three passes over it. Hooks of autograd do not see what is added so, hence only
-    inside a walk, which has none. A flag of the module and not of the thread: on CUDA backward runs in a thread of torch.
+    inside a blockwise pass, which has none. A flag of the module and not of the thread: on CUDA backward runs in a thread of torch.
     """
     global _adds_in_place
     before, _adds_in_place = _adds_in_place, True

@@ -152,7 +152,7 @@ class T5(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.adapter_dropout = 0.0  # share dropped of what adapters read, in the walk; see `model.lora.adapter`
+        self.adapter_dropout = 0.0  # share dropped of what adapters read, in training; see `model.lora.adapter`
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))

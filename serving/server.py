@@ -67,8 +67,8 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    store = trained.walk.weight_store
-    decoder = Decoder(trained.walk.model, store.for_products, store.compute_dtype)
+    store = trained.blockwise.weight_store
+    decoder = Decoder(trained.blockwise.model, store.for_products, store.compute_dtype)
     engine = Engine(decoder, _capacity(trained, config), config.serve.max_queue, trained.monitor, trained.device)
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
     written = trained.folder / "config.json"
@@ -84,7 +84,7 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
     longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
 
     def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
-        shape, base = trained.walk.model.config, trained.room.base_bytes
+        shape, base = trained.blockwise.model.config, trained.room.base_bytes
         return serving_capacity(shape, trained.weights, asked, base, total_bytes, config.serve.max_queue, READING_BYTES)
 
     found = capacity(longest, trained.room.total_bytes)

@@ -56,7 +56,7 @@ def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
     while True:
         try:
             return score_answers(
-                live.engine.walk, run.validation, run.tokenizer, live.config, live.group,
+                live.engine.blockwise, run.validation, run.tokenizer, live.config, live.group,
                 live.longest_answer, free, live.monitor,
             )  # fmt: skip
         except Exception as error:
@@ -76,7 +76,7 @@ def _loss(live: LiveRun) -> Evaluation:
     while True:
         try:
             batches = live.run.validation.evaluation_batches(live.config.train.eval_rows, size, group.rank, group.size)
-            return losses.evaluate(live.engine.walk, batches, group, live.device.torch_device)
+            return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                 raise

@@ -71,7 +71,7 @@ class LiveRun:
         """Let the engine work as the plan now says."""
         choice = self.controller.plan.choice
         tune_malloc(choice.malloc)
-        self.engine.follow(choice)
+        self.engine.apply_plan(choice)
 
     def roll_back(self, reason: str) -> None:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""

@@ -63,7 +63,7 @@ class Recorder:
         used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
         mean, speed = loss / max(labels, 1), tokens / seconds
         step, peak = live.state.step, self._peak_bytes()
-        figures = mean_metrics(live.engine.walk.objective, labels, live.group)
+        figures = mean_metrics(live.engine.blockwise.objective, labels, live.group)
         update = live.engine.update
         if update.is_skipped and update.scaling is not None:
             figures["skipped_at_loss_scale"] = update.scaling.scale

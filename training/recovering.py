@@ -11,7 +11,7 @@ import math
 from typing import NoReturn
 
 from config import DoesNotFit, UserError
-from engine.finite import is_finite
+from engine.optimizer_in_backward import is_finite
 from engine.step import Outcome
 from language import say
 from memory.controller import ADVICE, NOTHING_LEFT
@@ -35,7 +35,7 @@ def after_step(live: LiveRun, outcome: Outcome, number: int) -> None:
 
 def after_unsound(live: LiveRun, number: int) -> None:
     """Go on after step `number`, whose weights are not finite and were not saved."""
-    earlier = live.engine.checks.earlier  # on a GPU the next step would have looked at it
+    earlier = live.engine.update.unseen_norm  # on a GPU the next step would have looked at it
     is_lost = earlier is not None and not is_finite([earlier])
     if live.group.all_reduce_sum(float(is_lost))[0]:
         _leave_out(live, number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
@@ -101,7 +101,8 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     to_blame = number - is_before
     divergence.skip(to_blame, seen_at=number)
     rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
-    where = live.group.first_of(live.engine.checks.first)
+    anomalies = live.engine.update.anomalies
+    where = live.group.first_of(None if anomalies is None else anomalies.first)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
     further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
     values = {"step": to_blame, "rows": f"row{'s' * (len(rows) > 1)} {shown}{further} of the training data"}

@@ -12,8 +12,8 @@ from itertools import chain
 import torch
 from loguru import logger
 
-from engine.finite import is_finite, norm_of
 from engine.micro_batches import MicroBatch
+from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
 from training.checkpoints.content import save_sharded, write_checkpoint
@@ -41,7 +41,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
         if engine.shards is not None:
             save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
         elif live.is_main:
-            held = engine.walk.weight_store.held
+            held = engine.blockwise.weight_store.loaded
             write = lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers)  # noqa: E731
             checkpoints.save(step, write, is_best)
     live.log.event("checkpoint", step=step, path=path, best=is_best)
@@ -63,10 +63,12 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
         the same on all processes, which ask together.
     Memory: a forward without gradients.
     """
-    tensors = chain(engine.walk.weight_store.each_held(engine.model.parameters()), engine.optimizer.state.values())
+    tensors = chain(
+        engine.blockwise.weight_store.each_loaded(engine.model.parameters()), engine.optimizer.state.values()
+    )
     loss = torch.zeros(())
     try:
-        loss = engine.walk.loss(micro_batches) if micro_batches else loss
+        loss = engine.blockwise.loss(micro_batches) if micro_batches else loss
     except Exception as error:
         if engine.shards is not None or not engine.device.is_out_of_memory(error):
             raise

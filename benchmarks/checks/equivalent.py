@@ -5,9 +5,6 @@ from __future__ import annotations
 # (file, first line of the statement, before, after): why
 SAME: dict[tuple[str, str, str, str], str] = {
     (
-        "engine/homes/files.py", "return False", "False", "True",
-    ): "on Windows alone, or where the system has no word for it: nothing is read or written otherwise",
-    (
         "engine/objectives/preference.py", "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
         "margins.abs() <= ROUNDING * size", "margins.abs() < ROUNDING * size",
     ): "they differ where both answers have probability 1, which no head of more than one word gives",

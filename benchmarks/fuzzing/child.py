@@ -204,7 +204,7 @@ def checkpoint_folder(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from engine.scaling import LossScaling
+    from engine.loss_scaling import LossScaling
     from memory.estimate.workload import ExecutionPlan
     from training.checkpoints.state import TrainingState
     from training.evaluation.stopping import BestMetric

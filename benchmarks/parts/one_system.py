@@ -2,7 +2,7 @@
 
     python -m benchmarks.parts.one_system SYSTEM MODEL ROWS SOURCE TARGET STEPS
 
-SYSTEM: ours-standard, ours-low, ours-ultra (this project's walk), shipped (Hugging Face T5 in fp32 with AdamW and
+SYSTEM: ours-standard, ours-low, ours-ultra (this project's engine), shipped (Hugging Face T5 in fp32 with AdamW and
 dropout 0.1, as its users run it), tuned (dropout 0, fused AdamW, bf16 autocast and torch.compile where bf16 is fast).
 All see the same random rows of full length and start from random weights of the same shape.
 """
@@ -44,11 +44,10 @@ def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple
 def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
     """The step of this project: the plan's way for `mode`, Adafactor."""
     from devices.malloc import trim_malloc, tune_malloc
-    from engine.checkpointing import Checkpointing
+    from engine.blockwise import Blockwise
     from engine.micro_batches import MicroBatch
+    from engine.optimizer_in_backward import OptimizerInBackward
     from engine.optimizers import OPTIMIZERS, Step
-    from engine.update import Update
-    from engine.walk import Walk
     from engine.weights import weight_store_for
     from model.loss import LossSettings
     from model.rows import Rows
@@ -59,10 +58,10 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     storage = torch.bfloat16 if mode == "ultra" else compute
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
-    walk = Walk(
-        model, Checkpointing(saved_blocks(mode, blocks)), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
+    blockwise = Blockwise(
+        model, saved_blocks(mode, blocks), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
     )  # fmt: skip
-    update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)
     # of one block at work: where it is to be small, what a wider model takes for the shortest micro-batch
     elements = ULTRA_ELEMENTS if mode == "ultra" else 2048 * config.d_model
@@ -79,7 +78,7 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
 
     def step(number: int) -> float:
         update.begin(Step(number, 1e-3))
-        return float(walk.gradients(micro_batches, labels.numel(), update.ready)) / labels.numel()
+        return float(blockwise.gradients(micro_batches, labels.numel(), update)) / labels.numel()
 
     return step
 

@@ -16,13 +16,12 @@ from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from devices.base import CUDA, MPS, Device, override_traits
 from devices.cpu import CpuDevice
-from engine.checkpointing import Checkpointing
-from engine.finite import StepChecks
+from engine.all_reduce import Reducer
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.sharing.sharding import ShardedWeightStore, Shards
+from engine.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import weight_store_for
 from limits import DEVICE_SCORES
 from memory.estimate.peaks import predict
@@ -121,14 +120,13 @@ def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
     elif shards is not None:
         shards.cut(model, "meta")
     store = weight_store_for(dtype, dtype) if shards is None else ShardedWeightStore(dtype, shards)
-    checks = StepChecks(shards)
-    walk = Walk(
-        model, Checkpointing(choice.saved_blocks), store, LossSettings(choice.loss_chunk_bytes), work.dropout,
-        check_loss=checks.loss,
+    blockwise = Blockwise(
+        model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout
     )  # fmt: skip
     optimizer = OPTIMIZERS[work.optimizer](dict(model.named_parameters()), shards=shards)
-    update = Update(optimizer, work.max_grad_norm, weight_store=store)
-    return Engine(walk, update, device or MetaDevice(work.device), choice, checks, shards, work.processes)
+    reducer = Reducer(shards) if work.processes > 1 else None
+    update = OptimizerInBackward(optimizer, work.max_grad_norm, None, store, reducer, shards)
+    return Engine(blockwise, update, device or MetaDevice(work.device), choice)
 
 
 def batches_of(work: TracedWork) -> list[Batch]:

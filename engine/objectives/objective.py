@@ -1,6 +1,6 @@
-"""What is a step's loss, given what the decoder hands to the head? The policy that the walk asks after the last block.
+"""A step's loss, given what the decoder hands to the head: the interface, and cross-entropy.
 
-The walk knows nothing of losses but this: before it starts, the objective may complete the micro-batches; after the
+A pass knows nothing of losses but this: before it starts, the objective may complete the micro-batches; after the
 decoder, it turns hidden states into a loss and their gradient; in evaluation, token losses into a loss.
 """
 
@@ -21,7 +21,7 @@ class Objective:
     """The cross-entropy of each label token: pretraining and finetuning. Others override what differs."""
 
     def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
-        """Give the micro-batches with all that the loss needs; called before the walk holds anything."""
+        """Give the micro-batches with all that the loss needs; called before the pass holds anything."""
         return micro_batches
 
     def loss_and_gradients(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from devices.base import is_host, traits_of
 from devices.kernels.calls import Kernels, kernels, takes
 from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
-from engine.sharing.sharding import Part, Shards
+from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_block_matrix, is_matrix
 

@@ -3,7 +3,7 @@
 A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank, or
 alpha / sqrt(rank) where rank-stabilised. DoRA learns the length of each row of W + s B A beside its direction; the length
 that is divided by is held constant in the gradient, as its paper does, and comes from products of width r, never from a
-second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the walk brings, updates and
+second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the engine loads, updates and
 hands over its weights with its block.
 
 Shapes: N tokens, n outputs, m inputs, r rank.

@@ -68,7 +68,7 @@ def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[
     """Loss by the whole model under plain autograd, and answers to each row alone."""
     config = config.changed(max_new_tokens=new_tokens)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    model, tokenizer = trained.walk.model, trained.tokenizer
+    model, tokenizer = trained.blockwise.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
     for prompt, response in pairs_of(folder):
         ids, labels = (torch.tensor([[*tokenizer.encode_batch([text])[0].tolist(), 1]]) for text in (prompt, response))
@@ -140,7 +140,7 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
-    monkeypatch.setattr(answering, "_answers", lambda walk, inputs, *how: [wrong, right])
+    monkeypatch.setattr(answering, "_answers", lambda blockwise, inputs, *how: [wrong, right])
     metrics = evaluate(settings(folder, tmp_path)).metrics
     assert metrics["exact_match"] == metrics["identical"] == 50.0
     assert all(score < 100.0 for score in metrics.values()), metrics
@@ -173,7 +173,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            trained.walk, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9), group,
+            trained.blockwise, loader, trained.tokenizer, GenerateConfig(max_new_tokens=9), group,
             rows=5, batch_size=2, names=names, shown=9,
         )[:2]  # fmt: skip
 

@@ -223,8 +223,8 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
     assert "mixed_precision" not in screen.out  # which holds the answer alone
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    assert trained.walk.model.embedding.dtype == storage
-    assert trained.walk.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
+    assert trained.blockwise.model.embedding.dtype == storage
+    assert trained.blockwise.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
 
 @pytest.mark.parametrize("command", [generate])

@@ -17,12 +17,11 @@ import torch
 
 from devices.base import Device, place
 from devices.cuda import CudaDevice
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import WeightStore, weight_store_for
 from memory.cleanup import free_failed
 from model.decoding.generation import generate
@@ -71,25 +70,29 @@ def moved_micro_batch(micro_batch: MicroBatch, device: Device) -> MicroBatch:
     return replace(micro_batch, **ids, **rows)
 
 
-def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = float(walk.gradients(micro_batches, labels, lambda weights: None)) / labels
-    found = {name: w.grad.detach().cpu().float() for name, w in walk.model.named_parameters() if w.grad is not None}
-    for weight in walk.model.parameters():
+def gradients(
+    blockwise: Blockwise, micro_batches: list[MicroBatch], labels: int
+) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = float(blockwise.gradients(micro_batches, labels)) / labels
+    found = {
+        name: w.grad.detach().cpu().float() for name, w in blockwise.model.named_parameters() if w.grad is not None
+    }
+    for weight in blockwise.model.parameters():
         weight.grad = None
     return loss, found
 
 
-def walk_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Walk:
-    return Walk(model, Checkpointing(saved), weight_store or WeightStore(torch.float32), LossSettings(), dropout)
+def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None, dropout: float = 0.0) -> Blockwise:
+    return Blockwise(model, saved, weight_store or WeightStore(torch.float32), LossSettings(), dropout)
 
 
 @pytest.mark.parametrize(("family", "saved", "dropout"), [*((family, 2, 0.0) for family in FAMILIES), ("t5", 0, 0.3), ("t5", 99, 0.3)])  # fmt: skip
 def test_the_walk_gives_the_gradients_of_the_cpu(gpu: Device, family: str, saved: int, dropout: float) -> None:
     model, batch = small_model(family), Rectangle()
     micro_batches = batch.micro_batches(model, [[0, 3], [1], [2]])
-    loss, expected = gradients(walk_of(model, saved, dropout=dropout), micro_batches, batch.num_labels)
+    loss, expected = gradients(blockwise_of(model, saved, dropout=dropout), micro_batches, batch.num_labels)
     other = [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches]
-    on_gpu, found = gradients(walk_of(moved(model, gpu), saved, dropout=dropout), other, batch.num_labels)
+    on_gpu, found = gradients(blockwise_of(moved(model, gpu), saved, dropout=dropout), other, batch.num_labels)
     assert on_gpu == pytest.approx(loss, rel=1e-5) and found.keys() == expected.keys()
     assert max(relative_error(found[name], expected[name]) for name in expected) < 1e-4
 
@@ -100,10 +103,10 @@ def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> 
         pytest.skip("this GPU has no bf16")
     model, batch = small_model("t5"), Rectangle()
     micro_batches = batch.micro_batches(model, [[0, 1, 2, 3]])
-    loss, expected = gradients(walk_of(model, 0), micro_batches, batch.num_labels)
-    walk = walk_of(moved(model, gpu, storage), 0, weight_store_for(storage, torch.bfloat16))
+    loss, expected = gradients(blockwise_of(model, 0), micro_batches, batch.num_labels)
+    blockwise = blockwise_of(moved(model, gpu, storage), 0, weight_store_for(storage, torch.bfloat16))
     on_gpu, found = gradients(
-        walk, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
+        blockwise, [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches], batch.num_labels
     )
     assert on_gpu == pytest.approx(loss, rel=2e-2)
     total = torch.cat([found[name].flatten() - expected[name].flatten() for name in expected]).norm()
@@ -115,10 +118,10 @@ def test_a_step_is_the_same_to_the_last_bit_again(gpu: Device) -> None:
         model, batch = moved(small_model("t5"), gpu), Rectangle(16, 60, 30)
         micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(16))), gpu)
         optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-        update, walk = Update(optimizer), walk_of(model, 0, dropout=0.2)
+        update, blockwise = OptimizerInBackward(optimizer), blockwise_of(model, 0, dropout=0.2)
         for number in range(1, 4):
             update.begin(Step(number, 0.01))
-            walk.gradients([micro_batch], batch.num_labels, update.ready)
+            blockwise.gradients([micro_batch], batch.num_labels, update)
             update.finish()
         return [weight.detach().cpu() for weight in model.parameters()]
 
@@ -175,13 +178,13 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
     model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-    walk, update = walk_of(model, 99), Update(optimizer)
+    blockwise, update = blockwise_of(model, 99), OptimizerInBackward(optimizer)
     batch = Rectangle(64, 512, 128, 512)
 
     def step(rows: int) -> None:
         micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(rows))), gpu)
         update.begin(Step(1, 0.01))
-        walk.gradients([micro_batch], micro_batch.num_labels, update.ready)
+        blockwise.gradients([micro_batch], micro_batch.num_labels, update)
         update.finish()
 
     step(1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from config import T5ModelConfig
 from engine.micro_batches import MicroBatch
@@ -33,6 +34,23 @@ def small_model(family: str = "t5", seed: int = 1, **changes: Any) -> T5:
         "num_heads": 4,
     }
     return T5(T5ModelConfig(**{**shape, **FAMILIES[family], **changes})).initialise(seed)
+
+
+class Collected:
+    """Stands where the optimizer in backward does: remembers the groups of weights, and leaves their gradients."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[nn.Parameter]] = []
+
+    def check_loss(self, loss: Tensor) -> None:
+        """Any loss goes backward."""
+
+    def apply(self, weights: Sequence[nn.Parameter]) -> None:
+        self.groups.append(list(weights))
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return [weight for group in self.groups for weight in group]
 
 
 class Rectangle:

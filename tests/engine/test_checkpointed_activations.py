@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.checkpointing import Checkpointing
-from engine.walk import Walk
+from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
@@ -18,15 +17,15 @@ def gradients(
 ) -> tuple[float, torch.Tensor]:
     """Loss and all gradients in one vector, of weights that rest in bf16."""
     model, batch = small_model(family).bfloat16(), Rectangle()
-    walk = Walk(
+    blockwise = Blockwise(
         model,
-        Checkpointing(saved),
+        saved,
         weight_store_for(torch.bfloat16, compute),
         LossSettings(),
         rate,
         between_blocks_dtype=between_blocks,
     )
-    total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
+    total = blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels)
     return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
 
 

@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from config import T5ModelConfig
 from data.batches.collate import Row, collate
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
-from engine.walk import Walk
 from engine.weights import WeightStore
 from memory.estimate.shapes import Shapes, Sizes
 from model.loss import LossSettings
@@ -53,7 +52,7 @@ def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
     sources, targets = lengths(kind, steps, rows)
     sizes: Sizes = Shapes(sources, targets).sizes(batch_size)
     model = small_model(d_model=32, d_kv=4, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
-    walk = Walk(model, Checkpointing(9), WeightStore(torch.float32), LossSettings(), 0.0)
+    blockwise = Blockwise(model, 9, WeightStore(torch.float32), LossSettings(), 0.0)
     with Counting() as counting:
         for counting.step in range(steps):
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)
@@ -62,7 +61,7 @@ def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
                 to_micro_batch(collate(made[at : at + batch_size], 0), T5ModelConfig(), torch.device("cpu"), sizes)
                 for at in range(0, rows, batch_size)
             ]
-            walk.gradients(parts, 100, lambda weights: None)
+            blockwise.gradients(parts, 100)
             model.zero_grad(set_to_none=True)
     return counting
 

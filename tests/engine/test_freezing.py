@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
 
-from engine.checkpointing import Checkpointing
-from engine.schedule import BackwardRange, backward_ranges
-from engine.walk import Walk
+from engine.blockwise import Blockwise
+from engine.schedule import Schedule
 from engine.weights import WeightStore
 from model.lora.freezing import freeze
 from model.loss import LossSettings
 from settings.errors import UserError
-from tests.engine.small_models import Rectangle, autograd_gradients, relative_error, small_model
+from tests.engine.small_models import Collected, Rectangle, autograd_gradients, relative_error, small_model
 
 CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}
 
@@ -32,9 +32,10 @@ def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str,
     model, batch = small_model(family), Rectangle()
     trained = freeze(model, patterns)
     loss, expected = autograd_gradients(model, batch)
-    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), 0.0)
-    handed: list[nn.Parameter] = []
-    total = walk.gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, handed.extend)
+    blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(), 0.0)
+    collected: Any = Collected()
+    total = blockwise.gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, collected)
+    handed = collected.weights
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     assert total.item() / batch.num_labels == pytest.approx(loss.item(), rel=1e-6)
     assert set(gradients) == set(expected) == set(trained)
@@ -43,33 +44,37 @@ def test_gradients_of_what_is_trained_equal_autograd(family: str, patterns: str,
     assert len(handed) == len({id(w) for w in handed}), "each weight is handed over once"
 
 
-def test_backward_stops_where_nothing_learns() -> None:
-    everything = small_model()
-    assert backward_ranges(everything) == (BackwardRange(0, True, True), BackwardRange(0, True, True))
+@pytest.mark.parametrize(
+    ("patterns", "encoder", "decoder"),
+    [
+        ("", 0, 0),
+        ("encoder,embedding", 3, 0),  # the decoder's bias is in all its blocks
+        ("encoder,embedding,position_bias,decoder.blocks.0", 3, 1),
+        (
+            "embedding,position_bias,encoder.blocks.0,encoder.final_norm",
+            1,
+            0,
+        ),  # the encoder lies below all of the decoder
+    ],
+)
+def test_backward_stops_where_nothing_learns(patterns: str, encoder: int, decoder: int) -> None:
     model = small_model()
-    freeze(model, "encoder,embedding")
-    assert backward_ranges(model) == (BackwardRange(3, False, False), BackwardRange(0, False, True)), (
-        "the decoder's bias is in all its blocks"
-    )
-    freeze(model, "position_bias,decoder.blocks.0")
-    assert backward_ranges(model)[1] == BackwardRange(1, False, True)
-    top = small_model()
-    freeze(top, "embedding,position_bias,encoder.blocks.0,encoder.final_norm")
-    assert backward_ranges(top) == (BackwardRange(1, False, True), BackwardRange(0, False, True)), (
-        "the encoder lies below all of the decoder"
-    )
+    if patterns:
+        freeze(model, patterns)
+    schedule = Schedule(model)
+    assert (schedule.encoder.first_learning, schedule.decoder.first_learning) == (encoder, decoder)
 
 
 def test_what_lies_below_checkpoints_no_activations() -> None:
     model, batch = small_model(), Rectangle()
     freeze(model, "encoder,embedding,position_bias,decoder.blocks.0")
-    walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0)
+    blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
     backwards: list[int] = []
     for index, block in enumerate([*model.encoder.blocks, *model.decoder.blocks]):
         block.register_forward_hook(
             lambda *_, index=index: backwards.append(index) if torch.is_grad_enabled() else None
         )
-    walk.gradients(batch.micro_batches(model, CUTS["uneven"]), batch.num_labels, lambda weights: None)
+    blockwise.gradients(batch.micro_batches(model, CUTS["uneven"]), batch.num_labels)
     assert backwards == [3, 3, 4, 4], "two micro-batches through the two decoder blocks that learn"
 
 

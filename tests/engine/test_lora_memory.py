@@ -13,11 +13,10 @@ STEPS = """
 from devices.malloc import tune_malloc
 tune_malloc("small")
 from config import T5ModelConfig
-from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
-from engine.update import Update
-from engine.walk import Walk
+from engine.optimizer_in_backward import OptimizerInBackward
+from engine.blockwise import Blockwise
 from model import hf_format
 from model.lora.form import LoraSettings; from model.lora.adapter import add_adapters
 from model.loss import LossSettings
@@ -30,12 +29,12 @@ def steps():
     model = hf_format.load(folder, base)
     if adapts:
         add_adapters(model, LoraSettings(8, 16.0))
-    update = Update(OPTIMIZERS["adamw"]({n: w for n, w in model.named_parameters() if w.requires_grad}))
+    update = OptimizerInBackward(OPTIMIZERS["adamw"]({n: w for n, w in model.named_parameters() if w.requires_grad}))
     weight_store = weight_store_for(base, torch.float32, (model.embedding, model.output_weight))
-    walk, batch = Walk(model, Checkpointing(0), weight_store, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
+    blockwise, batch = Blockwise(model, 0, weight_store, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
     for number in (1, 2):
         update.begin(Step(number, 1e-3))
-        walk.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update.ready)
+        blockwise.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update)
         update.finish()
     return model, update
 

@@ -8,9 +8,8 @@ import torch
 
 from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch, to_micro_batch
-from engine.walk import Walk
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
 from tests.engine.small_models import relative_error, small_model
@@ -26,8 +25,8 @@ def batch(rows: int, seed: int) -> Batch:
 
 def result(family: str, micro_batch: MicroBatch, saved: int) -> tuple[float, dict[str, torch.Tensor]]:
     model = small_model(family)
-    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), dropout_rate=0.3)
-    loss = float(walk.gradients([micro_batch], micro_batch.num_labels, lambda weights: None))
+    blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(), dropout_rate=0.3)
+    loss = float(blockwise.gradients([micro_batch], micro_batch.num_labels))
     return loss, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 

@@ -1,72 +1,66 @@
-"""One order of stages: evaluation brings weights as a process that accompanies it does; backward hands over in reverse."""
+"""One order of stages: evaluation loads weights as a process without rows does; backward completes them in reverse, to where nothing learns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.schedule import Schedule
-from engine.walk import Walk
 from engine.weights import WeightStore
 from model.loss import LossSettings
-from model.t5 import T5
-from tests.engine.small_models import Rectangle, small_model
+from tests.engine.small_models import Collected, Rectangle, small_model
 
 CUTS = [[0, 1], [2, 3]]
-Brought = list[tuple[str, list[int]]]
 
 
-class Told(WeightStore):
-    """Remembers what was asked for, how, and in which order."""
+class Recording(WeightStore):
+    """Remembers what was asked for, how, and what was expected next."""
 
     def __init__(self) -> None:
         super().__init__(torch.float32)
-        self.brought: Brought = []
+        self.asked: list[tuple[str, list[int]]] = []
+        self.expected: list[list[int]] = []
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        self.brought.append(("compute", [id(weight) for weight in weights]))
+        self.asked.append(("compute", [id(weight) for weight in weights]))
         yield
 
     @contextmanager
-    def in_rest_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        self.brought.append(("rest", [id(weight) for weight in weights]))
+    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        self.asked.append(("storage", [id(weight) for weight in weights]))
         yield
 
-
-def walk_of(model: T5) -> tuple[Walk, Brought]:
-    store = Told()
-    return Walk(model, Checkpointing(99), store, LossSettings(), 0.0), store.brought
+    def expect(self, weights: Iterable[nn.Parameter], upcoming: Any) -> None:
+        self.expected.append([id(weight) for weight in upcoming[0]] if upcoming else [])
 
 
-@pytest.mark.parametrize("family", ["t5", "umt5"])
-def test_who_has_no_rows_brings_what_evaluation_brings(family: str) -> None:
-    model, batch = small_model(family), Rectangle()
-    walk, brought = walk_of(model)
-    walk.loss(batch.micro_batches(model, CUTS))
-    evaluated = list(brought)
-    brought.clear()
-    walk.accompany()
-    assert brought == evaluated
-    own = [[id(weight) for weight in block.parameters()] for block in [*model.encoder.blocks, *model.decoder.blocks]]
-    assert [weights for how, weights in brought if how == "compute" and len(weights) > 1] == own
-
-
-@pytest.mark.parametrize("family", ["t5", "umt5"])
-def test_a_step_goes_forward_as_evaluation_does_and_back_in_reverse(family: str) -> None:
-    model, batch = small_model(family), Rectangle()
-    walk, brought = walk_of(model)
-    walk.accompany()
-    forward = list(brought)
-    brought.clear()
-    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
-    assert brought[: len(forward)] == forward
-    back = [weights for how, weights in reversed(forward[:-1]) if how == "compute"]
-    assert [weights for _, weights in brought[len(forward) :]] == back
-    shared = [id(weight) for weight in Schedule(model).shared]
-    assert [[id(w) for w in group] for group in Schedule(model).hand_over_order()] == [*back, shared]
+@pytest.mark.parametrize(
+    ("family", "frozen"),
+    [("t5", ""), ("t5", "embedding encoder.blocks.0 encoder.bias"), ("umt5", "embedding encoder decoder.blocks")],
+)
+def test_the_order_is_known_before_the_pass(family: str, frozen: str) -> None:
+    model, batch, store, collected = small_model(family), Rectangle(), Recording(), Collected()
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not name.startswith(tuple(frozen.split()) or ("none",)))
+    blockwise = Blockwise(model, 99, store, LossSettings(), 0.0)
+    blockwise.loss(batch.micro_batches(model, CUTS))
+    forward = list(store.asked)
+    store.asked.clear()
+    blockwise.token_losses([])
+    assert store.asked == forward, "who has no rows loads what the others load"
+    store.asked.clear()
+    store.expected.clear()
+    blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, collected)  # type: ignore[arg-type]
+    assert store.asked[: len(forward)] == forward
+    groups = [[id(weight) for weight in group] for group in Schedule(model).backward()]
+    assert [weights for _, weights in store.asked[len(forward) :]] == groups[:-1]
+    assert [[id(weight) for weight in group] for group in collected.groups] == groups
+    blocks = [weights for how, weights in [*forward[:-1], *store.asked[len(forward) :]] if how == "compute"]
+    assert store.expected == [*blocks[1:], groups[-1]], "each block is expected while the one before it computes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,11 @@ import torch
 
 from data.batches.collate import Batch
 from devices.cpu import CpuDevice
-from engine.checkpointing import Checkpointing
-from engine.finite import OnReady, StepChecks
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine, Outcome, accumulate
-from engine.update import Update
-from engine.walk import Walk
+from engine.step import Engine, Outcome
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
@@ -34,11 +32,10 @@ def rows(seed: int) -> Batch:
 
 
 def engine_of(max_grad_norm: float = 0.0, sum_over: Callable[..., list[float]] | None = None) -> Engine:
-    model, checks = small_model(), StepChecks()
-    update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
-    walk = Walk(model, Checkpointing(9), WeightStore(torch.float32), LossSettings(), 0.0, check_loss=checks.loss)
-    others = {} if sum_over is None else {"sum_over": sum_over}
-    return Engine(walk, update, CpuDevice(), CHOICE, checks, **others)
+    model = small_model()
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
+    blockwise = Blockwise(model, 9, WeightStore(torch.float32), LossSettings(), 0.0)
+    return Engine(blockwise, update, CpuDevice(), CHOICE, sum_over)
 
 
 def run(engine: Engine, number: int = 1) -> Outcome:
@@ -52,18 +49,15 @@ def run(engine: Engine, number: int = 1) -> Outcome:
 
 def failing(monkeypatch: pytest.MonkeyPatch, engine: Engine, after: int, error: Exception) -> None:
     """The walk fails before group `after` of weights is handed over."""
-    plain, handed = engine.walk.gradients, []
+    plain, handed = engine.update.apply, []
 
-    def gradients(micro_batches: list[MicroBatch], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        def ready(weights: Any) -> None:
-            if len(handed) == after:
-                raise error
-            handed.append(weights)
-            on_ready(weights)
+    def apply(weights: Any) -> None:
+        if len(handed) == after:
+            raise error
+        handed.append(weights)
+        plain(weights)
 
-        return plain(micro_batches, total_labels, ready)
-
-    monkeypatch.setattr(engine.walk, "gradients", gradients)
+    monkeypatch.setattr(engine.update, "apply", apply)
 
 
 def test_a_step_that_is_done() -> None:
@@ -97,13 +91,13 @@ def test_a_gradient_that_is_not_finite_is_told_with_what_it_has_changed(
     monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
 ) -> None:
     engine = engine_of(max_grad_norm)
-    plain = engine.walk.objective.loss_and_gradients
+    plain = engine.blockwise.objective.loss_and_gradients
 
     def broken(*facts: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, grad = plain(*facts)
         return loss, grad * float("nan")
 
-    monkeypatch.setattr(engine.walk.objective, "loss_and_gradients", broken)
+    monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", broken)
     outcome = engine.step(Step(1, 1e-2), [rows(1)], 10)
     assert not outcome.is_finite and not outcome.is_out_of_memory
     assert outcome.is_changed == (max_grad_norm == 0.0), "clipped ones are looked at before any is applied"
@@ -118,20 +112,23 @@ def test_what_happens_elsewhere_counts_here() -> None:
 
 
 @pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (2, [2, 2, 1])])
-def test_only_the_last_of_several_walks_hands_over(together: int, sizes: list[int]) -> None:
-    passes, handed_over, made = [], [], []
+def test_only_the_last_of_several_passes_updates(
+    together: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, passes, plain = engine_of(), [], Blockwise.gradients
 
-    def gradients(members: list[int], total_labels: int, on_ready: OnReady) -> torch.Tensor:
-        assert members == made.pop() and not made, "micro-batches are made when their pass comes"
-        passes.append(members)
-        on_ready([])
-        return torch.tensor(float(sum(members)))
+    def gradients(self: Blockwise, members: list[MicroBatch], labels: int, update: Any, is_last: bool) -> torch.Tensor:
+        total = plain(self, members, labels, update, is_last)
+        passes.append((len(members), update.has_begun))
+        return total
 
-    walk: Any = SimpleNamespace(model=small_model(), gradients=gradients)
-    parts: Any = [list(range(5))[first : first + together] for first in range(0, 5, together)]
-    each: Any = (made.append(part) or part for part in parts)
-    total = accumulate(walk, each, len(parts), 7, lambda weights: handed_over.append(len(passes)))
-    assert [len(members) for members in passes] == sizes
-    assert [row for members in passes for row in members] == list(range(5))
-    assert float(total) == 10.0 and handed_over == [len(sizes)]
-    assert float(accumulate(walk, [], 0, 7, handed_over.append)) == 0.0, "a rank without rows"
+    monkeypatch.setattr(Blockwise, "gradients", gradients)
+    engine.apply_plan(replace(CHOICE, accumulation_passes=len(sizes), micro_batches_per_pass=together))
+    whole = engine_of()
+    assert engine.step(Step(1, 1e-2), [rows(n) for n in range(5)], 50).loss == pytest.approx(
+        whole.step(Step(1, 1e-2), [rows(n) for n in range(5)], 50).loss
+    )
+    assert passes[: len(sizes)] == [(size, number == len(sizes)) for number, size in enumerate(sizes, 1)]
+    for ours, other in zip(engine.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
+    assert engine.step(Step(2, 1e-2), [], 7).loss == 0.0, "a rank without rows"

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from engine import token_gradients
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise, StackPass
 from engine.micro_batches import MicroBatch
-from engine.offload import CheckpointedActivations
-from engine.passage import Passage, Policies
 from engine.schedule import Schedule
 from engine.token_gradients import add_token_gradients
 from engine.weights import weight_store_for
+from model.loss import LossSettings
 from model.rows import Rows
 from tests.engine.small_models import small_model
 
@@ -42,17 +41,16 @@ def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: py
     assert ((table.double() - exact).abs() <= last_bit * exact.abs() + 1e-5).all()
 
 
-def test_the_walk_loses_no_token_in_bf16() -> None:
+def test_a_pass_loses_no_token_in_bf16() -> None:
     """Of ones that are added to each other in bf16, only the first 256 count."""
     model = small_model().bfloat16()
     store = weight_store_for(torch.bfloat16, torch.bfloat16)
-    policies = Policies(Checkpointing(99), store, CheckpointedActivations(), torch.bfloat16, lambda: None)
     ids, rows = torch.full((1000,), 9), Rows((1000,))
-    passage = Passage(
-        Schedule(model).encoder, policies, [MicroBatch(ids, ids, ids, rows, rows)] * 2, (0.0, 0.0), 5, True
-    )
+    micro_batches, schedule = [MicroBatch(ids, ids, ids, rows, rows)] * 2, Schedule(model)
+    blockwise = Blockwise(model, 99, store, LossSettings(), 0.0)
+    stack_pass = StackPass(blockwise, schedule, schedule.encoder, micro_batches, deque(), goes_back=True)
     gradients = deque(torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2))
-    passage.backward(gradients, lambda weights: None)
+    stack_pass.backward(gradients, None)
     assert model.embedding.grad is not None
     assert (model.embedding.grad[9] == 2000).all() and model.embedding.grad.sum() == 2000 * model.config.d_model
     assert not gradients, "they are not held any longer than that"

@@ -13,7 +13,7 @@ import pytest
 
 import devices
 from config import DoesNotFit, load
-from engine.walk import Walk
+from engine.blockwise import Blockwise
 from memory import controller as controlling
 from memory.budget import Budget
 from memory.controller import THIRDS, Growth, MemoryController
@@ -49,7 +49,7 @@ def undisturbed(folder: Path) -> list[float]:
 
 
 class Short:
-    """Lets the walk fail while a micro-batch has more rows than fit, from one step on.
+    """Lets a pass fail while a micro-batch has more rows than fit, from one step on.
 
     Args:
         flavour: of the error. most_rows: that fit. step: the first that may fail.
@@ -59,11 +59,11 @@ class Short:
     def __init__(self, flavour: str, most_rows: int, step: int, after_updates: int = 0) -> None:
         self.flavour, self.most_rows, self.step, self.after_updates = flavour, most_rows, step, after_updates
         self.walks = self.failures = 0
-        self.gradients = Walk.gradients
+        self.gradients = Blockwise.gradients
 
-    def __call__(self, walk, micro_batches, total_labels, on_ready, *rest, **named):
+    def __call__(self, blockwise, micro_batches, total_labels, update, *rest, **named):
         self.walks += 1
-        handed_over = 0
+        handed_over, plain = 0, update.apply
 
         def failing(weights):
             nonlocal handed_over
@@ -71,17 +71,19 @@ class Short:
                 self.failures += 1
                 raise OUT_OF_MEMORY[self.flavour](2**30)
             handed_over += 1
-            on_ready(weights)
+            plain(weights)
 
-        too_large = (
-            max(len(micro_batch.source.lengths) for micro_batch in micro_batches) > self.most_rows
-            and self.walks >= self.step
-        )
-        return self.gradients(walk, micro_batches, total_labels, failing if too_large else on_ready, *rest, **named)
+        most = max(len(micro_batch.source.lengths) for micro_batch in micro_batches)
+        if most > self.most_rows and self.walks >= self.step:
+            update.apply = failing
+        try:
+            return self.gradients(blockwise, micro_batches, total_labels, update, *rest, **named)
+        finally:
+            update.apply = plain
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
-    monkeypatch.setattr(Walk, "gradients", lambda walk, *args, **named: short(walk, *args, **named))
+    monkeypatch.setattr(Blockwise, "gradients", lambda blockwise, *args, **named: short(blockwise, *args, **named))
 
 
 def test_the_same_step_runs_again_in_a_smaller_way(folder, undisturbed, monkeypatch):
@@ -115,14 +117,14 @@ def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypa
 
 
 def test_an_evaluation_that_does_not_fit_goes_on_with_fewer_rows(folder, undisturbed, monkeypatch):
-    loss = Walk.loss
+    loss = Blockwise.loss
 
-    def short(walk, micro_batches, *rest):
+    def short(blockwise, micro_batches, *rest):
         if len(micro_batches[0].source.lengths) > 1:
             raise MemoryError
-        return loss(walk, micro_batches, *rest)
+        return loss(blockwise, micro_batches, *rest)
 
-    monkeypatch.setattr(Walk, "loss", short)
+    monkeypatch.setattr(Blockwise, "loss", short)
     assert run(folder, "evaluation") == undisturbed
     records = events(folder, "evaluation", "recovery")
     assert records[-1]["phase"] == "evaluation" and records[-1]["batch_size"] == 1

@@ -10,7 +10,7 @@ import torch
 
 import devices
 from config import Config, load
-from engine.homes.making import resting_store
+from engine.weight_offload.store import offloaded_store
 from memory.candidates import make_work
 from memory.estimate.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
@@ -63,7 +63,7 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
     chosen = plan(config, machine, source_tokens=64, target_tokens=32).choice
     assert (chosen.storage, chosen.away_blocks) == (storage, 4)
     choice, work = replace(chosen, away_blocks=away), make_work(config, machine, 64, 32)
-    store = resting_store(choice, devices.pick("cpu"), tmp_path)
+    store = offloaded_store(choice, devices.pick("cpu"), tmp_path)
     cut, filling = (None, in_memory) if store is None else (store.make, store.filling)
     model = hf_format.load(tmp_path, getattr(torch, storage), cut=cut, filling=filling)
     here = [weight for weight in model.parameters() if weight.dtype != torch.float32]
@@ -72,8 +72,8 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
     filling_up = held + small - resident_bytes(work, choice)  # of matrices in the file, to whole pages
     assert 0 <= filling_up <= 10 * PIECE_ALIGNMENT * away
     if store is not None:
-        assert away_bytes(work, choice) == sum(store.slots.pieces[-1])
-        assert slots_bytes(work, choice, machine) == 2 * max(size for _, size in store.slots.pieces)
+        assert away_bytes(work, choice) == sum(store.buffers.sizes)
+        assert slots_bytes(work, choice, machine) == 2 * max(size for size in store.buffers.sizes)
         store.close()
 
 

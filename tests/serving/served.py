@@ -61,7 +61,7 @@ def alone(ids: Sequence[int], **how: Any) -> str:
     """The text that the command `generate` writes to a prompt."""
     seed = how.pop("seed", 0)
     return trained().tokenizer.decode_answer(
-        generate(trained().walk.model, [list(ids)], settings(**how).generate, seed=seed)[0]
+        generate(trained().blockwise.model, [list(ids)], settings(**how).generate, seed=seed)[0]
     )
 
 

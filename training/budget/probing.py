@@ -66,7 +66,7 @@ def measure(request: ProbeRequest) -> dict[str, Any]:
         cleaner.before("evaluation")
         with phase(name):
             batch = _batch(config, request.evaluation, 0)
-            float(engine.walk.loss([to_micro_batch(batch, config.model, device.torch_device)]))
+            float(engine.blockwise.loss([to_micro_batch(batch, config.model, device.torch_device)]))
 
     data = None if request.data is None else _read(request, request.data)
     cleaner.before("load")
@@ -83,17 +83,20 @@ def measure(request: ProbeRequest) -> dict[str, Any]:
         with phase("first step" if number == 1 else "step"):
             began = time.perf_counter()
             batches = [_batch(config, rows, number) for rows in request.steps[(number - 1) % len(request.steps)]]
-            engine.update.begin(Step(number, 1e-4, config.train.weight_decay, config.run.seed))
-            engine.attempt(batches, sum(batch.num_labels for batch in batches))
+            step = Step(number, 1e-4, config.train.weight_decay, config.run.seed)
+            engine.attempt(step, batches, sum(batch.num_labels for batch in batches))
             step_seconds = time.perf_counter() - began
     evaluate("evaluation")
     cleaner.before("samples")
     with phase("samples"):
-        walk, rows = engine.walk, [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
+        blockwise, rows = (
+            engine.blockwise,
+            [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]],
+        )
         if rows:
             generate(
-                walk.model, rows, max_new_tokens=SAMPLE_TOKENS,
-                with_weights=walk.weight_store.in_compute_dtype, compute_dtype=walk.weight_store.compute_dtype,
+                blockwise.model, rows, max_new_tokens=SAMPLE_TOKENS,
+                with_weights=blockwise.weight_store.in_compute_dtype, compute_dtype=blockwise.weight_store.compute_dtype,
             )  # fmt: skip
     del data
     return {"base_bytes": base, "phases": phases, "step_seconds": step_seconds}

@@ -21,7 +21,7 @@ from torch import Tensor
 from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
-from engine.sharing.sharding import Part, Shards
+from engine.sharding import Part, Shards
 from model import hf_format
 from model.formats.answering import keep_answers
 from model.formats.checksums import STATE

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.scaling import LossScaling
+from engine.loss_scaling import LossScaling
 from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.estimate.workload import HOMES, JSON_NAMES, ExecutionPlan
@@ -39,7 +39,7 @@ class TrainingState:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
         choice: the plan's choice, kept so that a resumed run computes in the same order. asked: the settings of the step that it
             was made for, see `memory.choices.step_settings`; None: a checkpoint of before.
-        loss_scaling: see `engine.scaling`; None without fp16.
+        loss_scaling: see `engine.loss_scaling`; None without fp16.
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from data.batches.collate import Batch
+from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
 from engine.objectives.objective import Objective
-from engine.walk import Walk
 from training.processes.group import Group
 
 
@@ -39,7 +39,7 @@ class Evaluation:
         return {**told, **self.metrics}
 
 
-def evaluate(walk: Walk, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:
+def evaluate(blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
@@ -47,17 +47,17 @@ def evaluate(walk: Walk, batches: Iterable[Batch], group: Group, device: torch.d
     Memory: one micro-batch of evaluation.
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
-    walk.objective.clear()
-    for batch in together(walk, batches, group) if walk.weight_store.is_collective else batches:
-        part = to_micro_batch(batch, walk.model.config, device)
-        sums += torch.tensor([float(walk.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
+    blockwise.objective.clear()
+    for batch in together(blockwise, batches, group) if blockwise.weight_store.is_collective else batches:
+        part = to_micro_batch(batch, blockwise.model.config, device)
+        sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
     loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
-    metrics = mean_metrics(walk.objective, tokens, group)
-    walk.objective.clear()
+    metrics = mean_metrics(blockwise.objective, tokens, group)
+    blockwise.objective.clear()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)
 
 
-def together(walk: Walk, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:
+def together(blockwise: Blockwise, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:
     """The batches of this process, and for as long as others have more of them, only the gathering of weights."""
     own = iter(batches)
     while True:
@@ -65,7 +65,7 @@ def together(walk: Walk, batches: Iterable[Batch], group: Group) -> Iterator[Bat
         if not group.all_reduce_sum(float(batch is not None))[0]:
             return
         if batch is None:
-            walk.accompany()
+            blockwise.token_losses([])  # gathers the weights with the others
         else:
             yield batch
 

@@ -14,7 +14,7 @@ from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
-from engine.walk import Walk
+from engine.blockwise import Blockwise
 from language import say
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
@@ -41,7 +41,7 @@ class Sample:
 
 
 def generate_metrics(
-    walk: Walk,
+    blockwise: Blockwise,
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
@@ -70,7 +70,7 @@ def generate_metrics(
     samples, cut = list[Sample](), 0
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size):
         pairs = list(_rows(batch))
-        answers = _answers(walk, [source for source, _ in pairs], settings, seed, kept)
+        answers = _answers(blockwise, [source for source, _ in pairs], settings, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
@@ -86,7 +86,7 @@ def generate_metrics(
 
 
 def score_answers(
-    walk: Walk,
+    blockwise: Blockwise,
     loader: StepLoader,
     tokenizer: Tokenizer,
     config: Config,
@@ -108,28 +108,28 @@ def score_answers(
     rows = 0 if asked == AUTO else min(int(asked), loader.num_rows)
     if not rows:
         return {}, []
-    compute = str(walk.weight_store.compute_dtype).removeprefix("torch.")
+    compute = str(blockwise.weight_store.compute_dtype).removeprefix("torch.")
     beside = Weights(
-        0, walk.model.embedding.dtype != walk.weight_store.compute_dtype, compute
+        0, blockwise.model.embedding.dtype != blockwise.weight_store.compute_dtype, compute
     )  # the model is there already
 
     held = monitor.sample().anon_bytes
     kept = AnswerBudget(
-        lambda writing: held + sum(predict_generation(walk.model.config, beside, writing, 0).values()),
+        lambda writing: held + sum(predict_generation(blockwise.model.config, beside, writing, 0).values()),
         held + free_bytes, monitor,
     )  # fmt: skip
     settings = GenerateConfig(max_new_tokens=longest_answer)
     batch_size = max(1, kept.most(Writing(rows, loader.longest[0], longest_answer)))
     scores, samples, _ = generate_metrics(
-        walk, loader, tokenizer, settings, group,
+        blockwise, loader, tokenizer, settings, group,
         rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
-        kept=None if walk.weight_store.is_collective else kept,
+        kept=None if blockwise.weight_store.is_collective else kept,
     )  # fmt: skip
     return scores, samples
 
 
 def show_samples(
-    walk: Walk,
+    blockwise: Blockwise,
     loader: StepLoader,
     tokenizer: Tokenizer,
     count: int,
@@ -145,7 +145,7 @@ def show_samples(
     prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
-        answers = _answers(walk, [source for source, _ in rows], settings)
+        answers = _answers(blockwise, [source for source, _ in rows], settings)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
@@ -167,9 +167,13 @@ def _whole(text: str) -> str:
 
 
 def _answers(
-    walk: Walk, inputs: list[list[int]], settings: GenerateConfig, seed: int = 0, kept: AnswerBudget | None = None
+    blockwise: Blockwise,
+    inputs: list[list[int]],
+    settings: GenerateConfig,
+    seed: int = 0,
+    kept: AnswerBudget | None = None,
 ) -> list[list[int]]:
-    weight_store, answers = walk.weight_store, list[list[int]]()
+    weight_store, answers = blockwise.weight_store, list[list[int]]()
     longest = max(map(len, inputs), default=1)
     while rest := inputs[len(answers) :]:
         writing = Writing.by(settings, len(rest), longest)
@@ -177,7 +181,7 @@ def _answers(
             writing = replace(writing, rows=max(1, kept.most(writing)))
         with nullcontext() if kept is None else kept.measuring(writing):
             answers += generate(
-                walk.model, rest[: writing.rows], settings, seed=seed, with_weights=weight_store.for_products,
+                blockwise.model, rest[: writing.rows], settings, seed=seed, with_weights=weight_store.for_products,
                 compute_dtype=weight_store.compute_dtype,
             )  # fmt: skip
     return answers

@@ -1,4 +1,4 @@
-"""What is trained, and by what? Model, optimizer, walk and update, made as the plan says."""
+"""Model, optimizer and engine, made as the plan says."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import torch
 from config import PREFERENCES, Config
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
+from engine.all_reduce import Reducer
 from engine.anomaly import Anomalies
-from engine.checkpointing import Checkpointing
-from engine.finite import StepChecks
-from engine.homes.making import resting_store
-from engine.homes.resting import RestingWeightStore
+from engine.blockwise import Blockwise
+from engine.loss_scaling import LossScaling
 from engine.objectives.objective import Objective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
 from engine.optimizers.rounding import ROUNDINGS
-from engine.scaling import LossScaling
-from engine.sharing.sharding import ShardedWeightStore, Shards
-from engine.step import Engine, checkpointed_of, trim_of
-from engine.update import Update
-from engine.walk import Walk
+from engine.sharding import ShardedWeightStore, Shards
+from engine.step import Engine
+from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
 from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from memory.homes import weights_folder
@@ -78,8 +76,8 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     compute = getattr(torch, choice.compute)
     shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
-    resting = resting_store(choice, device, weights_folder(config), group.size)
-    model = _make_model(run, storage, device, shards, resting)
+    offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
+    model = _make_model(run, storage, device, shards, offloaded)
     rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
@@ -91,25 +89,32 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     tables = (model.embedding, model.output_weight)
-    weight_store: WeightStore = resting or weight_store_for(storage, compute, tables)
+    weight_store: WeightStore = offloaded or weight_store_for(storage, compute, tables)
     weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None
-    checks = Anomalies(model, shards) if config.train.detect_anomaly else StepChecks(shards)
-    walk = Walk(
-        model, Checkpointing(choice.saved_blocks), weight_store, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, checkpointed_of(choice, device), between_blocks, trim_of(choice, device), checks.loss,
+    blockwise = Blockwise(
+        model, choice.saved_blocks, weight_store, loss, config.model.dropout_rate, objective_of(config, model),
+        scaling, between_blocks_dtype=between_blocks,
     )  # fmt: skip
-    update = Update(optimizer, config.train.max_grad_norm, scaling, weight_store)
-    return Engine(walk, update, device, choice, checks, shards, group.size, group.all_reduce_sum, group.hosts)
+    reducer = Reducer(shards, group.hosts) if group.size > 1 else None
+    anomalies = Anomalies(model) if config.train.detect_anomaly else None
+    update = OptimizerInBackward(
+        optimizer, config.train.max_grad_norm, scaling, weight_store, reducer, shards, anomalies
+    )
+    return Engine(blockwise, update, device, choice, group.all_reduce_sum)
 
 
 def _make_model(
-    run: ResolvedRun, storage: torch.dtype, device: Device, shards: Shards | None, resting: RestingWeightStore | None
+    run: ResolvedRun,
+    storage: torch.dtype,
+    device: Device,
+    shards: Shards | None,
+    offloaded: OffloadedWeightStore | None,
 ) -> T5:
     """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
     config, place = run.config, device.torch_device
     cut: hf_format.Cut | None = None if shards is None else partial(shards.cut, device=place)
-    cut, filling = (cut, in_memory) if resting is None else (resting.make, resting.filling)
+    cut, filling = (cut, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
     home = None if run.base is None else home_of(run.base, config)
     if home is not None:
         model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling)
@@ -118,5 +123,5 @@ def _make_model(
     else:
         empty = T5(config.model, "meta", storage)
         model = empty.initialise(config.run.seed, cut(empty), filling)
-    held = in_place if resting is None else resting.held
+    held = in_place if offloaded is None else offloaded.loaded
     return choose_trained(model, config, run.base, home, held)

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from data.batches.loader import StepLoader
 from data.shards.store import Manifest
+from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import answer_log_probabilities
-from engine.walk import Walk
 from language import say
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
@@ -75,21 +75,21 @@ def attach_reference(run: ResolvedRun, tell: Tell) -> None:
         "train": [_seen_rows(run.loader, end, steps.effective_batch_size) for end in (last, last + left_out)],
         "validation": [evaluated] * 2,
     }
-    walk: Walk | None = None
+    blockwise: Blockwise | None = None
     for loader, (name, (needed, rows)) in zip((run.loader, run.validation), wanted.items(), strict=True):
         store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
         group.wait()
         if _agreed(group, needed & store.unknown()).any():
             missing = _agreed(group, rows & store.unknown())
-            if walk is None:
-                walk = _reference_walk(run, folder, record.model)
+            if blockwise is None:
+                blockwise = _reference_model(run, folder, record.model)
             rows_at_once, what = choice.eval_batch_size_per_gpu, f"reference log-probabilities of {name} rows"
-            compute = partial(_log_probabilities, walk, loader, rows_at_once, run.device.torch_device, group)
+            compute = partial(_log_probabilities, blockwise, loader, rows_at_once, run.device.torch_device, group)
             _fill(store, np.flatnonzero(missing), what, compute, tell)
         group.wait()
         loader.attach(store.read())
-    if walk is not None:
-        del walk, compute
+    if blockwise is not None:
+        del blockwise, compute
         clean_all(run.device)
 
 
@@ -216,7 +216,7 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _reference_walk(run: ResolvedRun, store: Path, model: str) -> Walk:
+def _reference_model(run: ResolvedRun, store: Path, model: str) -> Blockwise:
     folder = Path(str(run.config.train.finetune_from))
     unchanged = folder.is_dir() and model_digest(folder) == model if run.group.is_main else None
     if not run.group.broadcast(unchanged):
@@ -226,7 +226,7 @@ def _reference_walk(run: ResolvedRun, store: Path, model: str) -> Walk:
         )
     as_begun = run.starting_from(folder, TrainingState(), is_resumed=False)
     as_begun.group = Group()  # each process has the whole reference
-    return build(as_begun, run.spec.plan.choice).walk
+    return build(as_begun, run.spec.plan.choice).blockwise
 
 
 def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDArray[np.bool_]:
@@ -264,7 +264,12 @@ def _fill(
 
 
 def _log_probabilities(
-    walk: Walk, loader: StepLoader, batch_size: int, device: torch.device, group: Group, block: NDArray[np.int64]
+    blockwise: Blockwise,
+    loader: StepLoader,
+    batch_size: int,
+    device: torch.device,
+    group: Group,
+    block: NDArray[np.int64],
 ) -> NDArray[np.float32]:
     """(rows, 2) of the rows of a block, of which each process computes its share."""
     values = torch.zeros(len(block), 2)
@@ -273,8 +278,8 @@ def _log_probabilities(
         places = mine[first : first + batch_size]
         # where weights are sharded, a rank without rows must take part in the forward all the same
         rows = block[places] if len(places) else block[:1]
-        part = to_micro_batch(loader.batch_of(rows), walk.model.config, device)
-        (losses,) = walk.token_losses([part])
+        part = to_micro_batch(loader.batch_of(rows), blockwise.model.config, device)
+        (losses,) = blockwise.token_losses([part])
         if len(places):
             values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
     return group.all_reduce(values).numpy()

@@ -10,9 +10,8 @@ import torch
 from data.batches.collate import Row, collate
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
-from engine.walk import Walk
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
@@ -21,10 +20,10 @@ from tests.engine.small_models import small_model
 
 def losses(model: T5, batches: list[Any]) -> list[float]:
     """Summed loss of each batch, all its rows laid end to end."""
-    walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0)
+    blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
     device = torch.device("cpu")
     with torch.no_grad():
-        return [float(walk.loss([to_micro_batch(batch, model.config, device)])) for batch in batches]
+        return [float(blockwise.loss([to_micro_batch(batch, model.config, device)])) for batch in batches]
 
 
 @pytest.mark.parametrize(("family", "objective"), [("t5", "pairs"), ("umt5", "ul2")])

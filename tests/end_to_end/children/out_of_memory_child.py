@@ -9,33 +9,33 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from engine.checkpointing import BlockPass
-from engine.walk import Walk
+from engine.blockwise import Blockwise
+from engine.gradient_checkpointing import CheckpointedBlock
 from train_low_mem import main
 
 FAILS = {5: 1, 9: 4}  # walk -> blocks of its backward that succeed: none is updated yet, or some blocks are
-plain_gradients, plain_backward = Walk.gradients, BlockPass.backward
+plain_gradients, plain_backward = Blockwise.gradients, CheckpointedBlock.backward
 walks = 0
 
 
-def gradients(self: Walk, *facts: Any) -> Any:
+def gradients(self: Blockwise, *facts: Any) -> Any:
     """As ever, but for the walks that fail."""
     global walks
     walks += 1
     done = 0
 
-    def backward(block_pass: BlockPass, grad: Any) -> Any:
+    def backward(block_pass: CheckpointedBlock, grad: Any) -> Any:
         nonlocal done
         done += 1
         if done > FAILS[walks]:
-            BlockPass.backward = plain_backward  # type: ignore[method-assign]
+            CheckpointedBlock.backward = plain_backward  # type: ignore[method-assign]
             raise MemoryError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes.")
         return plain_backward(block_pass, grad)
 
     if os.environ["RANK"] == "1" and walks in FAILS:
-        BlockPass.backward = backward  # type: ignore[method-assign]
+        CheckpointedBlock.backward = backward  # type: ignore[method-assign]
     return plain_gradients(self, *facts)
 
 
-Walk.gradients = gradients  # type: ignore[method-assign]
+Blockwise.gradients = gradients  # type: ignore[method-assign]
 sys.exit(main(sys.argv[1:]))

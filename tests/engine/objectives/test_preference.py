@@ -1,4 +1,4 @@
-"""Preference losses and their gradients are those of the papers' formulas, whatever the micro-batches and the policies."""
+"""Preference losses and their gradients are those of the papers' formulas, whatever the micro-batches and the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from config import T5ModelConfig
 from data.batches.collate import PreferenceRow, collate_preferences
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.objectives.preference import (
     METRICS,
@@ -23,7 +23,6 @@ from engine.objectives.preference import (
     answer_log_probabilities,
     log_odds,
 )
-from engine.walk import Walk
 from engine.weights import WeightStore
 from model import hf_format
 from model.loss import LossSettings
@@ -60,18 +59,20 @@ def make_micro_batch(rows: list[PreferenceRow]) -> MicroBatch:
     return to_micro_batch(collate_preferences(rows, 0), T5ModelConfig(), CPU)
 
 
-def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Walk:
+def make_walk(model: T5, pair_loss: PreferenceLoss, saved: int = 99, rate: float = 0.0, **kwargs: object) -> Blockwise:
     objective = PreferenceObjective(pair_loss, kwargs.get("as_reference"))  # type: ignore[arg-type]
     weight_store = kwargs.get("weight_store", WeightStore(torch.float32))
-    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
+    return Blockwise(model, saved, weight_store, LossSettings(), rate, objective)  # type: ignore[arg-type]
 
 
-def walk_gradients(walk: Walk, rows: list[PreferenceRow], cuts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
+def walk_gradients(
+    blockwise: Blockwise, rows: list[PreferenceRow], cuts: list[list[int]]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean loss and gradients."""
     micro_batches = [make_micro_batch([rows[place] for place in cut]) for cut in cuts]
-    total = walk.gradients(micro_batches, len(rows), lambda weights: None)
-    gradients = {name: w.grad.clone() for name, w in walk.model.named_parameters() if w.grad is not None}
-    walk.model.zero_grad()
+    total = blockwise.gradients(micro_batches, len(rows))
+    gradients = {name: w.grad.clone() for name, w in blockwise.model.named_parameters() if w.grad is not None}
+    blockwise.model.zero_grad()
     return total / len(rows), gradients
 
 
@@ -178,18 +179,18 @@ def test_log_odds_lose_no_digits(log_probability: float) -> None:
 @pytest.mark.parametrize("name", ["sigmoid", "orpo"])
 def test_evaluation_gives_the_loss_and_the_metrics_of_a_step(name: str) -> None:
     model, rows = small_model(), draw_rows()
-    walk = make_walk(model, LOSSES[name], rate=0.0)
-    loss, _ = walk_gradients(walk, rows, CUTS["uneven"])
-    in_step = walk.objective.metrics
-    walk.objective.clear()
-    assert set(walk.objective.metrics.values()) == {0.0}
-    total = walk.loss([make_micro_batch(rows)])
+    blockwise = make_walk(model, LOSSES[name], rate=0.0)
+    loss, _ = walk_gradients(blockwise, rows, CUTS["uneven"])
+    in_step = blockwise.objective.metrics
+    blockwise.objective.clear()
+    assert set(blockwise.objective.metrics.values()) == {0.0}
+    total = blockwise.loss([make_micro_batch(rows)])
     assert float(total) / len(rows) == pytest.approx(loss.item(), rel=1e-6)
-    metrics = walk.objective.metrics
+    metrics = blockwise.objective.metrics
     assert tuple(metrics) == METRICS
     assert list(metrics.values()) == pytest.approx(list(in_step.values()), rel=1e-5, abs=1e-5)
     micro_batch = make_micro_batch(rows)
-    policy = answer_log_probabilities(walk.token_losses([micro_batch])[0], micro_batch)
+    policy = answer_log_probabilities(blockwise.token_losses([micro_batch])[0], micro_batch)
     tokens = torch.tensor(micro_batch.target.lengths).view(2, -1)
     shown = policy / tokens if name in ("ipo", "orpo") else policy
     assert metrics["logps/chosen"] == pytest.approx(shown[0].sum().item(), rel=1e-9)

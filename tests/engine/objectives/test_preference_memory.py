@@ -25,14 +25,13 @@ import torch
 from config import T5ModelConfig
 from data.batches.collate import PreferenceRow, Row, collate, collate_preferences
 from devices.malloc import tune_malloc
-from engine.checkpointing import Checkpointing
 from engine.optimizers import OPTIMIZERS, Step
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.weights import WeightStore
 from engine.optimizers.rounding import ROUNDINGS
 from engine.micro_batches import to_micro_batch
-from engine.update import Update
-from engine.walk import Walk
+from engine.optimizer_in_backward import OptimizerInBackward
+from engine.blockwise import Blockwise
 from memory.observe.high_water import HighWater
 from model.loss import LossSettings
 from model.t5 import T5
@@ -50,15 +49,15 @@ if is_preference:
 else:
     batch = collate([Row(r.input_ids, answer, r.key) for r in rows for answer in (r.chosen, r.rejected)], 0)
 objective = PreferenceObjective(PreferenceLoss()) if is_preference else None
-walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(2**22), 0.0, objective)
-update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
+blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(2**22), 0.0, objective)
+update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
 small = [to_micro_batch(batch, shape, torch.device("cpu"))]
 water = HighWater()
 for number in (1, 2):
     water.restart()
     before = water.peak_bytes()
     update.begin(Step(number, 1e-4, 0.0, 1))
-    walk.gradients(small, batch.num_labels, update.ready)
+    blockwise.gradients(small, batch.num_labels, update)
     update.finish()
 print(water.peak_bytes(), water.peak_bytes() - before)
 """

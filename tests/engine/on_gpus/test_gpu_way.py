@@ -13,15 +13,13 @@ import torch
 from data.batches.collate import Row, collate
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from devices.cpu import CpuDevice
-from engine.checkpointing import Checkpointing
-from engine.finite import StepChecks
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
 from engine.step import Engine
 from engine.token_gradients import TokenSums, add_token_gradients
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
@@ -31,10 +29,12 @@ from tests.engine.small_models import Rectangle, relative_error, small_model
 GPUS = {"cuda": CUDA, "mps": MPS}
 
 
-def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = float(walk.gradients(micro_batches, labels, lambda weights: None)) / labels
-    found = {name: w.grad.detach() for name, w in walk.model.named_parameters() if w.grad is not None}
-    for weight in walk.model.parameters():
+def gradients(
+    blockwise: Blockwise, micro_batches: list[MicroBatch], labels: int
+) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = float(blockwise.gradients(micro_batches, labels)) / labels
+    found = {name: w.grad.detach() for name, w in blockwise.model.named_parameters() if w.grad is not None}
+    for weight in blockwise.model.parameters():
         weight.grad = None
     return loss, found
 
@@ -45,11 +45,11 @@ def gradients(walk: Walk, micro_batches: list[MicroBatch], labels: int) -> tuple
 def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int, rate: float) -> None:
     model, batch = small_model(family), Rectangle()
     settings = LossSettings(61 * 4 * 16, 0.1, 1e-3)
-    walk = Walk(model, Checkpointing(saved), WeightStore(torch.float32), settings, rate)
+    blockwise = Blockwise(model, saved, WeightStore(torch.float32), settings, rate)
     found = []
     for way in (HOST, replace(GPUS[gpu], scores=2000, largest_inner=40)):
         with override_traits("cpu", way):
-            found.append(gradients(walk, batch.micro_batches(model, [[0, 3], [1], [2]]), batch.num_labels))
+            found.append(gradients(blockwise, batch.micro_batches(model, [[0, 3], [1], [2]]), batch.num_labels))
     (loss, expected), (ours, other) = found
     assert ours == pytest.approx(loss, rel=1e-6) and other.keys() == expected.keys()
     assert max(relative_error(other[name], expected[name]) for name in expected) < 2e-5
@@ -69,7 +69,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, r
         optimizer = OPTIMIZERS[name](
             dict(model.named_parameters()), ROUNDINGS[rounding](), {"decoder.final_norm.weight": 0.5}
         )
-        update = Update(optimizer)
+        update = OptimizerInBackward(optimizer)
         groups = [list(model.encoder.parameters()), list(model.decoder.parameters()), [model.embedding]]
         with override_traits("cpu", way):
             for number in range(1, 4):
@@ -77,7 +77,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str, r
                 for group in groups:
                     for weight in group:
                         weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
-                    update.ready(group)
+                    update.apply(group)
                 update.finish()
                 assert all(weight.grad is None for weight in model.parameters())
         assert not optimizer.incomplete()
@@ -115,10 +115,10 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
 
 
 def engine_of(model: T5, max_grad_norm: float = 0.0) -> Engine:
-    choice, checks = ExecutionPlan(4, 1, 1, 99, 4, "float32", "float32", 1 << 20), StepChecks()
-    walk = Walk(model, Checkpointing(99), WeightStore(torch.float32), LossSettings(), 0.0, check_loss=checks.loss)
-    update = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
-    return Engine(walk, update, CpuDevice(), choice, checks)
+    choice = ExecutionPlan(4, 1, 1, 99, 4, "float32", "float32", 1 << 20)
+    blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
+    return Engine(blockwise, update, CpuDevice(), choice)
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
@@ -142,18 +142,18 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, mon
         engine = engine_of(small_model(), 1.0)
         before, plain = (
             [w.detach().clone() for w in engine.model.parameters()],
-            engine.walk.objective.loss_and_gradients,
+            engine.blockwise.objective.loss_and_gradients,
         )
 
         def broken(*facts: Any) -> tuple[torch.Tensor, torch.Tensor]:
             loss, grad = plain(*facts)
             return (loss * float("nan"), grad) if spoiled == "loss" else (loss, grad * float("nan"))
 
-        monkeypatch.setattr(engine.walk.objective, "loss_and_gradients", broken)
+        monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", broken)
         outcome = engine.step(Step(1, 0.01), [batch], batch.num_labels)
         assert not (outcome.is_finite or outcome.is_changed or outcome.is_out_of_memory)
         assert all(w.grad is None and torch.equal(w, b) for w, b in zip(engine.model.parameters(), before, strict=True))
-        monkeypatch.setattr(engine.walk.objective, "loss_and_gradients", plain)
+        monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", plain)
         assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
 
 

@@ -11,11 +11,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from config import T5ModelConfig
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
 from engine.micro_batches import MicroBatch
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import weight_store_for
 from memory.estimate.blocks import Adapted, Blocks
 from memory.estimate.peaks import StepPeaks, changeable, peak_of, predict
@@ -44,11 +43,11 @@ ROWS, SOURCE, TARGET = 4, 192, 64
 def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     """The most that the tensors of a second step take, as torch's own allocator counts them."""
     t5 = T5(shape).initialise(0)
-    walk = Walk(
-        t5, Checkpointing(choice.saved_blocks), weight_store_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
+    blockwise = Blockwise(
+        t5, choice.saved_blocks, weight_store_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
         shape.dropout_rate,
     )  # fmt: skip
-    update = Update(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
     keys = torch.arange(choice.batch_size_per_gpu)
 
     def step(number: int) -> None:
@@ -60,7 +59,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
                 MicroBatch(torch.ones(n).long(), torch.ones(m).long(), torch.ones(m).long(), source, target)
             )
         update.begin(Step(number, 1e-3))
-        walk.gradients(micro_batches, 10, update.ready)
+        blockwise.gradients(micro_batches, 10, update)
         update.finish()
 
     step(1)
@@ -142,14 +141,14 @@ def test_what_adapters_keep_for_backward_is_counted(form: dict[str, Any], most: 
         t5 = T5(shape).initialise(0)
         add_adapters(t5, settings, seed=1)
         store = weight_store_for(torch.float32, torch.float32)
-        walk = Walk(t5, Checkpointing(5), store, LossSettings(), 0.0)
+        blockwise = Blockwise(t5, 5, store, LossSettings(), 0.0)
         source, target = (Rows(side, torch.arange(ROWS)) for side in lengths)
         n, m = (torch.ones(sum(side)).long() for side in lengths)
         held: dict[int, torch.Tensor] = {}  # alive, so that no storage comes twice
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: held.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
         ):
-            walk.gradients([MicroBatch(n, m, m, source, target)], 10, lambda weights: None)
+            blockwise.gradients([MicroBatch(n, m, m, source, target)], 10)
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
     found = kept(LoraSettings(2, 4.0, targets, **form)) - kept(LoraSettings(2, 4.0, targets))

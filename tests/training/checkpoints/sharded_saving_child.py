@@ -11,7 +11,7 @@ import torch.distributed as dist
 from data.tokenizers.training import byte_tokenizer
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
-from engine.sharing.sharding import Shards
+from engine.sharding import Shards
 from model.t5 import T5
 from tests.engine.small_models import small_model
 from training.checkpoints.content import load_optimizer, save_sharded

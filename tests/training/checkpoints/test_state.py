@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from config import GenerateConfig
 from data.tokenizers.training import byte_tokenizer
+from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.optimizers.rounding import ROUNDINGS
-from engine.scaling import LossScaling
 from memory.estimate.workload import ExecutionPlan, choice_fields
 from model.formats.answering import answers_by
 from model.t5 import T5

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import devices
-from engine.offload import Offload
-from engine.scaling import LossScaling
+from engine.loss_scaling import LossScaling
 from engine.step import Engine
 from engine.weights import QuantizedWeightStore, WeightStore
 from memory.estimate.workload import ExecutionPlan
@@ -55,7 +54,7 @@ def test_only_what_learns_has_an_optimizer() -> None:
 @pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int4", QuantizedWeightStore)])
 def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store: type) -> None:
     engine = built(base, storage, lora_rank=2)
-    assert type(engine.walk.weight_store) is weight_store
+    assert type(engine.blockwise.weight_store) is weight_store
     assert is_int8(engine.model.embedding) == (storage in ("int8", "int4"))
     assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
     assert all(".adapter." in name for name in engine.optimizer.weights)
@@ -78,7 +77,7 @@ CHOICE = ExecutionPlan(4, 1, 1, 0, 4, "float32", "float32", 2**20)
 def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
     choice = replace(CHOICE, compute="float16")
     engine = build(begun(), choice)
-    assert engine.walk.scaling is engine.update.scaling is not None, "what multiplies is what divides"
+    assert engine.blockwise.scaling is engine.update.scaling is not None, "what multiplies is what divides"
     assert engine.model.embedding.dtype == torch.float32 and engine.loss_scaling == LossScaling().as_dict()
     engine.update.scaling.admits(False)
     state = TrainingState(3, loss_scaling=engine.loss_scaling)
@@ -89,9 +88,9 @@ def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
 
 def test_offload_follows_the_plan() -> None:
     engine = build(begun(), replace(CHOICE, offload_boundaries=True))
-    away = engine.walk.policies.checkpointed
-    assert isinstance(away, Offload)
-    engine.follow(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
-    assert engine.walk.policies.checkpointed is away, "its slabs are not taken twice"
-    engine.follow(CHOICE)
-    assert not isinstance(engine.walk.policies.checkpointed, Offload)
+    away = engine.blockwise.activation_offload
+    assert away is not None
+    engine.apply_plan(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
+    assert engine.blockwise.activation_offload is away, "its slabs are not taken twice"
+    engine.apply_plan(CHOICE)
+    assert engine.blockwise.activation_offload is None

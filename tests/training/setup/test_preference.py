@@ -66,21 +66,21 @@ def train(
     group = Group()
     attach_reference(run, lambda text: None)
     engine = build(run, choice)
-    walk, losses, metrics = engine.walk, [], {}
+    blockwise, losses, metrics = engine.blockwise, [], {}
 
     def measure() -> Evaluation:
-        return evaluate(walk, run.validation.evaluation_batches(64, 3), group, torch.device("cpu"))
+        return evaluate(blockwise, run.validation.evaluation_batches(64, 3), group, torch.device("cpu"))
 
     evaluations = [measure()]
     for number in range(STEPS):
         batches = run.loader.micro_batches(number, effective_batch_size=ROWS, batch_size=choice.batch_size_per_gpu)
         count = sum(batch.num_labels for batch in batches)
-        walk.objective.clear()
+        blockwise.objective.clear()
         engine.update.begin(Step(number + 1, run.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
-        micro_batches = [to_micro_batch(batch, walk.model.config, torch.device("cpu")) for batch in batches]
-        losses.append(float(walk.gradients(micro_batches, count, engine.update.ready)) / count)
+        micro_batches = [to_micro_batch(batch, blockwise.model.config, torch.device("cpu")) for batch in batches]
+        losses.append(float(blockwise.gradients(micro_batches, count, engine.update)) / count)
         engine.update.finish()
-        metrics = mean_metrics(walk.objective, count, group)
+        metrics = mean_metrics(blockwise.objective, count, group)
     return engine, losses, [*evaluations, measure()], metrics
 
 
@@ -114,6 +114,6 @@ def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # t
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
     part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
     asked = dataclasses.replace(part, reference=None)
-    (completed,) = engine.walk.objective.complete([asked], engine.walk.token_losses)
+    (completed,) = engine.blockwise.objective.complete([asked], engine.blockwise.token_losses)
     assert part.reference is not None and completed.reference is not None
     assert completed.reference.tolist() == pytest.approx(part.reference.tolist(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""How does a model train that no single device holds? Each process holds its rows of every matrix, and of the state.
+"""Sharding (FSDP, ZeRO 3): each process holds its rows of every matrix, and of the state, of a model that no single device holds.
 
 A block's matrices are gathered before it runs and released after it; the gradient of the block is summed and cut in one
 collective (reduce-scatter), and each process updates its own rows, inside backward, as without sharding. Norms and bias
@@ -7,7 +7,7 @@ the wire for a matrix of n weights: 2 gathers + 1 reduce-scatter of n, 1.5 times
 processes need.
 
 Why not `fully_shard` (FSDP2): its hooks bring and release a module once around forward and once around a backward of the
-whole graph, and sum after every backward; the walk runs a block once each way for all micro-batches, sums once, needs the bare
+whole graph, and sum after every backward; the engine runs a block once each way for all micro-batches, sums once, needs the bare
 embedding table, and keeps weights in one dtype while computing in another. Both are two collectives and a few lines;
 importing FSDP2 takes 43 MB a process (600 modules), this nothing.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (arXiv 2304.11277).
@@ -15,7 +15,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), stage 3; Zhao et al. 2023 (a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class Shards:
     """Which weights of a model are sharded, and the collectives that bring and sum them.
 
     Args:
-        rank, num_processes: of the default process group. hosts: see `engine.sharing.reduce`.
+        rank, num_processes: of the default process group. hosts: see `engine.all_reduce`.
     """
 
     def __init__(self, rank: int, num_processes: int, hosts: dist.ProcessGroup | None = None) -> None:
@@ -103,9 +103,8 @@ class Shards:
         return self._by_id[id(weight)].shape
 
     def gather(self, weight: nn.Parameter) -> Tensor:
-        """The whole matrix in the dtype at rest; all processes must ask at the same time. Memory: the matrix."""
-        part = self._by_id[id(weight)]
-        return self.gather_rows(weight.data, part)
+        """The whole matrix in the storage dtype; all processes must ask at the same time. Memory: the matrix."""
+        return self.gather_rows(weight.data, self._by_id[id(weight)])
 
     def begin_gather(self, weight: nn.Parameter) -> tuple[Tensor, dist.Work]:
         """The same, not waited for; the matrix is there once the collective is."""
@@ -135,9 +134,9 @@ class Shards:
 
     def sum_numbers(self, *numbers: float) -> list[float]:
         """Sum numbers that lie on the host over all processes; no GPU is waited for."""
-        told = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(told, group=self.hosts)
-        return told.tolist()  # type: ignore[no-any-return]
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums, group=self.hosts)
+        return sums.tolist()  # type: ignore[no-any-return]
 
     @staticmethod
     def _padded(rows: Tensor, count: int) -> Tensor:
@@ -151,10 +150,10 @@ class Shards:
 class ShardedWeightStore(WeightStore):
     """A block's matrices are gathered before it runs, on a GPU while the block before it does.
 
-    Memory: one block's weights, at rest and in the compute dtype; on a GPU at rest those of the next block too.
+    Memory: one block's weights, stored and in the compute dtype; on a GPU those of the next block too, as stored.
 
     Args:
-        compute_dtype: of the gathered matrices; gathering moves the rest dtype.
+        compute_dtype: of the gathered matrices; gathering moves the storage dtype.
         shards: where the rows are.
     """
 
@@ -168,40 +167,37 @@ class ShardedWeightStore(WeightStore):
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        with self._brought(weights, self.compute_dtype):
+        with self._gathered(weights, self.compute_dtype):
             yield
 
     @contextmanager
-    def in_rest_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        with self._brought(weights, None):
+    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+        with self._gathered(weights, None):
             yield
 
-    def expect(self, weights: Iterable[nn.Parameter]) -> None:
-        """Begin to gather, while the stage before computes; on a CPU, which computes and copies with the same cores, not.
+    def expect(self, weights: Sequence[nn.Parameter], upcoming: Iterable[Sequence[nn.Parameter]]) -> None:
+        """Begin to gather, while the block before computes; on a CPU, which computes and copies with the same cores, not.
 
-        Memory: the matrices, one stage earlier.
+        Memory: the matrices, one block earlier.
         """
         for weight in weights:
             if self.shards.is_sharded(weight) and not is_host(weight):
                 self._coming[id(weight)] = self.shards.begin_gather(weight)
 
-    def _whole(self, weight: nn.Parameter) -> Tensor:
-        if id(weight) not in self._coming:
-            return self.shards.gather(weight)
-        whole, work = self._coming.pop(id(weight))
-        work.wait()
-        return whole
-
     @contextmanager
-    def _brought(self, weights: Iterable[nn.Parameter], dtype: torch.dtype | None) -> Iterator[None]:
+    def _gathered(self, weights: Iterable[nn.Parameter], dtype: torch.dtype | None) -> Iterator[None]:
         with ExitStack() as stack:
             for weight in weights:
-                at_rest = weight.data
-                whole = self._whole(weight) if self.shards.is_sharded(weight) else at_rest
+                whole = stored = weight.data
+                if id(weight) in self._coming:
+                    whole, work = self._coming.pop(id(weight))
+                    work.wait()
+                elif self.shards.is_sharded(weight):
+                    whole = self.shards.gather(weight)
                 if dtype is not None and weight.dtype not in (dtype, torch.float32):
                     whole = whole.to(dtype)
-                if whole is not at_rest:
-                    stack.callback(setattr, weight, "data", at_rest)
+                if whole is not stored:
+                    stack.callback(setattr, weight, "data", stored)
                     weight.data = whole
                 del whole
             yield

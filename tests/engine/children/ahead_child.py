@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from devices.base import CUDA, override_traits
-from engine.sharing.sharding import ShardedWeightStore, Shards
+from engine.sharding import ShardedWeightStore, Shards
 from model.t5 import T5
-from tests.engine.sharing.sharding_child import train
+from tests.engine.children.sharding_child import train
 from tests.engine.small_models import small_model
 
 
@@ -22,7 +22,7 @@ def run(is_ahead: bool, saved: int) -> tuple[list[float], list[torch.Tensor], in
     store, begin = ShardedWeightStore(torch.float32, shards), shards.begin_gather
     with mock.patch.object(shards, "begin_gather", lambda weight: begun.append(1) or begin(weight)):
         if not is_ahead:
-            store.expect = lambda weights: None  # type: ignore[method-assign]
+            store.expect = lambda weights, upcoming: None  # type: ignore[method-assign]
         losses = train(model, store, shards, "adafactor", "stochastic", saved)
     assert not store._coming, "each was waited for"
     return losses, [weight.detach().clone() for weight in model.parameters()], len(begun)
@@ -36,8 +36,8 @@ def main() -> None:
             losses, weights, begun = run(True, saved)
             expected, reference, none = run(False, saved)
             assert losses == expected and all(map(torch.equal, weights, reference))
-            # 2 encoder and 3 decoder blocks of 6 and 10 matrices: forward and back all but the first, 4 steps
-            assert begun == 4 * (6 + 20 + 6 * 2 + 10 * 3) and none == 0, begun
+            # 2 encoder and 3 decoder blocks of 6 and 10 matrices: forward and back all but the first, 4 steps and an evaluation
+            assert begun == 4 * (6 + 20 + 6 * 2 + 10 * 3) + 6 + 20 and none == 0, begun
     dist.destroy_process_group()
 
 

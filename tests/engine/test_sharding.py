@@ -8,9 +8,9 @@ import pytest
 
 from tests.ranks import must_succeed
 
-CHILD = Path(__file__).with_name("sharding_child.py")
-AHEAD = Path(__file__).with_name("ahead_child.py")
-MEASURED = Path(__file__).with_name("sharing_memory_child.py")
+CHILD = Path(__file__).with_name("children") / "sharding_child.py"
+AHEAD = Path(__file__).with_name("children") / "ahead_child.py"
+MEASURED = Path(__file__).with_name("children") / "sharding_memory_child.py"
 slow = pytest.mark.slow
 
 

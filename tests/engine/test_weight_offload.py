@@ -14,14 +14,11 @@ from torch import Tensor
 
 from devices.copies import Carrier
 from devices.machine_file import disk_rates
-from engine.checkpointing import Checkpointing
-from engine.homes.files import NamelessFile, aligned_buffer
-from engine.homes.places import FileHome, Home, RamHome
-from engine.homes.resting import RestingWeightStore
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import accumulate
-from engine.update import Update
-from engine.walk import Walk
+from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBackend, UnlinkedTempFile, aligned_buffer
+from engine.weight_offload.store import OffloadedWeightStore
 from engine.weights import WeightStore, weight_store_for
 from model import hf_format
 from model.decoding.generation import generate
@@ -39,26 +36,24 @@ Trained = tuple[list[float], dict[str, Tensor]]
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[list[RestingWeightStore]]:
+def stores(tmp_path: Path) -> Iterator[list[OffloadedWeightStore]]:
     """Those that are made; closed at the end."""
-    made: list[RestingWeightStore] = []
+    made: list[OffloadedWeightStore] = []
     yield made
     for store in made:
         store.close()
 
 
-def resting(
-    folder: Path, made: list[RestingWeightStore], dtypes: tuple[torch.dtype, torch.dtype], away: int, beside: str = ""
-) -> RestingWeightStore:
+def offloaded(
+    folder: Path, made: list[OffloadedWeightStore], dtypes: tuple[torch.dtype, torch.dtype], away: int, beside: str = ""
+) -> OffloadedWeightStore:
     """A weight store with a file in a folder; `beside`: "ram" or "file" of a device with memory of its own."""
     carrier = Carrier(CPU) if beside else None
 
-    def home(pieces: Sequence[tuple[int, int]]) -> Home:
-        if beside == "ram" and carrier is not None:
-            return RamHome(pieces, carrier)
-        return FileHome(folder, sum(pieces[-1]), max(size for _, size in pieces), carrier)
+    def backend(sizes: Sequence[int]) -> OffloadBackend:
+        return CpuBackend(sizes, carrier) if beside == "ram" and carrier else DiskBackend(folder, sizes, carrier)
 
-    made.append(RestingWeightStore(*dtypes, away, home, CPU, carrier))
+    made.append(OffloadedWeightStore(*dtypes, away, backend, CPU, carrier))
     return made[-1]
 
 
@@ -72,17 +67,22 @@ def trained(
 ) -> Trained:
     """Losses of a few steps, an evaluation among them, and the weights at the end."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    update = Update(OPTIMIZERS[optimizer](weights), norm, weight_store=store)
-    walk, batch, losses = Walk(model, Checkpointing(saved), store, LossSettings(), 0.1), Rectangle(), list[float]()
+    update = OptimizerInBackward(OPTIMIZERS[optimizer](weights), norm, weight_store=store)
+    blockwise, batch, losses = Blockwise(model, saved, store, LossSettings(), 0.1), Rectangle(), list[float]()
     for number in range(1, STEPS + 1):
         update.begin(Step(number, 1e-2, 1e-3, seed=5))
         each = batch.micro_batches(model, CUTS)
-        passes = [each[first : first + together] for first in range(0, len(each), together)]
-        losses.append(float(accumulate(walk, passes, len(passes), batch.num_labels, update.ready)))
+        firsts = range(0, len(each), together)
+        losses.append(
+            sum(
+                float(blockwise.gradients(each[at : at + together], batch.num_labels, update, at == firsts[-1]))
+                for at in firsts
+            )
+        )
         update.finish()
-        losses.append(float(walk.loss(batch.micro_batches(model, CUTS))))
+        losses.append(float(blockwise.loss(batch.micro_batches(model, CUTS))))
     names = {id(weight): name for name, weight in model.named_parameters()}
-    held = {names[id(weight)]: weight.detach().clone() for weight in store.each_held(model.parameters())}
+    held = {names[id(weight)]: weight.detach().clone() for weight in store.each_loaded(model.parameters())}
     return losses, held
 
 
@@ -98,23 +98,24 @@ def assert_same(here: Trained, away: Trained) -> None:
 )
 def test_a_file_gives_the_bits_of_memory(
     family: str, dtypes: tuple[torch.dtype, torch.dtype], away: int, saved: int, norm: float, tmp_path: Path,
-    stores: list[RestingWeightStore],
+    stores: list[OffloadedWeightStore],
 ) -> None:  # fmt: skip
     config = small_model(family).config
     here = T5(config, dtype=dtypes[0]).initialise(2)
-    store, model = resting(tmp_path, stores, dtypes, away), T5(config, "meta", dtypes[0])
+    store, model = offloaded(tmp_path, stores, dtypes, away), T5(config, "meta", dtypes[0])
     model.initialise(2, store.make(model), store.filling)
     assert_same(trained(here, weight_store_for(*dtypes), saved, norm), trained(model, store, saved, norm))
     absent = [weight for weight in model.parameters() if weight.untyped_storage().nbytes() < weight.nbytes]
     assert absent and all(weight.isnan().all() for weight in absent), "what is not here is NaN"
-    assert store.slots.read_bytes and not list(tmp_path.iterdir()), "the file has no name"
+    assert bool(store.buffers.read_bytes) == (away > 2), "two buffers hold two blocks"
+    assert not list(tmp_path.iterdir()), "the file has no name"
 
 
 @pytest.mark.parametrize("beside", ["ram", "file"])
-def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[OffloadedWeightStore]) -> None:
     config = small_model().config
     here = T5(config, dtype=BF16).initialise(2)
-    store, model = resting(tmp_path, stores, (BF16, FP32), 4, beside), T5(config, "meta", BF16)
+    store, model = offloaded(tmp_path, stores, (BF16, FP32), 4, beside), T5(config, "meta", BF16)
     model.initialise(2, store.make(model), store.filling)
     assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
 
@@ -124,35 +125,34 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Resti
     [(INT8, False, 3), (INT4, True, 2), (BF16, False, 1)],
 )
 def test_adapters_over_a_base_in_a_file(
-    base: torch.dtype, dora: bool, together: int, tmp_path: Path, stores: list[RestingWeightStore]
+    base: torch.dtype, dora: bool, together: int, tmp_path: Path, stores: list[OffloadedWeightStore]
 ) -> None:
     hf_format.save(small_model(), tmp_path / "base")
     (tmp_path / "disk").mkdir()
     here = hf_format.load(tmp_path / "base", base)
-    store = resting(tmp_path / "disk", stores, (base, FP32), 5)
+    store = offloaded(tmp_path / "disk", stores, (base, FP32), 5)
     model = hf_format.load(tmp_path / "base", base, cut=store.make, filling=store.filling)
     settings = LoraSettings(2, 4.0, dora=dora)
     add_adapters(here, settings, seed=3)
-    add_adapters(model, settings, seed=3, held=store.held)
-    written = store.slots.written_bytes
+    add_adapters(model, settings, seed=3, held=store.loaded)
     plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
     assert_same(
         trained(here, plain, optimizer="adamw", together=together),
         trained(model, store, optimizer="adamw", together=together),
     )
-    assert adapters_of(model) and store.slots.written_bytes == written, "a frozen base is only read"
+    assert adapters_of(model) and store.buffers.written_bytes <= sum(store.buffers.sizes), "a frozen base is only read"
     save_adapters(here, settings, tmp_path / "adapter", "base", "")
     for path, adapter in load_adapters(model, tmp_path / "adapter").items():
         assert all(map(torch.equal, adapter.parameters(), adapters_of(here)[path].parameters())), path
 
 
-def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: list[OffloadedWeightStore]) -> None:
     here = small_model("umt5")
     hf_format.save(here, tmp_path / "one")
     (tmp_path / "disk").mkdir()
-    store = resting(tmp_path / "disk", stores, (FP32, FP32), 5)
+    store = offloaded(tmp_path / "disk", stores, (FP32, FP32), 5)
     model = hf_format.load(tmp_path / "one", cut=store.make, filling=store.filling)
-    hf_format.save(model, tmp_path / "two", held=store.held)
+    hf_format.save(model, tmp_path / "two", held=store.loaded)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     prompts, how = [[5, 6, 7, 1], [9, 1]], {"max_new_tokens": 8, "min_new_tokens": 8}
@@ -160,20 +160,20 @@ def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: l
     assert answers == generate(here, prompts, **how)  # type: ignore[arg-type]
 
 
-def test_a_step_reads_each_block_twice_and_writes_it_once(tmp_path: Path, stores: list[RestingWeightStore]) -> None:
+def test_a_step_reads_each_block_twice_and_writes_it_once(tmp_path: Path, stores: list[OffloadedWeightStore]) -> None:
     config = small_model().config
-    store, model = resting(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
+    store, model = offloaded(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
     model.initialise(2, store.make(model), store.filling)
-    walk, batch = Walk(model, Checkpointing(0), store, LossSettings(), 0.0), Rectangle()
-    update, whole = Update(OPTIMIZERS["adafactor"](dict(model.named_parameters())), weight_store=store), 0
+    blockwise, batch = Blockwise(model, 0, store, LossSettings(), 0.0), Rectangle()
+    update, whole = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), weight_store=store), 0
     for number in (1, 2, 3):
-        read, written = store.slots.read_bytes, store.slots.written_bytes
+        read, written = store.buffers.read_bytes, store.buffers.written_bytes
         update.begin(Step(number, 1e-2))
-        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
-        whole = sum(size for _, size in store.slots.pieces)
-        assert store.slots.written_bytes - written == whole
-        assert store.slots.read_bytes - read <= 2 * whole, "micro-batches pass through a block together"
-    assert store.slots.read_bytes - read < 2 * whole, "at the turns a block is there already"
+        blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
+        whole = sum(store.buffers.sizes)
+        assert store.buffers.read_bytes - read <= 2 * whole, "micro-batches pass through a block together"
+    assert store.buffers.written_bytes - written == whole
+    assert store.buffers.read_bytes - read < 2 * whole, "at the turns a block is there already"
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no room is taken ahead here")
@@ -185,22 +185,22 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_step(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
-        NamelessFile(tmp_path, 4096)
+        UnlinkedTempFile(tmp_path, 4096)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("fails", ["bring", "take"])
+@pytest.mark.parametrize("fails", ["load", "store"])
 def test_a_disk_that_fails_says_so(
-    fails: str, tmp_path: Path, stores: list[RestingWeightStore], monkeypatch: pytest.MonkeyPatch
+    fails: str, tmp_path: Path, stores: list[OffloadedWeightStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_model().config
-    store, model = resting(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
+    store, model = offloaded(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
     model.initialise(2, store.make(model), store.filling)
 
-    def broken(first: int, slot: Tensor) -> None:
+    def broken(block: int, buffer: Tensor) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(store.slots.home, fails, broken)
+    monkeypatch.setattr(store.buffers.backend, fails, broken)
     with pytest.raises(UserError, match=r"weights_in.*Input/output error.*last checkpoint"):
         trained(model, store)
 
@@ -208,12 +208,13 @@ def test_a_disk_that_fails_says_so(
 def test_a_file_tells_the_next_plan_how_fast_its_disk_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clock = itertools.count()
-    monkeypatch.setattr("engine.homes.files.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    for least, known in ((12288, None), (8192, (8192.0, 4096.0))):
-        monkeypatch.setattr("engine.homes.places.TELLING_BYTES", least)
-        home, slot = FileHome(tmp_path, 8192, 8192, None), aligned_buffer(8192)
-        home.take(0, slot[:4096])
-        home.take(4096, slot[4096:])
-        home.bring(0, slot)
-        home.close()
+    monkeypatch.setattr("engine.weight_offload.backends.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    for least, known in ((12288, None), (8192, (4096.0, 4096.0))):
+        monkeypatch.setattr("engine.weight_offload.backends.TELLING_BYTES", least)
+        backend, buffer = DiskBackend(tmp_path, [4096, 4096], None), aligned_buffer(8192)
+        for block in (0, 1):
+            backend.store(block, buffer[:4096])
+        for block in (0, 1):
+            backend.load(block, buffer[4096:])
+        backend.close()
         assert disk_rates(tmp_path) == known, "a second from look to look"

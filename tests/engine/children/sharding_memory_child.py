@@ -12,12 +12,11 @@ import torch.distributed as dist
 
 from config import T5ModelConfig
 from devices.malloc import tune_malloc
-from engine.checkpointing import Checkpointing
+from engine.all_reduce import Reducer
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.sharing.reduce import Reducer
-from engine.sharing.sharding import ShardedWeightStore, Shards
-from engine.update import Update
-from engine.walk import Walk
+from engine.sharding import ShardedWeightStore, Shards
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
@@ -56,19 +55,15 @@ def train(model: T5, how: str, optimizer_name: str) -> None:
     else:
         model.initialise(1, shards.cut(model, "cpu"))
     optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), shards=shards)
-    update = Update(optimizer)
     weight_store = (
         weight_store_for(torch.float32, torch.float32) if shards is None else ShardedWeightStore(torch.float32, shards)
     )
-    walk, reducer = (
-        Walk(model, Checkpointing(0), weight_store, LossSettings(), 0.0),
-        Reducer(update.ready, count, shards),
-    )
+    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=Reducer(shards), shards=shards)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
     for number in range(1, 4):
         update.begin(Step(number, 1e-3))
         batch = Rectangle(rows=count)
-        walk.gradients(batch.micro_batches(model, [[rank]]), batch.num_labels, reducer.ready)
-        reducer.finish()
+        blockwise.gradients(batch.micro_batches(model, [[rank]]), batch.num_labels, update)
         update.finish()
 
 

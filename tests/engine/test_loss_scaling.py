@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
+from engine.loss_scaling import GOOD_STEPS, LossScaling
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.scaling import GOOD_STEPS, LossScaling
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
@@ -20,14 +19,14 @@ CUTS = [[0, 3], [1, 2]]
 FIRST = "encoder.blocks.0.feed_forward.wi.weight"
 
 
-def fp16_walk(model: T5, scaling: LossScaling | None, saved: int = 0) -> Walk:
+def fp16_walk(model: T5, scaling: LossScaling | None, saved: int = 0) -> Blockwise:
     weight_store = weight_store_for(torch.float32, torch.float16)
-    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.0, scaling=scaling)
+    return Blockwise(model, saved, weight_store, LossSettings(), 0.0, scaling=scaling)
 
 
 def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, saved: int = 0) -> dict[str, torch.Tensor]:
-    walk = fp16_walk(model, scaling, saved)
-    walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
+    blockwise = fp16_walk(model, scaling, saved)
+    blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels)
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     for weight in model.parameters():
         assert weight.dtype == torch.float32, "the wide copy must not stay"
@@ -47,9 +46,9 @@ def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) ->
         assert relative_error(found[name] / 256.0, gradient) < 5e-2, name  # a ReLU near zero may switch
 
 
-def step(model: T5, update: Update, batch: Rectangle, number: int) -> None:
+def step(model: T5, update: OptimizerInBackward, batch: Rectangle, number: int) -> None:
     update.begin(Step(number, 0.01))
-    fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update.ready)
+    fp16_walk(model, update.scaling).gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
     assert not update.has_begun, "whether the step counts is known after the walk alone"
     update.finish()
     assert all(weight.grad is None for weight in model.parameters())
@@ -63,7 +62,7 @@ def weights_of(model: T5) -> dict[str, torch.Tensor]:
 def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
     batch, reference, model = Rectangle(), small_model(), small_model()
     _, expected = autograd_gradients(reference, batch)
-    plain = Update(OPTIMIZERS[optimizer](dict(reference.named_parameters())), max_grad_norm)
+    plain = OptimizerInBackward(OPTIMIZERS[optimizer](dict(reference.named_parameters())), max_grad_norm)
     seen: dict[str, torch.Tensor] = {}
 
     class Recorder(OPTIMIZERS[optimizer]):  # type: ignore[misc]
@@ -77,10 +76,15 @@ def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
     for name, weight in reference.named_parameters():
         weight.grad = expected[name].clone()
     plain.begin(Step(1, 0.01))
-    plain.ready(list(reference.parameters()))
+    plain.apply(list(reference.parameters()))
     plain.finish()
     before = weights_of(model)
-    step(model, Update(Recorder(dict(model.named_parameters())), max_grad_norm, LossScaling(scale=1024.0)), batch, 1)
+    step(
+        model,
+        OptimizerInBackward(Recorder(dict(model.named_parameters())), max_grad_norm, LossScaling(scale=1024.0)),
+        batch,
+        1,
+    )
     assert all(gradient.dtype == torch.float32 for gradient in seen.values())
     assert max(relative_error(gradient, clip * expected[name]) for name, gradient in seen.items()) < 5e-2
     moved, wanted = weights_of(model), weights_of(reference)
@@ -91,7 +95,7 @@ def test_a_step_is_that_of_fp32(optimizer: str, max_grad_norm: float) -> None:
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale() -> None:
     model, batch = small_model(), Rectangle()
     scaling = LossScaling(scale=2.0**28)
-    update = Update(OPTIMIZERS["adamw"](dict(model.named_parameters())), 0.0, scaling)
+    update = OptimizerInBackward(OPTIMIZERS["adamw"](dict(model.named_parameters())), 0.0, scaling)
     before = weights_of(model)
     step(model, update, batch, 1)
     assert update.is_skipped and not update.has_begun and not update.optimizer.state
@@ -103,7 +107,7 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale() -> None:
             break
     assert scaling.scale < 2.0**27 and scaling.good_steps == 1 and scaling.skipped_steps == number - 1
     other = small_model()
-    first = Update(OPTIMIZERS["adamw"](dict(other.named_parameters())), 0.0, LossScaling(scaling.scale))
+    first = OptimizerInBackward(OPTIMIZERS["adamw"](dict(other.named_parameters())), 0.0, LossScaling(scaling.scale))
     step(other, first, batch, 1)
     after, same = weights_of(model), weights_of(other)
     assert all(torch.equal(after[name], same[name]) for name in after), "skipped steps must leave no trace"

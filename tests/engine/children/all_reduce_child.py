@@ -7,12 +7,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.checkpointing import Checkpointing
+from engine.all_reduce import Reducer, StepFailed
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.schedule import Schedule
-from engine.sharing.reduce import Reducer, StepFailed
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
@@ -26,7 +25,7 @@ def main(place: str, how: str = "") -> None:
     """Process 1 fails when group `place` of the walk is handed over ("update3": in the update of the fourth group).
 
     Args:
-        how: "hosts": failures are told over a group of their own, as on GPUs.
+        how: "hosts": failures go over a group of their own, as on GPUs.
     """
     dist.init_process_group("gloo")
     hosts = dist.new_group(backend="gloo") if how == "hosts" else None
@@ -34,43 +33,44 @@ def main(place: str, how: str = "") -> None:
     model = small_model(seed=3)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
-    update = Update(optimizer)
-    updated: list[str] = []
     fails_in_update, number = place.startswith("update"), int(place.removeprefix("update"))
-
-    def apply(weights) -> None:
-        if fails_in_update and rank == 1 and len(updated) == number:
-            raise Broken
-        updated.append(optimizer.names[id(weights[0])])
-        update.ready(weights)
-
-    weight_store = weight_store_for(torch.float32, torch.float32)
-    walk, reducer = Walk(model, Checkpointing(99), weight_store, LossSettings(), 0.0), Reducer(apply, 2, hosts=hosts)
+    updated: list[str] = []
     handed: list[list[str]] = []
 
-    def ready(weights) -> None:
-        if not fails_in_update and rank == 1 and len(handed) == number:
-            raise Broken
-        handed.append([optimizer.names[id(weight)] for weight in weights])
-        reducer.ready(weights)
+    class Breaking(OptimizerInBackward):
+        def apply(self, weights) -> None:
+            if not fails_in_update and rank == 1 and len(handed) == number:
+                raise Broken
+            handed.append([optimizer.names[id(weight)] for weight in weights])
+            super().apply(weights)
 
+        def _update(self, weights, factor=1.0) -> None:
+            if not weights:  # nothing is final yet
+                return
+            if fails_in_update and rank == 1 and len(updated) == number:
+                raise Broken
+            updated.append(optimizer.names[id(weights[0])])
+            super()._update(weights, factor)
+
+    update = Breaking(optimizer, reducer=Reducer(hosts=hosts))
+    blockwise = Blockwise(model, 99, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
     rows = [[0, 1], [2, 3]][rank]
-    outcome = "done"
+    outcome, groups = "done", Schedule(model).backward()
     update.begin(Step(1, 1e-2))
     try:
-        walk.gradients(batch.micro_batches(model, [rows]), batch.num_labels, ready)
-        reducer.finish()
+        blockwise.gradients(batch.micro_batches(model, [rows]), batch.num_labels, update)
+        update.finish()
     except StepFailed:
-        outcome = "told"
+        outcome = "stopped"
     except Broken:
         outcome = "broke"
-        reducer.abandon(Schedule(model).hand_over_order(), walk.zero_gradients)
-    order = [[optimizer.names[id(weight)] for weight in group] for group in Schedule(model).hand_over_order()]
+        update.reducer.abort(groups, blockwise.zero_gradients)
+    order = [[optimizer.names[id(weight)] for weight in group] for group in groups]
     assert handed == order[: len(handed)], "the order is known before the walk"
     everywhere: list[tuple[str, list[str]]] = [("", []), ("", [])]
     dist.all_gather_object(everywhere, (outcome, updated))
     is_last = number == len(order) - 1 and fails_in_update
-    assert everywhere[1][0] == "broke" and everywhere[0][0] == ("done" if is_last else "told"), everywhere
+    assert everywhere[1][0] == "broke" and everywhere[0][0] == ("done" if is_last else "stopped"), everywhere
     if not is_last:  # after the last group only the closing sum of the step can tell
         assert everywhere[0][1][: len(everywhere[1][1])] == everywhere[1][1], "the same groups have been updated"
         # a failure before the first group has changed nothing, so that nothing needs to be rolled back
@@ -87,10 +87,15 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
     model, batch = small_model(seed=3), Rectangle()
     model.load_state_dict(before)
     sums: dict[int, torch.Tensor] = {}
-    reducer = Reducer(lambda weights: sums.update({id(w): w.grad.clone() for w in weights}), 2, hosts=hosts)
-    walk = Walk(model, Checkpointing(0), weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
-    walk.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, reducer.ready)
-    reducer.finish()
+
+    class Summing(OptimizerInBackward):
+        def _apply(self, weights) -> None:
+            sums.update({id(w): w.grad.clone() for w in weights})
+
+    update = Summing(OPTIMIZERS["adafactor"]({}), reducer=Reducer(hosts=hosts))
+    blockwise = Blockwise(model, 0, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    blockwise.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, update)
+    update.finish()
     model.zero_grad()
     model(batch.input_ids, batch.mask, batch.labels).backward()
     for name, weight in model.named_parameters():

@@ -1,14 +1,14 @@
-"""Activation checkpointing: which blocks are saved from forward to backward, and which are recomputed?
+"""Gradient checkpointing: the last blocks of a pass keep their graphs for backward, the earlier ones are recomputed.
 
-A saved block costs its activations for the time between; a recomputed one costs one more forward, without the block's last
-product, whose result backward does not need. Both give the same numbers: dropout is a function of the row and the place,
-never of a generator's state. No `torch.utils.checkpoint`: its first call imports
-the compiler front end, 80 MB.
+A saved block costs its activations for the time between; a recomputed one keeps only its input, the checkpointed activation,
+and costs one more forward, without the block's last product, whose result backward does not need. Both give the same numbers:
+dropout is a function of the row and the position, never of a generator's state. No `torch.utils.checkpoint`: its first call
+imports the compiler front end, 80 MB.
+Source: Chen et al. 2016 (arXiv 1604.06174).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -24,48 +24,12 @@ class BlockFunction(Protocol):
         """With `graph_only` the result stands for its graph alone, and what backward does not need is left out."""
 
 
-@dataclass(frozen=True)
-class Checkpointing:
-    """The last `saved_blocks` blocks of the walk are saved; the earlier ones are recomputed.
-
-    The last blocks are the first that backward needs, so their graphs live the shortest.
-    """
-
-    saved_blocks: int
-
-    def saves(self, index: int, total: int) -> bool:
-        """Whether block `index` of `total` (in forward order) is saved."""
-        return index >= total - self.saved_blocks
+def is_saved(number: int, num_blocks: int, saved_blocks: int) -> bool:
+    """Whether block `number`, in forward order, keeps its graph: the last blocks do, which backward needs first."""
+    return number >= num_blocks - saved_blocks
 
 
-class _Seed(torch.autograd.Function):
-    """A scalar whose gradient with respect to x is `grad`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, grad: Tensor) -> Tensor:
-        ctx.save_for_backward(grad)
-        return x.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0], None
-
-
-def _seed(output: Tensor, grad: Tensor) -> Tensor:
-    """A scalar from which backward starts with `grad` at `output`. It holds the graph, and not what `output` holds."""
-    with torch.enable_grad():
-        return _Seed.apply(output, grad)  # type: ignore[no-any-return]
-
-
-def backward_from(output: Tensor, grad: Tensor) -> None:
-    """Backward from `output` with its gradient, as `torch.autograd.backward(output, grad)` does.
-
-    Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
-    """
-    _seed(output, grad).backward()
-
-
-class BlockPass:
+class CheckpointedBlock:
     """One block on one micro-batch: forward once, backward once.
 
     Args:
@@ -116,3 +80,30 @@ class BlockPass:
         self.entry, self.x = self.x.to(self.dtype).requires_grad_(self.needs_input), None
         with torch.enable_grad():
             return self.block(self.entry, graph_only=graph_only)
+
+
+class _Seed(torch.autograd.Function):
+    """A scalar whose gradient with respect to x is `grad`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, grad: Tensor) -> Tensor:
+        ctx.save_for_backward(grad)
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def _seed(output: Tensor, grad: Tensor) -> Tensor:
+    """A scalar from which backward starts with `grad` at `output`. It holds the graph, and not what `output` holds."""
+    with torch.enable_grad():
+        return _Seed.apply(output, grad)  # type: ignore[no-any-return]
+
+
+def backward_from(output: Tensor, grad: Tensor) -> None:
+    """Backward from `output` with its gradient, as `torch.autograd.backward(output, grad)` does.
+
+    Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
+    """
+    _seed(output, grad).backward()

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from devices.copies import HostCopies, Pool
-from engine.checkpointing import BlockPass, Checkpointing
-from engine.offload import CheckpointedActivations, Offload
-from engine.walk import Walk
+from engine.activation_offload import ActivationOffload
+from engine.blockwise import Blockwise
+from engine.gradient_checkpointing import CheckpointedBlock
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from model.t5 import T5
-from tests.engine.small_models import Rectangle, small_model
+from tests.engine.small_models import Collected, Rectangle, small_model
 
 CPU = torch.device("cpu")
 CUTS = [[0, 3], [1], [2]]
@@ -25,14 +25,10 @@ def held_bytes(pool: Pool) -> int:
     return sum(slab.numel() for slab in pool.slabs)
 
 
-def gradients(
-    model: T5, saved: int, checkpointed: CheckpointedActivations | None, rate: float = 0.2
-) -> list[torch.Tensor]:
+def gradients(model: T5, saved: int, offload: ActivationOffload | None, rate: float = 0.2) -> list[torch.Tensor]:
     batch = Rectangle()
-    walk = Walk(
-        model, Checkpointing(saved), WeightStore(torch.float32), LossSettings(), rate, checkpointed=checkpointed
-    )
-    total = walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, lambda weights: None)
+    blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(), rate, activation_offload=offload)
+    total = blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels)
     found = [weight.grad for weight in model.parameters() if weight.grad is not None]
     for weight in model.parameters():
         weight.grad = None
@@ -42,7 +38,7 @@ def gradients(
 @pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("t5-v1.1", 2), ("umt5", 99)])
 def test_gradients_are_the_same_bit_for_bit(family: str, saved: int) -> None:
     model = small_model(family)
-    offload = Offload(HostCopies(CPU))
+    offload = ActivationOffload(HostCopies(CPU))
     here, away = gradients(model, saved, None), gradients(model, saved, offload)
     again = gradients(model, saved, offload)
     assert len(here) == len(away) == len(again)
@@ -50,7 +46,7 @@ def test_gradients_are_the_same_bit_for_bit(family: str, saved: int) -> None:
 
 
 class Counting(HostCopies):
-    """Remembers what was copied, and how many tensors were on the device while the walk stood at each block."""
+    """Remembers what was copied, and how many tensors were on the device while the pass stood at each block."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
@@ -69,22 +65,20 @@ class Counting(HostCopies):
 def test_only_a_few_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = 4
     model, copies, alive = small_model(num_layers=layers, num_decoder_layers=layers), Counting(), []
-    passes: weakref.WeakSet[BlockPass] = weakref.WeakSet()
-    forward, backward = BlockPass.forward, BlockPass.backward
+    passes: weakref.WeakSet[CheckpointedBlock] = weakref.WeakSet()
+    forward, backward = CheckpointedBlock.forward, CheckpointedBlock.backward
 
-    def counted(block_pass: BlockPass) -> int:
-        passes.add(block_pass)
+    def counted(block: CheckpointedBlock) -> int:
+        passes.add(block)
         return sum(other.x is not None or other.entry is not None for other in passes)
 
+    monkeypatch.setattr(CheckpointedBlock, "forward", lambda block: (alive.append(counted(block)), forward(block))[1])
     monkeypatch.setattr(
-        BlockPass, "forward", lambda block_pass: (alive.append(counted(block_pass)), forward(block_pass))[1]
-    )
-    monkeypatch.setattr(
-        BlockPass,
+        CheckpointedBlock,
         "backward",
-        lambda block_pass, grad: (alive.append(counted(block_pass)), backward(block_pass, grad))[1],
+        lambda block, grad: (alive.append(counted(block)), backward(block, grad))[1],
     )
-    gradients(model, 0, Offload(copies), rate=0.0)
+    gradients(model, 0, ActivationOffload(copies), rate=0.0)
     stages, micro_batches = 2 * (layers + 1), len(CUTS)
     assert copies.parked == copies.fetched == (stages - 1) * micro_batches, "the norm after the last block is saved"
     assert max(alive) <= 2 * micro_batches, alive
@@ -94,19 +88,20 @@ def test_only_a_few_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_broken_off_leaves_nothing_behind() -> None:
-    model, offload = small_model(), Offload(HostCopies(CPU))
+    model, offload = small_model(), ActivationOffload(HostCopies(CPU))
     expected = gradients(model, 0, None)
 
     class Break(Exception):
         pass
 
-    def stop(weights: object) -> None:
-        raise Break
+    class Breaking(Collected):
+        def apply(self, weights: object) -> None:
+            raise Break
 
     batch = Rectangle()
-    walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.2, checkpointed=offload)
+    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.2, activation_offload=offload)
     with pytest.raises(Break):
-        walk.gradients(batch.micro_batches(model, CUTS), batch.num_labels, stop)
+        blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, Breaking())
     model.zero_grad()
     held = held_bytes(offload.copies.pool)
     assert all(torch.equal(a, b) for a, b in zip(gradients(model, 0, offload), expected, strict=True))
@@ -123,8 +118,8 @@ def test_on_a_gpu_bit_for_bit_and_in_less_memory() -> None:
     model = small_model(d_model=512, num_layers=12, num_decoder_layers=12).to(device)
     batch = Rectangle(rows=4, source=512, target=512)
     peaks, found = [], []
-    for checkpointed in (None, Offload(CudaCopies(device)), Offload(CudaCopies(device))):
-        walk = Walk(model, Checkpointing(0), WeightStore(torch.float32), LossSettings(), 0.0, checkpointed=checkpointed)
+    for offload in (None, ActivationOffload(CudaCopies(device)), ActivationOffload(CudaCopies(device))):
+        blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, activation_offload=offload)
         micro_batches = [
             replace(
                 part,
@@ -137,7 +132,7 @@ def test_on_a_gpu_bit_for_bit_and_in_less_memory() -> None:
         model.to(device)
         torch.cuda.reset_peak_memory_stats()
         begin = torch.cuda.memory_allocated()
-        walk.gradients(micro_batches, batch.num_labels, lambda weights: None)
+        blockwise.gradients(micro_batches, batch.num_labels)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - begin)
         found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])

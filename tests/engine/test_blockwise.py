@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from engine.checkpointing import Checkpointing
-from engine.walk import Walk
+from engine.blockwise import Blockwise
 from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
-from tests.engine.small_models import FAMILIES, Rectangle, reference_gradients, relative_error, small_model
+from tests.engine.small_models import FAMILIES, Collected, Rectangle, reference_gradients, relative_error, small_model
 
 CUTS = {"one": [[0, 1, 2, 3]], "two": [[0, 3], [1, 2]], "four": [[0], [1], [2], [3]], "uneven": [[2], [0, 1, 3]]}
 
 
 def walk_gradients(model: T5, batch: Rectangle, cuts: list[list[int]], saved: int, rate: float = 0.0, **kwargs: object):
-    walk = Walk(
-        model, Checkpointing(saved), kwargs.get("weight_store", WeightStore(torch.float32)), LossSettings(), rate
-    )  # type: ignore[arg-type]
-    order: list[nn.Parameter] = []
-    total = walk.gradients(batch.micro_batches(model, cuts), batch.num_labels, order.extend)
+    blockwise = Blockwise(model, saved, kwargs.get("weight_store", WeightStore(torch.float32)), LossSettings(), rate)  # type: ignore[arg-type]
+    collected: Any = Collected()
+    total = blockwise.gradients(batch.micro_batches(model, cuts), batch.num_labels, collected)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
-    return total / batch.num_labels, gradients, order
+    return total / batch.num_labels, gradients, collected.weights
 
 
 @pytest.mark.parametrize(
@@ -92,9 +90,7 @@ def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, saved
 
 def test_evaluation_loss_is_that_of_the_model() -> None:
     model, batch = small_model(), Rectangle()
-    walk = Walk(
-        model, Checkpointing(0), WeightStore(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5
-    )
-    total = walk.loss(batch.micro_batches(model, CUTS["uneven"]))
+    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5)
+    total = blockwise.loss(batch.micro_batches(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpointing import Checkpointing
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.update import Update
-from engine.walk import Walk
 from engine.weights import weight_store_for
 from model import hf_format
 from model.lora.adapter import adapters_of, add_adapters
@@ -41,13 +40,13 @@ def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.
     return model
 
 
-def walk_of(model: T5, base: str, saved: int) -> Walk:
+def blockwise_of(model: T5, base: str, saved: int) -> Blockwise:
     weight_store = weight_store_for(BASES[base], torch.float32, (model.embedding, model.output_weight))
-    return Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.0)
+    return Blockwise(model, saved, weight_store, LossSettings(), 0.0)
 
 
 def gradients_of(model: T5, base: str, saved: int, cut: str, batch: Rectangle) -> dict[str, torch.Tensor]:
-    walk_of(model, base, saved).gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels, lambda weights: None)
+    blockwise_of(model, base, saved).gradients(batch.micro_batches(model, CUTS[cut]), batch.num_labels)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return gradients
@@ -86,10 +85,10 @@ def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base:
     assert max(relative_error(again[name], reference[name]) for name in reference) < 2e-5
     plain = gradients_of(adapted("t5", base, "dora", tmp_path), base, 99, "one", batch)
     assert max(relative_error(plain[name], reference[name]) for name in reference) > 0.05, "dropout must do something"
-    walk = walk_of(model, base, 0)
-    losses = [walk.loss(batch.micro_batches(model, CUTS["one"])).item() for _ in range(2)]
+    blockwise = blockwise_of(model, base, 0)
+    losses = [blockwise.loss(batch.micro_batches(model, CUTS["one"])).item() for _ in range(2)]
     model.adapter_dropout = 0.0
-    assert losses == [walk.loss(batch.micro_batches(model, CUTS["one"])).item()] * 2, "evaluation never drops"
+    assert losses == [blockwise.loss(batch.micro_batches(model, CUTS["one"])).item()] * 2, "evaluation never drops"
 
 
 def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
@@ -98,9 +97,9 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = OPTIMIZERS["adamw"](trained)
-    update = Update(optimizer)
+    update = OptimizerInBackward(optimizer)
     update.begin(Step(1, 1e-2))
-    walk_of(model, base, 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update.ready)
+    blockwise_of(model, base, 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update)
     update.finish()
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())

@@ -7,13 +7,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.checkpointing import Checkpointing
+from engine.all_reduce import Reducer
+from engine.blockwise import Blockwise
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
-from engine.sharing.reduce import Reducer
-from engine.sharing.sharding import ShardedWeightStore, Shards
-from engine.update import Update
-from engine.walk import Walk
+from engine.sharding import ShardedWeightStore, Shards
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
@@ -32,22 +31,21 @@ def train(
     """Losses of a few steps; rows 0-4 over the processes, unevenly."""
     rank, count = dist.get_rank(), dist.get_world_size()
     optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding](), shards=shards)
-    update = Update(optimizer)
-    walk = Walk(model, Checkpointing(saved), weight_store, LossSettings(), 0.1)
-    reducer = Reducer(update.ready, count if shards else 1, shards)
+    reducer = Reducer(shards) if shards else None
+    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=reducer, shards=shards)
+    blockwise = Blockwise(model, saved, weight_store, LossSettings(), 0.1)
     losses = []
     for number in range(1, STEPS + 1):
         batch = Rectangle(rows=5, seed=number)
         mine = list(range(5))[rank::count] if shards else list(range(5))
         update.begin(Step(number, 1e-2, weight_decay=0.1, seed=7))
-        total = walk.gradients(batch.micro_batches(model, [[row] for row in mine]), batch.num_labels, reducer.ready)
-        reducer.finish()
+        total = blockwise.gradients(batch.micro_batches(model, [[row] for row in mine]), batch.num_labels, update)
         update.finish()
         if shards:
             dist.all_reduce(total)
         losses.append(float(total) / batch.num_labels)
         assert all(weight.grad is None for weight in model.parameters())
-    evaluation = walk.loss(batch.micro_batches(model, [[0, 1]]))
+    evaluation = blockwise.loss(batch.micro_batches(model, [[0, 1]]))
     return [*losses, float(evaluation)]
 
 

@@ -1,0 +1,311 @@
+"""One pass over a model, block by block: the two nested loops of a training step.
+
+    forward:   for each block: for each micro-batch: run it; keep its input (a checkpointed activation) or its graph
+    loss:      in chunks of tokens, for each micro-batch; the head's gradient goes into one buffer
+    backward:  for each block from the last to the first: for each micro-batch: recompute if needed; backward through this block;
+               then the optimizer in backward: all-reduce -> finite check -> update -> free the gradients
+    shared:    embedding, head and position bias gather their gradients on the way and are updated at the end
+
+What a step holds is exactly: the checkpointed activations of all micro-batches, the graphs of saved blocks, one micro-batch's
+activations of one block, one block's gradients, and those of the shared weights. Gradients equal those of plain autograd over
+`T5.forward`, whatever the micro-batches and the plan (tests hold it).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.activation_offload import ActivationOffload
+from engine.gradient_checkpointing import CheckpointedBlock, backward_from, is_saved
+from engine.loss_scaling import LossScaling
+from engine.micro_batches import MicroBatch
+from engine.objectives.objective import Objective
+from engine.optimizer_in_backward import OptimizerInBackward, Weights
+from engine.schedule import Schedule, StackSchedule, Stage
+from engine.token_gradients import TokenSums, add_token_gradients
+from engine.weights import WeightStore
+from model.dropout import Dropout
+from model.loss import LossSettings, token_losses
+from model.quantization import embed
+from model.t5 import T5
+
+
+def no_trim() -> None:
+    """What is free stays with the allocator."""
+
+
+class Blockwise:
+    """Passes over one model, block by block.
+
+    Args:
+        model: its weights may be stored in another dtype than they are computed in (see `weight_store`).
+        saved_blocks: how many of the last blocks keep their graphs for backward; the others are recomputed.
+        weight_store: where weights are stored, and in which dtypes.
+        loss: chunking, label smoothing, z-loss.
+        dropout_rate: of training; evaluation never drops.
+        objective: what is made of the decoder's output.
+        scaling: the factor on the loss of which gradients are formed; None: 1.
+        activation_offload: where checkpointed activations wait for backward; None: on the device.
+        between_blocks_dtype: of what passes between blocks; None: that of the products. Where products are fp32 for lack of
+            fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
+        trim: returns freed memory that the allocator holds; called at the start, after each saved block, before the loss and
+            before backward through the encoder, where a step holds most.
+    """
+
+    def __init__(
+        self,
+        model: T5,
+        saved_blocks: int,
+        weight_store: WeightStore,
+        loss: LossSettings,
+        dropout_rate: float,
+        objective: Objective | None = None,
+        scaling: LossScaling | None = None,
+        activation_offload: ActivationOffload | None = None,
+        between_blocks_dtype: torch.dtype | None = None,
+        trim: Callable[[], object] = no_trim,
+    ) -> None:
+        self.model, self.saved_blocks, self.weight_store, self.loss_settings = model, saved_blocks, weight_store, loss
+        self.dropout_rate, self.objective, self.scaling = dropout_rate, objective or Objective(), scaling
+        self.activation_offload, self.trim = activation_offload, trim
+        self.between_blocks_dtype = between_blocks_dtype or weight_store.compute_dtype
+
+    def gradients(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        total_labels: int,
+        update: OptimizerInBackward | None = None,
+        is_last: bool = True,
+    ) -> Tensor:
+        """Form the gradient of sum(loss) / total_labels over all micro-batches, and update each block when its own is complete.
+
+        Args:
+            micro_batches: that pass through each block together.
+            total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
+            update: looks at the loss before backward, and applies the gradients; None: they stay.
+            is_last: False: the gradients stay, and the next pass adds to them.
+        Returns:
+            the summed loss, a fp32 scalar on the device.
+        """
+        self.trim()
+        schedule = Schedule(self.model)
+        micro_batches = self.objective.complete(micro_batches, self.token_losses)
+        upcoming = deque([*schedule.forward(), *schedule.backward()])
+        encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=True)
+        decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=True)
+        if self.activation_offload is not None:
+            self.activation_offload.begin()
+
+        encoder_learns, outputs = bool(schedule.encoder.learning), encoder.forward()
+        outputs = [mb.spread(x).requires_grad_(encoder_learns) for mb, x in zip(micro_batches, outputs, strict=True)]
+        hidden = deque(decoder.forward(outputs))
+        self.trim()
+
+        total, grads = self._loss(hidden, micro_batches, total_labels)
+        if update is not None:
+            update.check_loss(total)
+
+        apply = update.apply if update is not None and is_last else None
+        decoder.backward(grads, apply)
+        pairs = zip(micro_batches, outputs, strict=True)
+        grads = deque([mb.gather(output.grad) for mb, output in pairs if output.grad is not None])
+        del outputs, pairs
+        self.trim()
+        encoder.backward(grads, apply)
+        encoder.finish_bias()
+        decoder.finish_bias()
+        if apply is not None:
+            apply(schedule.shared)
+        return total
+
+    def _loss(
+        self, hidden: deque[Tensor], micro_batches: Sequence[MicroBatch], total_labels: int
+    ) -> tuple[Tensor, deque[Tensor]]:
+        """The summed loss, and the gradients of the hidden states, which go micro-batch by micro-batch."""
+        head, total = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32)
+        scale, grads = (1.0 if self.scaling is None else self.scaling.scale) / total_labels, deque[Tensor]()
+        with torch.no_grad(), self.weight_store.for_products([head]):
+            if head.requires_grad:
+                self.weight_store.open_gradient(head)
+            for micro_batch in micro_batches:
+                loss, grad = self.objective.loss_and_gradients(
+                    hidden.popleft(), head, micro_batch, scale, self.loss_settings, head.grad
+                )
+                total += loss
+                grads.append(grad)
+        self.weight_store.close_gradient(head)
+        return total, grads
+
+    @torch.no_grad()
+    def loss(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """The summed loss of the micro-batches, without dropout or gradients: evaluation."""
+        micro_batches = self.objective.complete(micro_batches, self.token_losses)
+        losses = self.token_losses(micro_batches)
+        return torch.stack(
+            [self.objective.loss(each, mb) for each, mb in zip(losses, micro_batches, strict=True)]
+        ).sum()
+
+    @torch.no_grad()
+    def token_losses(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The cross-entropy of each token (N',) of each micro-batch, fp32, without dropout.
+
+        Without micro-batches it takes part in gathering the weights for one of another process.
+        """
+        schedule, settings = Schedule(self.model), LossSettings(self.loss_settings.chunk_bytes)
+        upcoming = deque(schedule.forward())
+        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=False).forward()
+        outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
+        hidden = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=False).forward(outputs)
+        self.trim()
+        head = self.model.output_weight
+        with self.weight_store.for_products([head]):
+            return [token_losses(h, head, mb.labels, settings) for h, mb in zip(hidden, micro_batches, strict=True)]
+
+    def zero_gradients(self, weights: Weights) -> None:
+        """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
+        shared = {
+            id(table) for table in Schedule(self.model).bias_tables
+        }  # used outside of blocks, in the storage dtype
+        with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in shared]):
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+
+
+class StackPass:
+    """All micro-batches on their way through one stack, forward and back.
+
+    Args:
+        blockwise: the model and how it is passed. schedule: of the model. stack: the stages of this stack.
+        micro_batches: in their order. upcoming: the weights of all stages to come, in both stacks; each is taken off when used.
+        goes_back: whether backward follows.
+    """
+
+    def __init__(
+        self,
+        blockwise: Blockwise,
+        schedule: Schedule,
+        stack: StackSchedule,
+        micro_batches: Sequence[MicroBatch],
+        upcoming: deque[list[nn.Parameter]],
+        goes_back: bool,
+    ) -> None:
+        self.blockwise, self.schedule, self.stack, self.upcoming = blockwise, schedule, stack, upcoming
+        self.embedding, self.compute_dtype = blockwise.model.embedding, blockwise.weight_store.compute_dtype
+        is_decoder = stack.is_decoder
+        self.micro_batches = micro_batches
+        self.ids = [mb.decoder_ids if is_decoder else mb.input_ids for mb in micro_batches]
+        self.rows = [mb.target if is_decoder else mb.source for mb in micro_batches]
+        rates = (blockwise.dropout_rate, blockwise.model.adapter_dropout) if goes_back else (0.0, 0.0)
+        self.dropouts = [Dropout(rates[0], rows, adapter_rate=rates[1]) for rows in self.rows]
+        self.token_sums: TokenSums | None = None
+        known = [mb.host_ids[is_decoder] for mb in micro_batches if mb.host_ids]
+        if goes_back and stack.entry_learns and len(known) == len(micro_batches):
+            # made before anything runs: the host has time while the device computes
+            self.token_sums = TokenSums.of(known, self.embedding.device)
+        self.bias = self._bias_leaf()
+        self.first_learning = stack.first_learning if goes_back else len(stack.stages)
+        self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []  # what backward needs of each stage
+
+    def forward(self, encoder_outputs: Sequence[Tensor] = ()) -> list[Tensor]:
+        """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder."""
+        blockwise, weight_store = self.blockwise, self.blockwise.weight_store
+        stages, xs, inputs = self.stack.stages, self._embedded(), self._inputs(encoder_outputs)
+        for index, stage in enumerate(stages):
+            learns = index >= self.first_learning
+            is_kept = learns and is_saved(stage.number, self.schedule.num_blocks, blockwise.saved_blocks)
+            needs_input = self.stack.entry_learns or index > self.first_learning
+            dtype = self.compute_dtype if stage.is_norm else blockwise.between_blocks_dtype
+            with weight_store.in_compute_dtype(stage.weights):
+                self._expect_next(is_last=index == len(stages) - 1)
+                row = [
+                    CheckpointedBlock(stage.function(each), x, is_kept, self.compute_dtype, needs_input)
+                    for each, x in zip(inputs, xs, strict=True)
+                ]
+                xs = [block.forward().to(dtype) for block in row]
+            if is_kept and blockwise.saved_blocks:
+                blockwise.trim()  # else the gaps it has freed between the tensors of its graph add up from block to block
+            if learns:
+                self.checkpoints.append((stage, deque(row)))
+                if blockwise.activation_offload is not None:
+                    blockwise.activation_offload.after_forward(row)
+        return xs
+
+    def backward(self, grads: deque[Tensor], apply: Callable[[Weights], object] | None) -> None:
+        """From the gradients of the outputs to those of all weights of the stack.
+
+        Args:
+            grads: one a micro-batch; is emptied. apply: called with each stage's weights when their gradients are complete.
+        """
+        blockwise = self.blockwise
+        while self.checkpoints:
+            stage, row = self.checkpoints.pop()
+            if blockwise.activation_offload is not None:
+                blockwise.activation_offload.before_backward(row, self.checkpoints[-1][1] if self.checkpoints else ())
+            with blockwise.weight_store.in_compute_dtype(stage.weights):
+                self._expect_next(is_last=not self.checkpoints)
+                while row:
+                    passed = row.popleft().backward(grads.popleft())
+                    if passed is not None:  # else backward ends here, and the gradient of the input is not wanted
+                        grads.append(passed)
+            if apply is not None:
+                apply(stage.weights)
+        self._embedding_backward(grads)
+
+    def finish_bias(self) -> None:
+        """Give the shared bias table its gradient; after backward through both stacks."""
+        module = self.stack.stack.bias
+        if module is not None and self.bias is not None and self.bias.grad is not None:
+            with torch.enable_grad():
+                again = module(self.bias.shape[1] // 2 + 1)
+            backward_from(again, self.bias.grad.to(again.dtype))
+
+    def _expect_next(self, is_last: bool) -> None:
+        self.upcoming.popleft()
+        self.blockwise.weight_store.expect(() if is_last else self.upcoming[0], self.upcoming)
+
+    def _inputs(self, encoder_outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """What the blocks take for each micro-batch, beside their input."""
+        inputs: list[dict[str, Any]] = [
+            {"bias": self.bias, "rows": rows, "dropout": dropout}
+            for rows, dropout in zip(self.rows, self.dropouts, strict=True)
+        ]
+        if self.stack.is_decoder:
+            for each, mb, output in zip(inputs, self.micro_batches, encoder_outputs, strict=True):
+                each.update(encoder_output=output, encoder_rows=mb.encoder_output_rows)
+        return inputs
+
+    def _embedded(self) -> list[Tensor]:
+        stack, dtype = self.stack.stack, self.blockwise.between_blocks_dtype
+        with torch.no_grad(), self.blockwise.weight_store.in_storage_dtype([self.embedding]):
+            return [
+                stack.enter(embed(ids, self.embedding, self.compute_dtype), dropout).to(dtype)
+                for ids, dropout in zip(self.ids, self.dropouts, strict=True)
+            ]
+
+    def _embedding_backward(self, grads: deque[Tensor]) -> None:
+        """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""
+        if not self.stack.entry_learns:
+            return grads.clear()
+        buffer = self.blockwise.weight_store.open_gradient(self.embedding)
+        with torch.no_grad():
+            for dropout in self.dropouts:
+                grads.append(self.stack.stack.enter(grads.popleft(), dropout))
+            add_token_gradients(buffer, self.ids, grads, self.token_sums)
+        grads.clear()
+        del buffer
+        self.blockwise.weight_store.close_gradient(self.embedding)
+
+    def _bias_leaf(self) -> Tensor | None:
+        """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all micro-batches."""
+        module = self.stack.stack.bias
+        if module is None or not self.rows:
+            return None
+        with torch.no_grad():
+            # fp32: the gradients of all blocks add up in it
+            bias: Tensor = module(max(rows.longest for rows in self.rows))
+        return bias.requires_grad_(module.table.requires_grad)

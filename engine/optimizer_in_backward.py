@@ -1,0 +1,257 @@
+"""The optimizer in backward: each block is updated as soon as its gradients are complete, and they are freed.
+
+    apply(weights):   all-reduce over the processes -> finite check -> update -> free the gradients
+    finish():         what was held until the end: for clipping the global norm or a scaled loss all gradients, which the plan prices
+
+Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are updated
+block by block: their norms stay on the device and are looked at once, after the last. Where all gradients are held nothing has
+been changed before: there a GPU is asked once, for losses and norm. Norms are Euclidean: on a CPU those take a fortieth of the
+time of largest magnitudes, and where a norm leaves fp32 the run is lost anyway.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from devices.base import is_host, traits_of
+from devices.kernels.calls import kernels, takes
+from engine.all_reduce import Reducer
+from engine.anomaly import Anomalies
+from engine.loss_scaling import LossScaling
+from engine.optimizers import Optimizer, Step
+from engine.optimizers.base import row_chunks
+from engine.sharding import Shards
+from engine.weights import WeightStore
+
+Weights = Sequence[nn.Parameter]
+
+
+class NotFinite(Exception):
+    """The loss of this step is inf or nan; nothing was updated."""
+
+
+class Lost(NotFinite):
+    """A gradient of the step before was inf or nan, and the weights have taken it."""
+
+
+class OptimizerInBackward:
+    """Applies the gradients of one model.
+
+    Args:
+        optimizer: holds state and rule.
+        max_grad_norm: clip all gradients to this global norm; 0: off.
+        scaling: the scale that the loss was multiplied with; None: none.
+        weight_store: where weights are stored; None: in memory.
+        reducer: sums gradients over the processes; None: there is one.
+        shards: which weights are sharded: then all processes gather them together and so stop together; None: none.
+        anomalies: names the first number that is not finite; None: nobody looks for it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_grad_norm: float = 0.0,
+        scaling: LossScaling | None = None,
+        weight_store: WeightStore | None = None,
+        reducer: Reducer | None = None,
+        shards: Shards | None = None,
+        anomalies: Anomalies | None = None,
+    ) -> None:
+        self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
+        self.weight_store = weight_store or WeightStore(torch.float32)
+        self.reducer, self.shards, self.anomalies = reducer, shards, anomalies
+        self.holds_all = max_grad_norm > 0 or scaling is not None  # gradients, until backward has ended
+        self.unseen_norm: Tensor | None = None  # of the last step's gradients on a GPU, to be looked at in the next one
+        self.begin(Step(1, 0.0))
+
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+        skipped = 0 if self.scaling is None else self.scaling.skipped_steps
+        self.step = replace(step, number=step.number - skipped)
+        self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
+        self.is_skipped = False  # whether the step was left out because a gradient was not finite
+        self.is_finite = True  # whether all gradients of the step were; if not, `has_begun` tells what is lost
+        self.seconds = 0.0  # that its updates took on the host, without waiting for weights
+        self.seen_loss: float | None = None  # of the step's passes, where a GPU was asked for it
+        self._scale_before = None if self.scaling is None else replace(self.scaling)
+        self._held: list[nn.Parameter] = []
+        self._vectors: list[nn.Parameter] = []  # on a GPU, until backward has ended
+        self._norms: list[Tensor] = []  # of each block's gradients; on the device until backward has ended
+        self._unseen_losses: list[Tensor] = []
+        if self.reducer is not None:
+            self.reducer.begin()
+        if self.anomalies is not None:
+            self.anomalies.first = None
+
+    def check_loss(self, loss: Tensor) -> None:
+        """Abort a step whose loss (scalar) is not finite; before backward. One wait for the device.
+
+        On a GPU that is the only one of a step: it also reads the loss itself, and the norm of the last step's gradients.
+
+        Raises:
+            NotFinite: this process's loss is not; with sharded weights, that of any process. Lost: an earlier step's gradients
+                were not.
+        """
+        if self.anomalies is not None:
+            self.anomalies.look(loss, "the loss")
+        if self.holds_all and not is_host(loss):
+            self._unseen_losses.append(loss)
+            return
+        earlier, self.unseen_norm = self.unseen_norm, None
+        looked = torch.stack([loss] if earlier is None else [loss, earlier])
+        if is_host(loss):
+            not_finite = (~torch.isfinite(looked)).float()
+            bad, *lost = (not_finite if self.shards is None else self.shards.sum(not_finite)).tolist()
+        else:
+            numbers = looked.tolist()
+            bad, *lost = [float(not math.isfinite(number)) for number in numbers]
+            if self.shards is not None:
+                bad, *lost = self.shards.sum_numbers(bad, *lost)
+            self.seen_loss = numbers[0] + (self.seen_loss or 0.0)
+        if any(lost):
+            raise Lost
+        if bad:
+            raise NotFinite
+
+    def apply(self, weights: Weights) -> None:
+        """Take weights whose gradients this process has completed, and update those whose gradients are final.
+
+        Raises:
+            StepFailed: another process has failed.
+        """
+        if self.anomalies is not None:
+            self.anomalies.look_at_gradients(weights)
+        self._apply(weights if self.reducer is None else self.reducer.start(weights))
+
+    def finish(self) -> None:
+        """After backward: unscale, clip and apply what was held; or leave the step out.
+
+        Raises:
+            StepFailed: another process has failed. NotFinite: this process's loss is not, as a GPU now tells; so is its gradient,
+                which all processes have a part in; none updates.
+        """
+        if self.reducer is not None:
+            self._apply(self.reducer.finish())
+        vectors, self._vectors = self._vectors, []
+        self._update(vectors)
+        held, self._held = [weight for weight in self._held if weight.grad is not None], []
+        if not held:
+            norms, self._norms = self._norms, []
+            if norms and not is_host(norms[0]):  # looked at in the next step, with its loss
+                self.unseen_norm = norm_of(norms)
+            else:
+                self.is_finite = is_finite(norms)
+            return
+        norm = self._seen_norm(norm_of(_gradients(held)))
+        if self.scaling is None:
+            self.is_finite = math.isfinite(norm)
+        else:  # a scale that was too large takes the blame
+            self.is_skipped = not self.scaling.admits(math.isfinite(norm))
+        if self.is_finite and not self.is_skipped:
+            scale = 1.0 if self.scaling is None else self.scaling.scale
+            factor = 1.0 / scale
+            if self.max_grad_norm:
+                factor *= self.max_grad_norm / max(norm / scale, self.max_grad_norm)
+            self._update(held, factor)
+        else:
+            for weight in held:
+                weight.grad = None
+
+    def keep_scale(self) -> None:
+        """A process that saw its loss has left the step out for all: no other's loss scale moves by it, as the first's did not."""
+        if self.scaling is not None and self._scale_before is not None:
+            for name, value in self._scale_before.as_dict().items():
+                setattr(self.scaling, name, value)
+
+    def _seen_norm(self, norm: Tensor) -> float:
+        """The norm of all gradients; on a GPU the one wait of a step, which also reads the losses."""
+        if is_host(norm):
+            return float(norm)
+        *losses, number = torch.stack([*self._unseen_losses, norm]).tolist()
+        self._unseen_losses, self.seen_loss = [], sum(losses)
+        if not math.isfinite(self.seen_loss):
+            raise NotFinite
+        return float(number)
+
+    def _apply(self, weights: Weights) -> None:
+        """Take weights whose gradients are final."""
+        if self.holds_all:
+            self._held += weights
+            return
+        if gradients := _gradients(weights):
+            self._norms.append(norm_of(gradients))
+
+        def is_later(weight: nn.Parameter) -> bool:
+            """On a GPU vectors are updated at the end with all others of their kind, so that few kernels serve all blocks."""
+            return weight.dim() == 1 and weight.grad is not None and not is_host(weight)
+
+        self._vectors += [weight for weight in weights if is_later(weight)]
+        self._update([weight for weight in weights if not is_later(weight)])
+
+    def _update(self, weights: Weights, factor: float = 1.0) -> None:
+        weights = [weight for weight in weights if weight.grad is not None]  # frozen ones have none
+        if not weights:
+            return
+        self.has_begun = True
+        for part in self.weight_store.buffer_groups(weights):
+            with self.weight_store.loaded(part, is_changed=True):
+                began = time.perf_counter()
+                for group in self.optimizer.groups(part):
+                    if factor != 1.0:
+                        _multiply(group, factor)
+                    self.optimizer.update(group, self.step)
+                    for weight in group:
+                        weight.grad = None
+                self.seconds += time.perf_counter() - began
+
+
+def _multiply(weights: Weights, factor: float) -> None:
+    """Multiply gradients; in fp32 where the weight is fp32 and its gradient is not, where small results would vanish."""
+    for weight in weights:
+        assert weight.grad is not None
+        if weight.grad.dtype == torch.float16:
+            assert weight.dtype == torch.float32, "fp16 is the dtype of products, never of stored weights"
+            weight.grad = weight.grad.float()
+    gradients = _gradients(weights)
+    if len(gradients) > 1:
+        torch._foreach_mul_(gradients, factor)
+    else:
+        gradients[0].mul_(factor)
+
+
+def _gradients(weights: Weights) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
+def norm_of(tensors: Iterable[Tensor]) -> Tensor:
+    """L2 norm over all tensors, a fp32 scalar on their device; inf or nan where one of them holds such a number.
+
+    Memory: on a CPU, a row chunk in fp32.
+    """
+    tensors = list(tensors)
+    if tensors and traits_of(tensors[0].device).is_multi_tensor:
+        norms = list(torch._foreach_norm(tensors, 2, torch.float32))
+    else:
+        norms = [norm for tensor in tensors for norm in _norms(tensor)]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def _norms(tensor: Tensor) -> Iterator[Tensor]:
+    """Of row chunks, where torch would widen a whole narrow matrix to form its norm."""
+    if (compiled := kernels()) is not None and takes(tensor):
+        yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
+        return
+    is_widened = is_host(tensor) and tensor.dtype != torch.float32 and tensor.dim() > 0
+    for part in (tensor[rows] for rows in row_chunks(tensor)) if is_widened else (tensor,):
+        yield torch.linalg.vector_norm(part, dtype=torch.float32)
+
+
+def is_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor holds inf or nan, and their norm is in fp32's range. One wait for the device."""
+    return bool(torch.isfinite(norm_of(tensors)))
