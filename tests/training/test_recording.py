@@ -31,7 +31,7 @@ class Live:
         self.group, self.is_main = Group(), rank == 0
         self.group.rank = rank
         self.state = SimpleNamespace(step=9, first_eval_loss=None, best_eval_loss=None, best_evaluation=None)
-        self.start = SimpleNamespace(run_dir="runs/mine")
+        self.run = SimpleNamespace(run_dir="runs/mine")
         self.log, self.config = SimpleNamespace(path="logs/metrics.jsonl"), Config().changed(max_steps=9)
         self.divergence = SimpleNamespace(skipped=[], rate_factor=1.0)
 

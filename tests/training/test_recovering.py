@@ -33,7 +33,7 @@ class Live:
         self.divergence, self.state = Divergence(), SimpleNamespace(step=4)
         self.last_good, self.has_saved, self.is_main = last_good, True, True
         loader = SimpleNamespace(rows_of_steps=lambda steps, rows: np.array([[7, 8]]))
-        self.start = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
+        self.run = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.log = SimpleNamespace(event=lambda *name, **fields: self.asked.append(fields))
         self.engine = SimpleNamespace(
             update=SimpleNamespace(anomalies=SimpleNamespace(first="the loss"), unseen_norm=None)
