@@ -137,7 +137,6 @@ def _found(config: Config, done: int) -> _Found:
 
 
 def _assumed(rows: Rows, config: Config) -> list[str]:
-    """What lengths a plan rests on, where nobody has prepared the rows yet."""
     if rows.sample is not None:
         return [
             say(
@@ -188,7 +187,6 @@ def _counted(spec: RunSpec) -> RunSpec:
 
 
 def _plan_of(spec: RunSpec, config: Config) -> Plan:
-    """What other flags give here, whichever table shows it."""
     asked = config.memory.memory_budget
     machine = spec.machine
     if asked != AUTO:
@@ -253,7 +251,6 @@ def _about_rows(config: Config) -> int:
 
 
 def _named(config: Config) -> str:
-    """What is planned: a preset, or the shape of a checkpoint."""
     shape = config.model
     given = {name: value for name, value in model_presets().get(config.model_preset, {}).items()}
     if all(getattr(shape, name) == value for name, value in given.items()):
@@ -279,7 +276,6 @@ def _step_time(seconds: float) -> str:
 
 
 def _rows(config: Config) -> SeenRows:
-    """The first rows, as far as this is known without preparing them."""
     if config.data.train_file is None:
         return []
     with suppress(UserError):
@@ -295,7 +291,6 @@ def _rows(config: Config) -> SeenRows:
 
 
 def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
-    """What the run will write, and what stands against it on this machine."""
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     if config.plan.target != AUTO:
         return say("disk"), need.describe()

@@ -199,7 +199,6 @@ class MemoryController:
         return Target(self.plan.peak_bytes * most / peak, "peak", story)
 
     def _predicted_growth(self, step: int) -> Target | None:
-        """Growth is cleaned away once, then the run is made smaller."""
         separate, monitor = self._device.is_separate_memory, self._monitor
         peak = self._peak_bytes() / max(1, self.budget.limit() if separate else monitor.budget_bytes)
         growth = self._growth.after_step(monitor.pressure(), peak)

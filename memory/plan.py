@@ -111,25 +111,34 @@ def plan(
     way = as_asked(config, machine, earlier, anew) if earlier and began else None
     kept = [way] if way and _goes_on(config, machine, work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
-    ways, fastest = _found(config, machine, work, [began, None] if began else [precision], kept, homes)
+    ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, homes)
     slower = SLOWER.get(config.memory.memory_mode, 1.0)
     chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
-    best = _priced(config, machine, work, chosen)
-    return replace(
-        best,
+    phases = predict(work, chosen, machine)
+    highest, peak = peak_of(phases)
+    num_blocks = work.model.num_layers + work.model.num_decoder_layers
+    missing = "" if config.run.compiled_kernels is False else machine.no_kernels
+    return Plan(
+        chosen,
+        effective_batch(config, machine),
+        machine.budget_bytes,
+        peak,
+        components=dict(sorted(phases[highest].items(), key=lambda item: -item[1])),
+        phases={phase: sum(parts.values()) for phase, parts in phases.items()},
+        seconds=typical_seconds(work, chosen, machine.as_measured()),
+        num_blocks=num_blocks,
         reasons=(
-            *size_reasons(config, best.choice, machine),
-            *optimizer_reasons(config, work, best.choice, machine),
-            *home_reasons(best.choice, best.num_blocks),
-            *dtype_reasons(config, best.choice, machine, began),
-            *kernel_reasons(
-                best.choice, had_kernels, "" if config.run.compiled_kernels is False else machine.no_kernels
-            ),
+            *size_reasons(config, chosen, machine),
+            *optimizer_reasons(config, work, chosen, machine),
+            *home_reasons(chosen, num_blocks),
+            *dtype_reasons(config, chosen, machine, began),
+            *kernel_reasons(chosen, had_kernels, missing),
         ),
+        phase_parts=phases,
     )
 
 
-def _found(
+def _search(
     config: Config,
     machine: Machine,
     work: Workload,
@@ -137,47 +146,43 @@ def _found(
     kept: list[ExecutionPlan],
     homes: Homes | None,
 ) -> tuple[list[ExecutionPlan], ExecutionPlan]:
-    """The ways among which the fastest that fits was found, and that one.
+    """The candidates among which the fastest that fits was found, and that one.
 
     Args:
-        precisions: each is left, and a step taken in parts, only where nothing else fits in any home. kept: tried first.
+        precisions: each is left, and a step taken in parts, only where nothing else fits wherever weights are kept.
+        kept: candidates that are tried first.
     Raises:
         DoesNotFit: none fits.
     """
     tried: list[ExecutionPlan] = []
     for precision, parted in product(precisions, (False, True)):
         ways = list(candidates(config, machine, work, precision, parted=parted))
-        found, fastest = _first_that_fits(config, machine, work, [(kept, True), (ways, parted)], homes)
-        if fastest is not None:
-            return found, fastest
-        tried, kept = tried + found, []
+        for home in homes_to_try(config, machine, homes):
+            for base, is_parted in ((kept, True), (ways, parted)):
+                here = ways_at(home, config, machine, work, base, homes, parted=is_parted)
+                if (fastest := _fastest(work, machine, here)) is not None:
+                    return here, fastest
+                tried += here
+        kept = []
     if not tried:  # weights were to rest beside the device, whatever the way
         raise DoesNotFit(
             f"--weights_in = {config.memory.weights_in}, does not fit into {format_size(machine.host_bytes)} of RAM beside the "
             "device; name another place, or leave it out"
         )
-    least = min(_smallest(tried), key=lambda choice: peak_of(predict(work, choice, machine))[1])
-    raise DoesNotFit(*refusal(config, work, machine, least))
-
-
-def _first_that_fits(
-    config: Config, machine: Machine, work: Workload, bases: list[tuple[list[ExecutionPlan], bool]], homes: Homes | None
-) -> tuple[list[ExecutionPlan], ExecutionPlan | None]:
-    """The first home and list of ways of which one fits, with the fastest of them; else all of the last home, and None.
-
-    Args:
-        bases: lists of ways; of each whether weights may rest elsewhere in those of several accumulation passes.
-    """
-    tried: list[ExecutionPlan] = []
-    for home in homes_to_try(config, machine, homes):
-        here: list[ExecutionPlan] = []
-        for base, parted in bases:
-            ways = ways_at(home, config, machine, work, base, homes, parted=parted)
-            if (fastest := _fastest(work, machine, ways)) is not None:
-                return ways, fastest
-            here += ways
-        tried = here or tried
-    return tried, None
+    # of those that differ only in what always takes more, the one that takes the least
+    tried.sort(key=lambda way: (way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)))
+    smallest = {
+        (
+            way.batch_size_per_gpu,
+            way.accumulation_passes,
+            way.storage,
+            way.compute,
+            way.shards,
+            way.offload_boundaries,
+        ): way
+        for way in tried
+    }
+    raise DoesNotFit(*refusal(config, work, machine, min(smallest.values(), key=lambda way: _peak(work, way, machine))))
 
 
 def _fastest(work: Workload, machine: Machine, ways: list[ExecutionPlan]) -> ExecutionPlan | None:
@@ -214,40 +219,8 @@ def _smallest_of_fast(
     return min(fast, key=lambda way: _peak(work, way, machine))
 
 
-def _smallest(ways: list[ExecutionPlan]) -> list[ExecutionPlan]:
-    """Of ways that differ only in what always takes more, those that take the least."""
-
-    def size(way: ExecutionPlan) -> tuple[int, int, int, int]:
-        return -way.away_blocks, way.saved_blocks, way.loss_chunk_bytes, MALLOCS.index(way.malloc)
-
-    found: dict[tuple[object, ...], ExecutionPlan] = {}
-    for way in ways:
-        key = (
-            way.batch_size_per_gpu,
-            way.accumulation_passes,
-            way.storage,
-            way.compute,
-            way.shards,
-            way.offload_boundaries,
-        )
-        if key not in found or size(way) < size(found[key]):
-            found[key] = way
-    return list(found.values())
-
-
 def _peak(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     return peak_of(predict(work, choice, machine))[1]
-
-
-def _priced(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> Plan:
-    phases = predict(work, choice, machine)
-    highest, peak = peak_of(phases)
-    components = dict(sorted(phases[highest].items(), key=lambda item: -item[1]))
-    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
-    seconds = typical_seconds(work, choice, machine.as_measured())
-    blocks = work.model.num_layers + work.model.num_decoder_layers
-    rows, budget = effective_batch(config, machine), machine.budget_bytes
-    return Plan(choice, rows, budget, peak, components, totals, seconds, blocks, phase_parts=phases)
 
 
 def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
@@ -256,7 +229,6 @@ def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
 
 
 def _goes_on(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
-    """Whether an earlier choice makes the steps of this work."""
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
@@ -267,7 +239,6 @@ def _goes_on(config: Config, machine: Machine, work: Workload, choice: Execution
 
 
 def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:
-    """That of the resumed run; None where another is asked for now."""
     precision = earlier.precision
     asked = asked_precision(config, machine.multiplies_fast)
     if asked not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:

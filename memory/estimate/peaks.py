@@ -6,7 +6,8 @@ activations, saved blocks, one block's working memory (`memory.estimate.blocks`)
 compute dtype. Sharded weights (FSDP) and weight offload change the parts at the end.
 
 Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
-V vocabulary, L layers."""
+V vocabulary, L layers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,79 @@ from model.shapes import STACKS, inner_width
 from optimizers import OPTIMIZERS
 from units import MIB
 
+ROWS, CORRECTION = "rows of a step", "correction"
+FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
+STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
+SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
+ID_BYTES = 8
+ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
+STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a save as weights are
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
+# What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
+# "small" maps nearly every tensor by itself, and rounds up. "fast" has those below 4 MiB in a heap that the walk trims at the start,
+# after each saved block, before the loss and between the stacks: what came free since are the small tensors of a block. "untrimmed"
+# trims in no step: its heap stays as large as the highest place has made it, gaps included (0.13 to 0.38 were measured), and where
+# a few large tensors are most of what comes and goes, with up to three of them.
+SMALL_SHARE = 0.015
+TRIMMED_BYTES, TRIMMED_SHARE, PIECES_SHARE = 2 * MIB, 0.01, 1.1
+UNTRIMMED_SHARE, UNTRIMMED_BYTES = 0.33, 3 * UNTRIMMED_HEAP_BELOW
+CLEANED_BEFORE = ("evaluation", "samples")
+
+
+def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, dict[str, int]]:
+    """Predict what each phase of a run holds at its highest: phase -> component -> bytes."""
+    is_host = machine.base_bytes > 0  # nothing in the host's memory counts where the device has its own
+    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
+    fixed = {
+        "base": machine.base_bytes,
+        "weights": resident_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
+        "weights at work": slots_bytes(work, choice, machine),
+        "optimizer state": state_bytes(work, choice.storage),
+        "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles if is_host else 0,
+    }
+    if not fixed["weights at work"]:
+        del fixed["weights at work"]
+    peaks = StepPeaks(work, choice, machine)
+    phases = {
+        "load": {**fixed, "buffers": LOAD_BYTES},
+        "loss": {**fixed, **peaks.loss()},
+        "decoder backward": {**fixed, **peaks.decoder_backward()},
+        "encoder backward": {**fixed, **peaks.encoder_backward()},
+        "block update": {**fixed, **peaks.block_update()},
+        "last update": {**fixed, **peaks.last_update()},
+        "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
+        "samples": {**fixed, **samples_parts(work, choice, machine)},
+        "save": {**fixed, "buffers": SAVE_BYTES},
+    }
+    if choice.shards > 1:
+        _share_out(phases, work, choice)
+    passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
+    most = max(passing[phase] for phase in STEP_PHASES)
+    # the rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end
+    rows = choice.batch_size_per_gpu
+    here = work.step_shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
+    ids = work.step_shapes.padded_tokens(rows) + here.source + 2 * here.target  # read by the decoder, and to be written
+    for phase, parts in phases.items():
+        parts["allocator slack"] = allocator_slack(peaks, phase, passing[phase], most)
+        if phase in STEP_PHASES:
+            parts[ROWS] = ID_BYTES * ids + ROW_BYTES * work.rows if is_host else 0
+        if machine.correction != 1.0:
+            parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
+    return phases
+
+
+def changeable(parts: dict[str, int]) -> int:
+    """The temporary memory of a phase: all but base, weights, optimizer state and rows, before any correction."""
+    return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
+
+
+def peak_of(phases: dict[str, dict[str, int]]) -> tuple[str, int]:
+    """The highest phase and its bytes."""
+    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    highest = max(totals, key=lambda phase: totals[phase])
+    return highest, totals[highest]
 
 
 def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
@@ -172,7 +244,6 @@ class StepPeaks:
         return graph + self.blocks.tile_bytes() + min(small, self.learns[stack] * self.e) + cast
 
     def _layout(self) -> dict[str, int]:
-        """On a GPU: where rows lie, and bias matrices, of all micro-batches."""
         one = self.blocks.tokens
         indices = self.blocks.step_indices((self.saved_encoder_blocks, self.saved_decoder_blocks))
         size = _scaled(indices, self.source + self.target, one.source + one.target)
@@ -233,7 +304,6 @@ class StepPeaks:
 
 
 def _scaled(of_one: int, tokens: int, of: int) -> int:
-    """What so many tokens hold of something that `of` of them hold `of_one` of."""
     return of_one * tokens // of if of else 0
 
 
@@ -339,73 +409,6 @@ def offloaded_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> 
     return total
 
 
-STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a save as weights are
-
-
-def share_out(
-    phases: dict[str, dict[str, int]],
-    shards: int,
-    counts: dict[str, int],
-    compute_bytes: int,
-    storage_bytes: int,
-    saved_blocks: int = 0,
-    ahead: int = 1,
-    padded: int = 0,
-) -> None:
-    """Turn the parts of each phase into those of one of `shards` processes, in place; 1 changes nothing.
-
-    Args:
-        counts: weights of embedding, head, one encoder and one decoder block.
-        compute_bytes, storage_bytes: of one number.
-        saved_blocks: see `ExecutionPlan`. No gathered weight outlives its block, but a run with 12 saved blocks took that much
-            more: heap fragmentation, between the tensors of the graphs.
-        ahead: blocks whose weights are gathered at a time: on a GPU the next one too.
-        padded: weights of the embedding where its rows do not part evenly: to be summed they are copied, with rows of padding.
-    """
-    if shards == 1:
-        return
-    shared = counts["embedding"] + counts["head"]
-    block = max(counts["encoder"], counts["decoder"])
-    held = saved_blocks * block * storage_bytes
-    for phase, parts in phases.items():
-        for name in ("weights", "optimizer state"):
-            parts[name] = parts[name] // shards
-        gathered = {
-            "loss": counts["embedding"],
-            "evaluation": max(counts["embedding"], block),
-            "save": counts["embedding"],
-        }
-        if phase in gathered:
-            parts["gathered weights"] = gathered[phase] * (STATE_BYTES if phase == "save" else storage_bytes)
-        elif "backward" in phase:
-            parts["gathered weights"] = ahead * block * storage_bytes
-        if phase in ("loss", "decoder backward", "encoder backward", "block update"):
-            parts["gathered weights"] = parts.get("gathered weights", 0) + held
-        if "gradients" in parts and phase != "loss":
-            whole = min(max(0, parts["gradients"] // compute_bytes - shared), block)
-            waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
-            parts["gradients"] = (shared // shards + whole + waiting) * compute_bytes
-        if phase == "loss" and "gradients" in parts:
-            parts["gradients"] += padded * compute_bytes
-    if "decoder backward" in phases:  # the tokens' gradients are added up in a whole table, twice
-        rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
-        # beside it its rows of the sum, those of the first time, and those of the head
-        rows = (2 * counts["embedding"] + counts["head"]) // shards
-        rest["gradients"] = (counts["embedding"] + rows + padded) * compute_bytes
-        phases["embedded tokens"] = rest
-
-
-# What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
-# "small" maps nearly every tensor by itself, and rounds up. "fast" has those below 4 MiB in a heap that the walk trims at the start,
-# after each saved block, before the loss and between the stacks: what came free since are the small tensors of a block. "untrimmed"
-# trims in no step: its heap stays as large as the highest place has made it, gaps included (0.13 to 0.38 were measured), and where
-# a few large tensors are most of what comes and goes, with up to three of them.
-SMALL_SHARE = 0.015
-TRIMMED_BYTES, TRIMMED_SHARE, PIECES_SHARE = 2 * MIB, 0.01, 1.1
-UNTRIMMED_SHARE, UNTRIMMED_BYTES = 0.33, 3 * UNTRIMMED_HEAP_BELOW
-CLEANED_BEFORE = ("evaluation", "samples")
-
-
 def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> int:
     """What malloc keeps in `phase`, in which `passing` bytes come and go; `most` in any phase of a step."""
     malloc = peaks.choice.malloc
@@ -425,87 +428,37 @@ def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> in
     return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + PIECES_SHARE * pieces)
 
 
-ROWS, CORRECTION = "rows of a step", "correction"
-FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
-STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
-LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
-SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
-ID_BYTES = 8
-ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
+def _share_out(phases: dict[str, dict[str, int]], work: Workload, choice: ExecutionPlan) -> None:
+    """Turn the parts of each phase into those of one of the processes that share weights and state, in place.
 
-
-def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, dict[str, int]]:
-    """Predict what each phase of a run holds at its highest: phase -> component -> bytes."""
-    s = dtype_bytes(choice.storage)
-    fixed = {
-        "base": machine.base_bytes,
-        "weights": resident_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
-        "weights at work": slots_bytes(work, choice, machine),
-        "optimizer state": state_bytes(work, choice.storage),
-        "libraries": libraries_bytes(choice, machine),
-    }
-    peaks = StepPeaks(work, choice, machine)
-    fixed = {name: size for name, size in fixed.items() if size or name != "weights at work"}
-    phases = {
-        "load": {**fixed, "buffers": LOAD_BYTES},
-        "loss": {**fixed, **peaks.loss()},
-        "decoder backward": {**fixed, **peaks.decoder_backward()},
-        "encoder backward": {**fixed, **peaks.encoder_backward()},
-        "block update": {**fixed, **peaks.block_update()},
-        "last update": {**fixed, **peaks.last_update()},
-        "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
-        "samples": {**fixed, **samples_parts(work, choice, machine)},
-        "save": {**fixed, "buffers": SAVE_BYTES},
-    }
-    share_out(
-        phases,
-        choice.shards,
-        work.counts,
-        dtype_bytes(choice.compute),
-        s,
-        choice.saved_blocks,
-        2 if choice.scores else 1,
-        work.counts["embedding"] if work.model.vocab_size % choice.shards else 0,
-    )
-    passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
-    most = max(passing[phase] for phase in STEP_PHASES)
-    for phase, parts in phases.items():
-        parts["allocator slack"] = allocator_slack(peaks, phase, passing[phase], most)
-        if phase in STEP_PHASES:
-            parts[ROWS] = rows_bytes(work, choice, machine)
-        if machine.correction != 1.0:
-            parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
-    return phases
-
-
-def libraries_bytes(choice: ExecutionPlan, machine: Machine) -> int:
-    """What libraries hold after their first use: nothing in the host's memory counts where the device has its own."""
-    if not machine.base_bytes:
-        return 0
-    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
-    return machine.libraries_bytes + (COMPILED_BYTES if compiles else 0)
-
-
-def rows_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
-    """The rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end.
-
-    Nothing in the host's memory counts where the device has its own.
+    A process holds 1/p of every matrix and of its state, and the whole of one block while it runs. The gradient of a block is whole
+    until it is summed, while the rows of the block before wait for their update. The head is gathered for the loss, with a whole
+    gradient beside it; between that and the end only its rows are held.
     """
-    if not machine.base_bytes:
-        return 0
-    shapes, rows = work.step_shapes, choice.batch_size_per_gpu
-    here = shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
-    ids = shapes.padded_tokens(rows) + here.source + 2 * here.target  # what the decoder reads, and what it shall write
-    return ID_BYTES * ids + ROW_BYTES * work.rows
-
-
-def changeable(parts: dict[str, int]) -> int:
-    """The temporary memory of a phase: all but base, weights, optimizer state and rows, before any correction."""
-    return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
-
-
-def peak_of(phases: dict[str, dict[str, int]]) -> tuple[str, int]:
-    """The highest phase and its bytes."""
-    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
-    highest = max(totals, key=lambda phase: totals[phase])
-    return highest, totals[highest]
+    counts, shards = work.counts, choice.shards
+    storage, compute = dtype_bytes(choice.storage), dtype_bytes(choice.compute)
+    table, head, block = counts["embedding"], counts["head"], max(counts["encoder"], counts["decoder"])
+    # where its rows do not part evenly they are copied to be summed, with rows of padding
+    padded = table * compute if work.model.vocab_size % shards else 0
+    # no gathered weight outlives its block, but a run with 12 saved blocks took that much more: the heap between their graphs
+    held = choice.saved_blocks * block * storage
+    ahead = 2 if choice.scores else 1  # blocks whose weights are gathered at a time: on a GPU the next one too
+    gathered = {
+        "loss": table * storage + held, "decoder backward": ahead * block * storage + held,
+        "encoder backward": ahead * block * storage + held, "block update": held,
+        "evaluation": max(table, block) * storage, "save": table * STATE_BYTES,
+    }  # fmt: skip
+    for phase, parts in phases.items():
+        parts |= {name: parts[name] // shards for name in ("weights", "optimizer state")}
+        if phase in gathered:
+            parts["gathered weights"] = gathered[phase]
+        if phase == "loss":
+            parts["gradients"] += padded
+        elif "gradients" in parts:
+            whole = min(max(0, parts["gradients"] // compute - table - head), block)
+            waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
+            parts["gradients"] = ((table + head) // shards + whole + waiting) * compute
+    # the tokens' gradients are added up in a whole table, twice; beside it its rows of the sum, those of the first time, and the head's
+    rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
+    rest["gradients"] = (table + (2 * table + head) // shards) * compute + padded
+    phases["embedded tokens"] = rest

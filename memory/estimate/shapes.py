@@ -141,7 +141,6 @@ class Shapes:
         return found
 
     def _sums(self, part: NDArray[np.integer[Any]], batch_size: int) -> NDArray[np.int64]:
-        """Tokens of each micro-batch of each step, of which some may have none."""
         return self._of_groups(np.add, part, batch_size)
 
     def _of_groups(self, join: np.ufunc, part: NDArray[Any], batch_size: int) -> NDArray[np.int64]:

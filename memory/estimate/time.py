@@ -198,9 +198,11 @@ def _seconds(
     recompute = 1.0 - choice.saved_blocks / total_blocks
     efficiency = _efficiency(pace, choice, work.model.d_model, tokens)
     count = work.counts["total"]
-    exchange = communication_seconds(
-        count, machine.num_processes, choice.shards, dtype_bytes(choice.storage), dtype_bytes(choice.compute)
-    )
+    # an all-reduce of all gradients; sharded: a gather for each way and a reduce-scatter
+    sent = 2 * dtype_bytes(choice.compute)
+    if choice.shards > 1:
+        sent = 2 * dtype_bytes(choice.storage) + dtype_bytes(choice.compute)
+    exchange = count * (1 - 1 / machine.num_processes) * sent / WIRE_BYTES_PER_SECOND
     again = recompute * recomputed_flops(work.model, amount)
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
     passes = 2.0 + min(1.0, work.learns["total"] / count)
@@ -219,26 +221,6 @@ def _seconds(
     bringing, forward = bringing * choice.accumulation_passes, busy / (passes + recompute)
     waiting = max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
     return busy + waiting + exchange
-
-
-def communication_seconds(
-    count: int,
-    num_processes: int,
-    shards: int,
-    storage_bytes: int,
-    compute_bytes: int,
-    rate: float = WIRE_BYTES_PER_SECOND,
-) -> float:
-    """Predict the time on the wire of one step.
-
-    Args:
-        count: weights of the model. rate: bytes a second that one process sends.
-    Returns:
-        an all-reduce of all gradients, 2 (p-1)/p n; sharded: a gather for each way and a reduce-scatter, (p-1)/p n each.
-    """
-    away = (num_processes - 1) / num_processes
-    sent = 2 * compute_bytes if shards == 1 else 2 * storage_bytes + compute_bytes
-    return count * away * sent / rate
 
 
 def _efficiency(pace: Pace, choice: ExecutionPlan, d_model: int, tokens: float) -> float:
@@ -313,24 +295,6 @@ class Duration:
         return cls(seconds, seconds / (1 + spread), seconds * (1 + spread))
 
 
-@dataclass(frozen=True)
-class Times:
-    """Predicted seconds of the parts of a run.
-
-    Args:
-        step: of the mean step. around: evaluations, saves, start and end together.
-    """
-
-    step: float
-    around: float
-    schedule: Schedule
-    spread: float
-
-    def total(self) -> Duration:
-        """Of the whole."""
-        return Duration.within(self.schedule.steps * self.step + self.around, self.spread)
-
-
 def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: int, num_processes: int = 1) -> Schedule:
     """Count what is left behind `first_step` steps.
 
@@ -362,8 +326,8 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
 
 def predict_times(
     work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule, pace: Pace | None = None
-) -> Times:
-    """Predict the parts of a run, with measured speeds where there are any.
+) -> Duration:
+    """Predict how long what is left of a run takes, with measured speeds where there are any.
 
     Args:
         pace: constants of the class, as a calibration tries them; None: those of the machine's.
@@ -385,7 +349,7 @@ def predict_times(
         + schedule.sample_tokens * answers
         + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)
     )
-    return Times(step, around, schedule, pace.nominal_spread if spread_by_class else pace.spread)
+    return Duration.within(schedule.steps * step + around, pace.nominal_spread if spread_by_class else pace.spread)
 
 
 class Renewal:

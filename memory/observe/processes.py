@@ -125,7 +125,6 @@ def _kib(text: bytes, name: bytes) -> int:
 
 
 def _listed_children(pid: int, root: Path) -> list[int]:
-    """Children stand with the thread that started them."""
     children: list[int] = []
     folder = f"{root}/proc/{pid}/task"
     try:

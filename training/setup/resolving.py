@@ -158,7 +158,7 @@ class RunSpec:
             return self
         config, rows = self.settings, self.rows
         left = schedule_of(config, self.done, rows.held_out, rows.answer_tokens, self.machine.num_processes)
-        total = predict_times(self.work, self.plan.choice, self.machine, left).total()
+        total = predict_times(self.work, self.plan.choice, self.machine, left)
         timed = replace(self.plan, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
         return replace(self, plan=timed)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from config import T5ModelConfig
-from memory.estimate.time import predict_seconds
+from config import Config, T5ModelConfig, load
+from memory.estimate.time import Schedule, predict_seconds, predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.plan import plan
 from units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)
@@ -52,3 +54,49 @@ def test_slower_ways_of_a_large_model_too(way: ExecutionPlan, measured: float) -
     work = replace(WORK, model=LARGE)
     predicted = predict_seconds(work, way, MACHINE) / predict_seconds(work, ALL_KEPT, MACHINE)
     assert predicted == pytest.approx(measured, rel=0.15)
+
+
+# --- what is left of a run
+
+SCHEDULE = Schedule(100, 3, 4, 64)
+
+
+def settings_of(**flags: Any) -> Config:
+    return load("train", {"train_file": "x", "max_steps": 100, "eval_steps": 30, "save_steps": 50, **flags})
+
+
+def test_what_is_left_of_a_run_is_counted() -> None:
+    whole = schedule_of(settings_of(), 0, held_out=1000, answer_tokens=64)
+    # evaluations: 0, 30, 60, 90, 100; saves: 30, 50, 60, 90, 100
+    assert (whole.steps, whole.evaluations, whole.saves, whole.evaluation_rows) == (100, 5, 5, 64)
+    later = schedule_of(settings_of(), 60, held_out=10, answer_tokens=64, num_processes=4)
+    assert (later.steps, later.evaluations, later.saves, later.evaluation_rows) == (40, 2, 2, 3)
+    for rows, evaluations in ((0, 0), (1, 5)):
+        assert schedule_of(settings_of(), 0, held_out=rows, answer_tokens=64).evaluations == evaluations
+    assert schedule_of(settings_of(), 100, held_out=9, answer_tokens=64).steps == 0
+    asked = {"train_file": "x", "finetune_from": "y", "max_steps": 100}
+    dpo, orpo = (
+        load("dpo", {**asked, "eval_steps": 30, "save_steps": 50, **more}) for more in ({}, {"preference_loss": "orpo"})
+    )
+    assert schedule_of(dpo, 40, held_out=9, answer_tokens=64).reference_steps == 60
+    assert schedule_of(orpo, 40, held_out=9, answer_tokens=64).reference_steps == 0
+    scored = schedule_of(settings_of(eval_generate_rows=100), 0, held_out=1000, answer_tokens=48)
+    assert (scored.scored_batches, scored.scored_tokens) == (2, 48)
+
+
+def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
+    nominal = predict_times(WORK, KEPT, MACHINE, SCHEDULE)
+    fast = predict_times(WORK, KEPT, replace(MACHINE, measured=(("float32", 1.6e11),)), SCHEDULE)
+    assert fast.seconds < nominal.seconds
+    ranges = [nominal, fast]
+    assert all(one.low < one.seconds < one.high for one in ranges)
+    assert ranges[1].high / ranges[1].low < ranges[0].high / ranges[0].low
+
+
+def test_a_falsified_speed_changes_what_is_told_and_not_what_is_chosen() -> None:
+    config = load("train", {"train_file": "x", "model_preset": "t5-small", "effective_batch_size": 16})
+    machine = Machine(GIB, 16 * GIB, rates=MACHINE.rates)
+    false = replace(machine, measured=(("float32", 1.0), ("bfloat16", 1e20)))
+    one, other = plan(config, machine), plan(config, false)
+    assert one.seconds != other.seconds
+    assert replace(other, seconds=one.seconds) == one
