@@ -29,11 +29,11 @@ from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
 from memory.budget import Budget, measure_budget
+from memory.estimate.disk import is_in_memory
 from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
 from memory.estimate.homes import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.homes import rests_in_memory, weights_folder
-from memory.observe.disks import is_in_memory
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from model import hf_format

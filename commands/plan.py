@@ -217,10 +217,22 @@ def _show_tables(config: Config, found: _Found) -> None:
         "plan of {model} on {machine}, {source} + {target} tokens ({objective})",
         model=_named(config), machine=where, source=rows.source_tokens, target=rows.target_tokens, objective=rows.objective,
     )  # fmt: skip
-    weight_count = weight_counts(config.model)["total"]
     if seen := _rows(config):
         progress.table(say("rows as the model will see them"), seen)
-    progress.table(title, [*plan_rows(chosen, weight_count), *_untimed(chosen), _disk_row(config, chosen)])
+    told = plan_rows(chosen, weight_counts(config.model)["total"])
+    if chosen.seconds_total is None:
+        untimed = say(
+            "about {step} a step, {thousand} for 1,000; of the whole run: name --train_file or --max_steps",
+            step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
+        )  # fmt: skip
+        told = [*told, (say("time"), untimed)]
+    need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
+    disk = need.describe()
+    if config.plan.target == AUTO:  # what stands against it on this machine
+        problems, notes = too_full(need, config.run.output_dir)
+        free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
+        disk = join("; ", [*problems, *notes]) if problems or notes else free
+    progress.table(title, [*told, (say("disk"), disk)])
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
     modes = [
         (f"--memory_mode={mode}", say("does not fit"), "") if one is None
@@ -261,16 +273,6 @@ def _named(config: Config) -> str:
     )  # fmt: skip
 
 
-def _untimed(chosen: Plan) -> list[tuple[str, str]]:
-    if chosen.seconds_total is not None:
-        return []
-    told = say(
-        "about {step} a step, {thousand} for 1,000; of the whole run: name --train_file or --max_steps",
-        step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
-    )  # fmt: skip
-    return [(say("time"), told)]
-
-
 def _step_time(seconds: float) -> str:
     return duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")
 
@@ -288,16 +290,6 @@ def _rows(config: Config) -> SeenRows:
         worded = None if known else Path(config.data.cache_dir)
         return look(config, table_of_files, config, SHOWN_ROWS, only_if_made, worded)[1]
     return []
-
-
-def _disk_row(config: Config, chosen: Plan) -> tuple[str, str]:
-    need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
-    if config.plan.target != AUTO:
-        return say("disk"), need.describe()
-    problems, notes = too_full(need, config.run.output_dir)
-    size = format_size(free_bytes(config.run.output_dir))
-    free = say("{need}; {size} free", need=need.describe(), size=size)
-    return say("disk"), join("; ", [*problems, *notes]) if problems or notes else free
 
 
 def _speed(chosen: Plan, seconds: float) -> str:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from config import Config, UserError
+from memory.estimate.disk import is_in_memory
 from memory.estimate.homes import pinned_bytes
 from memory.estimate.peaks import offloaded_bytes, peak_of, predict
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
-from memory.observe.disks import is_in_memory
 from settings.fields import AUTO
 
 Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere

@@ -33,7 +33,7 @@ from storage import write_text
 from units import MIB
 
 ROOT = str(Path(__file__).resolve().parent.parent)
-MEASURE = "training.budget.probing:measure"  # which imports torch
+MEASURE = "training.probing:measure"  # which imports torch
 KILLED = "killed by the system for its memory"
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 # a probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone

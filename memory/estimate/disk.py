@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size
 
+IN_MEMORY = ("tmpfs", "ramfs")  # whose files take RAM that no process is told to hold
 BESIDE_BYTES = 4 * MIB  # tokenizer, settings and sums of a checkpoint
 DAY_SECONDS = 24 * 3600
 LOG_BYTES = 512  # of a step, in the log and in metrics.jsonl
@@ -103,6 +105,19 @@ def free_bytes(folder: str | Path) -> int:
     while not place.is_dir():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+@cache
+def is_in_memory(folder: Path) -> bool:
+    """Whether what is written into a folder, which need not be there yet, rests in RAM, as on tmpfs; False where nobody says."""
+    import psutil
+
+    place = Path(os.path.realpath(folder))
+    try:
+        mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    except (OSError, psutil.Error):
+        return False
+    return next((mounts[above] for above in (place, *place.parents) if above in mounts), "") in IN_MEMORY
 
 
 def bytes_below(folder: Path) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import types
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from config import Config, load
 from memory.candidates import candidates, make_work
 from memory.estimate import disk
-from memory.estimate.disk import BESIDE_BYTES, disk_need, too_full
+from memory.estimate.disk import BESIDE_BYTES, disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.homes import ways_at
 
@@ -86,3 +88,20 @@ def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path
     free[0] = apart.file_bytes - 1
     problems, _ = too_full(apart, tmp_path)
     assert any("--weights_dir" in problem for problem in problems) and apart.least_bytes == apart.checkpoint_bytes
+
+
+def test_the_nearest_mount_above_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = {"/": "ext4", str(tmp_path): "tmpfs", str(tmp_path / "disk"): "xfs"}
+    listed = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: listed)
+    assert is_in_memory(tmp_path / "runs" / "later")
+    assert not is_in_memory(tmp_path / "disk" / "runs")
+    assert not is_in_memory(Path("/"))
+
+
+def test_where_nobody_says_it_is_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(all: bool) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(psutil, "disk_partitions", refused)
+    assert not is_in_memory(tmp_path / "somewhere")
