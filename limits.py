@@ -79,7 +79,7 @@ class RowGroup:
     """Rows of like length that pass through attention side by side.
 
     Args:
-        rows: their numbers. places: for so many rows, a power of four. num_queries, num_keys: of each, padded.
+        rows: their numbers. places: for so many rows. num_queries, num_keys: of each, padded.
         block: queries of a tile; fewer than `num_queries` only where there is one place.
     """
 
@@ -88,52 +88,6 @@ class RowGroup:
     num_queries: int
     num_keys: int
     block: int
-
-
-def row_groups(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, width: int
-) -> Iterator[RowGroup]:
-    """Share rows out over groups, so that the scores of a tile and what is gathered for them keep to the tile's size.
-
-    Args:
-        query_lengths, key_lengths: tokens of each row. width: K, of a head.
-    """
-    alike: dict[tuple[int, int], list[int]] = {}
-    for row, (queries, keys) in enumerate(zip(query_lengths, key_lengths, strict=True)):
-        alike.setdefault(_padded(queries, keys, num_heads), []).append(row)
-    for (queries, keys), rows in sorted(alike.items()):
-        places, first = _most_places(num_heads, width, queries, keys), 0
-        while first < len(rows):
-            left = len(rows) - first
-            while places > 1 and 2 * left <= places:  # so that more than half of the places are used
-                places //= 4
-            members = tuple(rows[first : first + places])
-            yield RowGroup(members, places, queries, keys, _block(num_heads, queries, keys))
-            first += places
-
-
-def _padded(queries: int, keys: int, num_heads: int) -> tuple[int, int]:
-    """Padded queries and keys of a row: as many of both where both are few, else blocks of queries over all keys."""
-    longest = max(queries, keys)
-    if longest <= SQUARE_LENGTH:
-        size = max(LEAST_LENGTH, 1 << (longest - 1).bit_length())
-        return size, size
-    keys = padded_length(keys)
-    block = _block(num_heads, SQUARE_LENGTH, keys)
-    return -(-queries // block) * block, keys
-
-
-def _most_places(num_heads: int, width: int, num_queries: int, num_keys: int) -> int:
-    if max(num_queries, num_keys) > SQUARE_LENGTH:
-        return 1
-    most = max(1, TILE_ELEMENTS // (num_heads * num_keys * max(num_keys, 3 * width)))
-    return 1 << (most.bit_length() - 1) // 2 * 2
-
-
-def _block(num_heads: int, num_queries: int, num_keys: int) -> int:
-    """Queries of a tile: a power of two, fewer than `SQUARE_LENGTH` where the scores would outgrow the tile's size."""
-    most = max(LEAST_LENGTH, TILE_ELEMENTS // (num_heads * num_keys))
-    return min(num_queries, SQUARE_LENGTH, 1 << most.bit_length() - 1)
 
 
 def long_tile(num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int, int, int]:
@@ -148,13 +102,14 @@ def long_tile(num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int
     return -(-num_queries // block) * block, keys, block, -(-num_heads // parts)
 
 
-def wide_groups(
+def row_groups(
     query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, scores: int
 ) -> Iterator[RowGroup]:
-    """The same for a GPU: as few groups as the scores that are formed at a time allow, the longest rows first.
+    """Share rows out over as few groups as the scores that are formed at a time allow, the longest rows first.
 
     Args:
-        scores: elements of them. Lengths and places come from small sets, four sizes an octave.
+        query_lengths, key_lengths: tokens of each row. scores: elements. Lengths and places come from small sets, four sizes
+            an octave.
     """
     sizes = [
         (filled_tokens(keys), filled_tokens(queries)) for queries, keys in zip(query_lengths, key_lengths, strict=True)

@@ -1,13 +1,11 @@
-"""How does T5 attend, with its learned position bias, in memory linear in the length?
+"""T5's attention with its learned position bias, in memory linear in the length.
 
-T5's bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), never as a
-matrix. Queries are processed in tiles: a tile's scores (H, t, M) over the whole key range fit into cache, its softmax is
-complete, and backward recomputes it; nothing is kept but q, k and v. One backward yields dq, dk, dv and the gradient of
-the distance vector together. Causality is the value -inf at positive distances. Rows lie end to end and attend to
-themselves alone (`model.rows`), so there is no padding and no mask.
+The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), never as a
+matrix; causality is the value -inf at positive distances. Rows lie end to end and attend to themselves alone (`model.rows`), so
+there is no padding and no mask. Only q, k and v are kept for backward, which forms the weights again, some queries at a time: by
+compiled kernels on a CPU that has them (`model.compiled_attention`), else by torch's operations (`model.padded_attention`).
 
-Shapes: N query tokens, M key tokens of a row, H heads, K d_kv, R distances, t queries of a tile.
-Source: position buckets: Raffel et al. 2020, section 2.1; recompute in tiles: Rabe and Staats 2021 (arXiv 2112.05682).
+Shapes: N query tokens, H heads, K d_kv, R distances. Source: position buckets: Raffel et al. 2020, section 2.1.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from model.layers import Linear
 from model.padded_attention import PaddedAttention
 from model.rows import Rows
 from model.shapes import inner_width
-from model.tiled_attention import TiledAttention
 
 
 def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
@@ -115,11 +112,9 @@ def attend(
     Returns:
         (N, H, K).
     """
-    if not is_host(q):
-        return PaddedAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
-    is_compiled = kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v)
-    way = CompiledAttention if is_compiled else TiledAttention
-    return way.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
+    if kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v):
+        return CompiledAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
+    return PaddedAttention.apply(q, k, v, bias, rows, dropout)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):

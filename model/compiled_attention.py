@@ -1,4 +1,4 @@
-"""How does attention compute where there are compiled kernels?
+"""Attention by compiled kernels, on CPUs.
 
 Short rows pass through the cache whole, one (row, head) after the other: nothing is padded, gathered or written down but
 the result. Long rows go in tiles, the products being torch's and what stands between them (bias, softmax, dropout and
@@ -22,7 +22,6 @@ from devices.kernels.calls import Kernels, RowsCall, TileCall, kernels, pointer
 from limits import LONGEST_SHORT, long_tile
 from model.dropout import Dropout
 from model.rows import Rows
-from model.tiles import add_product
 
 PARTS = 16  # of the short rows, whose gradients of the bias are summed apart, whatever the number of threads
 
@@ -230,13 +229,21 @@ class _Call:
             q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
             weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
             dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
-            add_product(dv, used.transpose(1, 2), g, part.start == 0)
+            _add_product(dv, used.transpose(1, 2), g, part.start == 0)
             tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
             self.kernels.weigh_tile(self.tile(long, heads, part, bias, seen, tensors), is_backward=True)
             self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens, heads)
-            add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
+            _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
         self.put(dk, grads[1], long.keys, heads)
         self.put(dv, grads[2], long.keys, heads)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Write left right into the first places of total (h, M, K), or add it: the first tile of a row sees all keys."""
+    if is_first:
+        torch.bmm(left, right, out=total)
+    else:
+        total[:, : left.shape[1]].baddbmm_(left, right)
 
 
 def _room(x: Tensor, rows: Rows) -> Tensor:

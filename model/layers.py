@@ -1,4 +1,4 @@
-"""Which layers does a T5 block have beside attention? RMS norm and feed-forward.
+"""The layers of a T5 block beside attention: RMS norm and feed-forward.
 
 Shapes: N tokens of all rows end to end, D d_model, F d_ff.
 Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1; gated activations: Shazeer 2020 (arXiv 2002.05202).
@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from devices.base import is_host
+from devices.base import traits_of
 from devices.kernels.calls import kernels, takes
 from model.dropout import Dropout
-from model.fused_norm import fused_norm, norm_back, takes_fused
 from model.quantization import add_product, product, product_back
 from model.shapes import is_gated
 
@@ -28,11 +27,22 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     if (compiled := kernels()) is not None and takes(x, weight):
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
-    if takes_fused(x):
-        return fused_norm(x, weight, epsilon)
+    if _takes_fused(x):
+        arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
+        if not x.is_meta:
+            y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
+        else:  # where it would be taken apart before it can be counted
+            with torch._C._AutoDispatchBelowAutograd():
+                y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
+        return y, inverse.view(-1, 1)
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype)), inverse
+
+
+def _takes_fused(x: Tensor) -> bool:
+    """Whether torch has one kernel for the whole norm here; tests on the CPU take the plain operations."""
+    return traits_of(x.device).is_fused and not x.is_cpu and x.dim() == 2
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -50,14 +60,18 @@ class _RMSNorm(torch.autograd.Function):
         if (compiled := kernels()) is not None and takes(grad, x, weight):
             dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
             return dx, dweight.to(weight.dtype), None
-        if not is_host(x):
-            return *norm_back(grad, x, weight, inverse), None
+        if _takes_fused(x):
+            wide = weight.to(x.dtype)
+            dx, dweight = torch.ops.aten._fused_rms_norm_backward(grad, x, [x.shape[-1]], inverse, wide, [True, True])
+            return dx, dweight.to(weight.dtype), None
         inverse = inverse.to(x.dtype)
         unit = x * inverse
-        grad_weight = torch.linalg.vecdot(grad.float(), unit.float(), dim=0).to(weight.dtype)
-        scaled = grad * weight.to(x.dtype)
-        mean = torch.linalg.vecdot(scaled.float(), unit.float(), dim=-1).div_(x.shape[-1]).unsqueeze(-1).to(x.dtype)
-        return scaled.sub_(unit.mul_(mean)).mul_(inverse), grad_weight, None
+        both = grad.float() * unit.float()
+        grad_weight = both.sum(0).to(weight.dtype)
+        dot = torch.mv(both, weight.to(both.dtype)).to(x.dtype).unsqueeze(1)
+        del both
+        dx = (grad * weight.to(x.dtype)).addcmul_(unit, dot, value=-1 / x.shape[-1]).mul_(inverse)
+        return dx, grad_weight, None
 
 
 class RMSNorm(nn.Module):

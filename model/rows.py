@@ -1,8 +1,8 @@
-"""How are the rows of a micro-batch laid out in memory?
+"""The rows of a micro-batch in memory.
 
 End to end, without padding: token tensors have the shape (N, D), N being the sum of the rows' lengths, filled up with
 tokens that belong to no row, so that products meet few sizes (`limits.filled_tokens`). Everything but attention works on
-single tokens and needs to know no more; attention lays rows of like length side by side (`model.tiles`).
+single tokens and needs to know no more; attention by torch's operations lays rows of like length side by side (`model.padded_attention`).
 So short rows cost what they are worth, and several rows in one sequence ("packing") need no masks.
 """
 

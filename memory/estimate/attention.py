@@ -1,17 +1,16 @@
-"""What does attention work with on a GPU (`model.padded_attention`)? Padded copies of its rows, and the scores of a group.
+"""What attention by torch's operations works with (`model.padded_attention`): padded copies of its rows, and the scores of a group.
 
-Counted from the same groups of rows that the model forms (`limits.wide_groups`). Bytes, for one attention.
+Counted from the same groups of rows that the model forms (`limits.row_groups`). Bytes, for one attention.
 
 Shapes: H heads, I = H K inner width, L and M padded queries and keys of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from limits import RowGroup, wide_groups
+from limits import RowGroup, row_groups
 
 HASH_BYTES = 4  # of dropout's random words, for each score, while they are drawn
 INDEX_BYTES = 4
@@ -52,38 +51,28 @@ class Padded:
     def _places(self, is_keys: bool) -> int:
         return sum(group.places * (group.num_keys if is_keys else group.num_queries) for group in self.groups)
 
-    @property
-    def bias_matrix(self) -> int:
-        """The bias of one stack as a matrix, for each size of a group, and the place of each distance in its table."""
-        sizes = {(group.num_queries, group.num_keys) for group in self.groups}
-        each = self.heads * self.e + INDEX_BYTES
-        return each * sum(queries * keys for queries, keys in sizes) if self.has_bias else 0
-
     def indices(self) -> int:
         """Where rows and tokens lie, once for all layers."""
         total = 0
         for is_keys, lengths in ((False, self.queries), (True, self.keys)):
             if not self._is_whole(is_keys):
-                total += INDEX_BYTES * (self.heads + 1) * (self._places(is_keys) + sum(lengths))
+                total += INDEX_BYTES * (self._places(is_keys) + sum(lengths))
         return total
 
     def forward(self) -> int:
         """At its highest, the result among it."""
-        peak, outs = self._collected(self._places(False), self.queries, not self.is_fused), 0
+        room = self._places(False) * self.width
         each = 0 if self.is_fused else max(2 * self.e + self.drops, self.e + HASH_BYTES if self.drops else 0)
-        for group in self.groups:
-            outs += group.places * group.num_queries * self.width
-            peak = max(peak, self._copied(group, 1) + self._scores_of(group) * each + self._mask_of(group) + outs)
-        return peak
+        at_work = (
+            self._copied(group, 1) + self._scores_of(group) * each + self._mask_of(group) for group in self.groups
+        )
+        return room + max(*at_work, self._collected())
 
     def backward(self) -> int:
         """At its highest, the gradients of q, k and v among it."""
-        peak, results = 0, 0
-        for group in self.groups:
-            queries, keys = (group.places * length * self.width for length in (group.num_queries, group.num_keys))
-            results += queries + 2 * keys
-            peak = max(peak, self._copied(group, 2) + max(self._at_work(group), self._distances(group)) + results)
-        return peak
+        room = (self._places(False) + 2 * self._places(True)) * self.width
+        at_work = (self._copied(group, 2) + max(self._at_work(group), self._distances(group)) for group in self.groups)
+        return room + max(*at_work, self._collected())
 
     def _at_work(self, group: RowGroup) -> int:
         """The scores of a group in backward, in all forms that are there together."""
@@ -91,7 +80,8 @@ class Padded:
         if self.is_fused:
             out = group.places * group.num_queries * self.width
             return self._mask_of(group) + (scores * self.e if self.has_bias else 0) + out
-        return scores * (max(3 * self.e + 1, self.e + HASH_BYTES) if self.drops else 3 * self.e)
+        of_values = group.places * group.num_keys * self.width  # their gradient is formed first
+        return of_values + scores * (max(3 * self.e + 1, self.e + HASH_BYTES) if self.drops else 3 * self.e)
 
     def _copied(self, group: RowGroup, of_queries: int) -> int:
         """Padded copies of queries (and of the gradient of their results), keys and values."""
@@ -103,15 +93,14 @@ class Padded:
         return self.heads * group.places * group.block * group.num_keys
 
     def _mask_of(self, group: RowGroup) -> int:
-        """What is added to the scores, where it is made for each row: a bias, and rows of unequal length."""
-        is_uneven = not self._is_whole(is_keys=True)
-        return self._scores_of(group) * self.e if self.is_fused and self.has_bias and is_uneven else 0
+        """What is added to the scores of the fused kernel: a bias, for each row where rows are of unequal length."""
+        if not (self.is_fused and self.has_bias):
+            return 0
+        return self._scores_of(group) * self.e // (group.places if self._is_whole(is_keys=True) else 1)
 
-    def _collected(self, places: int, lengths: Sequence[int], is_by_head: bool) -> int:
-        """While padded results are laid end to end: they, a copy of all, and the tokens."""
-        if self._is_whole(lengths is self.keys):
-            return (2 if is_by_head else 1) * places * self.width
-        return (2 * places + sum(lengths)) * self.width
+    def _collected(self) -> int:
+        """A copy of the results, laid end to end; none where they are as they lie."""
+        return 0 if self._is_whole(is_keys=False) else sum(self.queries) * self.width
 
     def _distances(self, group: RowGroup) -> int:
         """The gradient of a bias as it is summed over equal distances, in fp32: a matrix, and a copy with room."""
@@ -121,4 +110,4 @@ class Padded:
 
 @lru_cache(maxsize=256)
 def _groups(queries: tuple[int, ...], keys: tuple[int, ...], heads: int, scores: int) -> tuple[RowGroup, ...]:
-    return tuple(wide_groups(queries, keys, heads, scores))
+    return tuple(row_groups(queries, keys, heads, scores))

@@ -9,12 +9,11 @@ Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from config import T5ModelConfig
-from limits import DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, long_tile, row_groups
+from limits import DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, TILE_ELEMENTS, long_tile
 from memory.estimate.attention import Padded
 from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
@@ -23,37 +22,6 @@ ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
 KEY_BYTES = 8 * 8 * 3  # of dropout's keys on a GPU, for each token: 8 sites, while they are hashed
 ALIGNED = 8  # numbers of a head that fused attention reads at a time
-INDEX_BYTES = 4  # of a gathered token's place
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """What one attention works with beside q, k and v, in numbers.
-
-    Args:
-        queries, keys: places of all groups of rows, padded.
-        scores: of the largest tile. block: its queries. gathered: queries, keys and values of the largest tile, tokens.
-    """
-
-    queries: int
-    keys: int
-    scores: int
-    block: int
-    gathered_queries: int
-    gathered_keys: int
-
-    @classmethod
-    def of(cls, query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, width: int) -> Tiling:
-        """The tiling of these rows (`limits.row_groups`)."""
-        groups = list(row_groups(query_lengths, key_lengths, num_heads, width))
-        return cls(
-            sum(group.places * group.num_queries for group in groups),
-            sum(group.places * group.num_keys for group in groups),
-            max(num_heads * group.places * group.block * group.num_keys for group in groups),
-            max(group.block for group in groups),
-            max(group.places * group.block for group in groups),
-            max(group.places * group.num_keys for group in groups),
-        )
 
 
 @dataclass(frozen=True)
@@ -174,8 +142,7 @@ class Blocks:
         """The same where the heap is not trimmed on the way: its small tensors at their most, beside the large ones at theirs."""
         d, i, _ = self._widths
         n = self.tokens.source
-        tile = self._tile(False, False, buffers=2)
-        attended = [n * i] if self.kernels else [n * i, self._tiling(False, False).queries * i]
+        tile, attended = self._tile(False, False, is_backward=False), [n * i] if self.kernels else []
         stages = [[n * d] * 2 + [n * i] * 3 + attended, [n * d] * 3 + [self._inner(n)]]
         small, large = (
             [sum(size for size in stage if (size < HEAP_BELOW) == is_small) for stage in stages]
@@ -239,9 +206,6 @@ class Blocks:
 
     # --- attention
 
-    def _tiling(self, is_decoder: bool, is_cross: bool) -> Tiling:
-        return _tiling_of(*self._lengths(is_decoder, is_cross), self.model.num_heads, self.model.d_kv)
-
     def _lengths(self, is_decoder: bool, is_cross: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         sources, targets = zip(*self.rows, strict=True)
         return targets if is_decoder else sources, sources if is_cross or not is_decoder else targets
@@ -264,73 +228,37 @@ class Blocks:
         fused = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
         lengths = self._lengths(is_decoder, is_cross)
         c, width = self.model, self._widths[1]
-        return Padded(c.num_heads, width, self.e, self.dropout, fused, not is_cross, *lengths, self.scores)
-
-    def step_indices(self, saved: tuple[int, int] = (0, 0)) -> int:
-        """On a GPU: what is made once a step for all layers: indices of rows, bias matrices, keys of dropout.
-
-        Args:
-            saved: blocks of encoder and decoder that keep their graphs; where each has a bias of its own, they keep its matrix.
-        """
-        if not self.scores:
-            return 0
-        n = self.tokens.source + self.tokens.target
-        total = KEY_BYTES * n if self.dropout else 0
-        for is_decoder, is_cross in ATTENTIONS:
-            padded = self._padded(is_decoder, is_cross)
-            kept = max(1, saved[is_decoder]) if self.model.bias_in_every_layer else 1
-            total += padded.indices() + kept * padded.bias_matrix
-        return total
-
-    def tile_bytes(self) -> int:
-        """The most that the tiles of one attention take."""
-        if self.scores:
-            return max(self._padded(*which).backward() for which in ATTENTIONS)
-        return max(self._tile(*which, buffers=3) for which in ATTENTIONS)
-
-    def _tile(self, is_decoder: bool, is_cross: bool, buffers: int) -> int:
-        """The scores of a tile, so many times, and what is gathered for it: in forward 2, in backward 3."""
-        if self.kernels:
-            return self._compiled_tile(*self._lengths(is_decoder, is_cross), is_backward=buffers > 2)
-        tiling, width = self._tiling(is_decoder, is_cross), self._widths[1]
-        hashing = (HASH_BYTES + 1) * tiling.scores if self.dropout else 0
-        queries = tiling.gathered_queries * (2 if buffers > 2 else 1)
-        indices = INDEX_BYTES * self.model.num_heads * max(tiling.gathered_queries, tiling.gathered_keys)
-        skewed = tiling.scores + self.model.num_heads * tiling.block**2 if buffers > 2 and not is_cross else 0
-        return (
-            (buffers * tiling.scores + skewed) * self.e
-            + (queries + 2 * tiling.gathered_keys) * width
-            + hashing
-            + indices
+        return Padded(
+            c.num_heads, width, self.e, self.dropout, fused, not is_cross, *lengths, self.scores or TILE_ELEMENTS
         )
 
-    def _scores(self, is_decoder: bool, is_cross: bool) -> int:
-        """In forward: the padded output, and a tile, or the output."""
-        if self.scores:
-            return self._padded(is_decoder, is_cross).forward()
-        tile = self._tile(is_decoder, is_cross, buffers=2)
-        n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
+    def step_indices(self) -> int:
+        """On a GPU: what is made once a step for all layers: indices of rows, keys of dropout."""
+        if not self.scores:
+            return 0
+        keys = KEY_BYTES * (self.tokens.source + self.tokens.target) if self.dropout else 0
+        return keys + sum(self._padded(*which).indices() for which in ATTENTIONS)
+
+    def tile_bytes(self) -> int:
+        """The most that one attention takes in backward; with compiled kernels without the gradients themselves."""
+        return max(self._tile(*which, is_backward=True) for which in ATTENTIONS)
+
+    def _tile(self, is_decoder: bool, is_cross: bool, is_backward: bool) -> int:
         if self.kernels:
-            return n * i + tile
-        room = self._tiling(is_decoder, is_cross).queries * i
-        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
+            return self._compiled_tile(*self._lengths(is_decoder, is_cross), is_backward)
+        padded = self._padded(is_decoder, is_cross)
+        return padded.backward() if is_backward else padded.forward()
+
+    def _scores(self, is_decoder: bool, is_cross: bool) -> int:
+        """In forward: scores, and the output."""
+        n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
+        return self._tile(is_decoder, is_cross, is_backward=False) + (n * i if self.kernels else 0)
 
     def _score_gradients(self, is_decoder: bool, is_cross: bool) -> int:
-        """In backward: the padded gradients of q, k and v, and a tile, or one of them laid end to end."""
-        if self.scores:
-            return self._padded(is_decoder, is_cross).backward()
-        tile, i = self._tile(is_decoder, is_cross, buffers=3), self._widths[1]
-        n = self.tokens.target if is_decoder else self.tokens.source
-        if self.kernels:
-            return tile + (n + 2 * (self._encoder_output if is_cross else n)) * i
-        tiling = self._tiling(is_decoder, is_cross)
-        room = (tiling.queries + 2 * tiling.keys) * i
-        return room + max(tile, n * (i + INDEX_BYTES * self.model.num_heads))
-
-
-@lru_cache(maxsize=256)
-def _tiling_of(queries: tuple[int, ...], keys: tuple[int, ...], num_heads: int, width: int) -> Tiling:
-    return Tiling.of(queries, keys, num_heads, width)
+        """In backward: scores, and the gradients of q, k and v."""
+        n, i = self.tokens.target if is_decoder else self.tokens.source, self._widths[1]
+        gradients = (n + 2 * (self._encoder_output if is_cross else n)) * i
+        return self._tile(is_decoder, is_cross, is_backward=True) + (gradients if self.kernels else 0)
 
 
 def _sum(tensors: list[tuple[int, int]], tokens: int, below: int | None) -> int:

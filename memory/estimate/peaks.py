@@ -245,7 +245,7 @@ class StepPeaks:
 
     def _layout(self) -> dict[str, int]:
         one = self.blocks.tokens
-        indices = self.blocks.step_indices((self.saved_encoder_blocks, self.saved_decoder_blocks))
+        indices = self.blocks.step_indices()
         size = _scaled(indices, self.source + self.target, one.source + one.target)
         return {"layout of rows": size} if size else {}
 

@@ -1,17 +1,21 @@
+"""Attention by torch's operations against its definition in float64; the bias; which rows go together."""
+
 from __future__ import annotations
 
 import math
-from unittest import mock
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import limits
-from model.attention import attend
+from devices.base import HOST, MPS, DeviceTraits, override_traits
+from limits import few_places, row_groups
+from model.attention import PositionBias, attend
 from model.dropout import _MIX_1, Dropout, mix, random_words
 from model.rows import Rows
+from tests.engine.small_models import relative_error, small_model
 from tests.measuring import in_child
 
 lengths = st.lists(st.integers(1, 13) | st.integers(1, 70), min_size=1, max_size=7)
@@ -72,26 +76,30 @@ def gradients(out: Tensor, leaves: list[Tensor | None]) -> list[Tensor]:
     )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     query_lengths=lengths,
     kind=st.sampled_from(["self", "causal", "none", "cross"]),
     rate=st.sampled_from([0.0, 0.3]),
-    tile=st.sampled_from([1, 40, 150, 10**6]),
-    data=st.data(),
+    traits=st.sampled_from([HOST, MPS]),
+    scores=st.sampled_from([1, 64, 3000, 10**6]),
+    fillers=st.sampled_from([(0, 0), (5, 3)]),
     seed=st.integers(0, 10**6),
 )
-def test_tiled_is_dense(
-    query_lengths: list[int], kind: str, rate: float, tile: int, data: st.DataObject, seed: int
-) -> None:
-    count = len(query_lengths)
-    key_lengths = (
-        data.draw(st.lists(st.integers(1, 40), min_size=count, max_size=count)) if kind == "cross" else query_lengths
+def test_padded_is_dense(
+    query_lengths: list[int], kind: str, rate: float, traits: DeviceTraits, scores: int, fillers: tuple[int, int], seed: int
+) -> None:  # fmt: skip
+    key_lengths = [1 + 3 * n % 40 for n in query_lengths] if kind == "cross" else query_lengths
+    leaves, bias, (queries, keys), causal, dropout = draw(seed, query_lengths, key_lengths, kind, rate)
+    expected = dense(*leaves[:3], bias, (queries, keys), dropout)
+    of_queries, of_keys = fillers if kind == "cross" else (fillers[0], fillers[0])
+    q, k, v = (
+        torch.cat([x, x.new_full((count, *x.shape[1:]), 7.0)])
+        for x, count in zip(leaves[:3], (of_queries, of_keys, of_keys), strict=True)
     )
-    leaves, bias, rows, causal, dropout = draw(seed, query_lengths, key_lengths, kind, rate)
-    expected = dense(*leaves[:3], bias, rows, dropout)
-    with mock.patch.object(limits, "TILE_ELEMENTS", tile):
-        out = attend(*leaves[:3], bias, rows, causal, dropout)
+    rows = Rows(queries.lengths, queries.keys, of_queries), Rows(keys.lengths, keys.keys, of_keys)
+    with override_traits("cpu", replace(traits, scores=scores)):
+        out = attend(q, k, v, bias, rows, causal, Dropout(rate, rows[0], site=3))[: queries.row_tokens]
         found = gradients(out, leaves)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     for ours, theirs in zip(found, gradients(expected, leaves), strict=True):
@@ -117,3 +125,43 @@ print(measure(lambda: work(1024)), measure(lambda: work(4096)))
     scores = 4 * 4096**2 * 4  # bytes of one full score matrix in fp32
     assert long < scores / 5
     assert long - short < scores / 10
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(query_lengths=lengths, scores=st.sampled_from([1, 500, 10**4, 10**7]))
+def test_each_row_is_in_one_group_and_the_scores_keep_to_their_size(query_lengths: list[int], scores: int) -> None:
+    key_lengths = [1 + 3 * n % 40 for n in query_lengths]
+    groups = list(row_groups(query_lengths, key_lengths, 2, scores))
+    assert sorted(row for group in groups for row in group.rows) == list(range(len(query_lengths)))
+    for group in groups:
+        assert group.num_keys >= max(key_lengths[row] for row in group.rows) and group.num_keys % 16 == 0
+        assert group.num_queries >= max(query_lengths[row] for row in group.rows)
+        assert group.places == few_places(len(group.rows)) >= len(group.rows)
+        size = 2 * group.places * group.block * group.num_keys
+        assert size <= scores or (group.places == 1 and group.block == 16)
+
+
+def test_the_bias_and_its_gradient_on_a_gpu_are_those_of_the_cpu() -> None:
+    module = PositionBias(small_model().config, bidirectional=False)
+    torch.nn.init.normal_(module.table, generator=torch.Generator().manual_seed(0))
+    found = []
+    for way in (HOST, MPS):
+        module.table.grad = None
+        with override_traits("cpu", way):
+            bias = module(30)
+            bias[:, :30].backward(torch.linspace(-1, 1, bias[:, :30].numel()).view(-1, 30))
+        found.append((bias.detach(), module.table.grad.clone()))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-5)
+
+
+def test_bf16_is_near_fp32() -> None:
+    leaves, bias, rows, causal, dropout = draw(5, [40, 33, 8], [40, 33, 8], "causal", width=8)
+    table = bias.detach().requires_grad_()
+    grad = torch.randn(81, 2, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wide = [*leaves[:3], table]
+    expected = torch.autograd.grad(attend(*wide, rows, causal, dropout), wide, grad)
+    narrow = [*(x.detach().bfloat16().requires_grad_() for x in leaves[:3]), table.detach().float().requires_grad_()]
+    found = torch.autograd.grad(attend(*narrow, rows, causal, dropout), narrow, grad.bfloat16())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < 0.03
