@@ -1,4 +1,4 @@
-"""What is the loss, and its gradient, without ever holding all logits?
+"""The loss and its gradient, without ever holding all logits.
 
 The only place where training logits exist: (C, V) for a chunk of C tokens at a time. Each chunk's gradient is formed at
 once and added to the gradients of hidden states and head, so loss and gradient together cost one chunk.
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devices.base import is_host
 from devices.kernels.calls import kernels, takes
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back
@@ -68,17 +67,20 @@ def _chunk_loss(
         counted = counted * weights
     target = labels.clamp(min=0).unsqueeze(1)
     smooth, z_weight = settings.label_smoothing, settings.z_loss
-    wanted = (1 - smooth) * logits.gather(1, target).squeeze(1)
+    wanted = logits.gather(1, target).squeeze(1)
     if smooth:
-        wanted += smooth * logits.mean(1)
+        wanted = (1 - smooth) * wanted + smooth * logits.mean(1)
     largest = logits.amax(1, keepdim=True)
     exponentials = logits.sub_(largest).exp_()
     mass = exponentials.sum(1, keepdim=True)
     log_z = (largest + mass.log()).squeeze(1)
-    losses = log_z - wanted + z_weight * log_z.square()
+    losses = log_z - wanted
+    if z_weight:
+        losses += z_weight * log_z.square()
     if scale is not None:
         factor = (counted * scale).unsqueeze(1)
-        gradient = exponentials.mul_((1 + 2 * z_weight * log_z).unsqueeze(1) * factor / mass)
+        share = (1 + 2 * z_weight * log_z).unsqueeze(1) * factor if z_weight else factor
+        gradient = exponentials.mul_(share / mass)
         if smooth:
             gradient.sub_(factor * (smooth / logits.shape[1]))
         gradient.scatter_add_(1, target, factor * (smooth - 1.0))
@@ -107,8 +109,6 @@ def loss_and_gradients(
         loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
-    if not is_host(hidden):
-        return _on_gpu(hidden, head, labels, scale, settings, grad_head, weights)
     grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
     step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0])
     for start in range(0, hidden.shape[0], step):
@@ -118,58 +118,11 @@ def loss_and_gradients(
         total += losses.sum()
         grad_hidden[start : start + step] = product_back(gradient, head)
         if grad_head is not None and grad_head.dtype == gradient.dtype:
-            grad_head.addmm_(gradient.t(), chunk)
+            add_product(grad_head, gradient, chunk)
         elif grad_head is not None:
-            grad_head += torch.mm(gradient.t(), chunk)
+            grad_head += add_product(None, gradient, chunk)
         del gradient  # before the next chunk's logits are made
     return total, grad_hidden
-
-
-def _on_gpu(
-    hidden: Tensor,
-    head: Tensor,
-    labels: Tensor,
-    scale: float,
-    settings: LossSettings,
-    grad_head: Tensor | None,
-    weights: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The same in few kernels: what is one number a token is formed for all chunks at once."""
-    smooth, z_weight, vocab = settings.label_smoothing, settings.z_loss, head.shape[0]
-    counted = (labels != IGNORED).float().unsqueeze(1)
-    counted = counted if weights is None else counted * weights.unsqueeze(1)
-    target, factor = labels.clamp(min=0).unsqueeze(1), counted * scale
-    back = factor * (smooth - 1.0)
-    wanted, largest, mass, mean = (torch.zeros_like(factor) if i == 3 else torch.empty_like(factor) for i in range(4))
-    parts, step = [], loss_chunk_tokens(settings.chunk_bytes, vocab)
-    for start in range(0, len(hidden), step):
-        part = slice(start, start + step)
-        logits = product(hidden[part], head).float()
-        torch.gather(logits, 1, target[part], out=wanted[part])
-        if smooth:
-            torch.mean(logits, 1, keepdim=True, out=mean[part])
-        logits.sub_(torch.amax(logits, 1, keepdim=True, out=largest[part])).exp_()
-        each = factor[part] / torch.sum(logits, 1, keepdim=True, out=mass[part])
-        if z_weight:
-            each *= 1 + 2 * z_weight * (largest[part] + mass[part].log())
-        logits.mul_(each)
-        if smooth:
-            logits.sub_(factor[part] * (smooth / vocab))
-        gradient = logits.scatter_add_(1, target[part], back[part]).to(hidden.dtype)
-        del logits
-        parts.append(product_back(gradient, head))
-        if grad_head is not None and grad_head.dtype == gradient.dtype:
-            add_product(grad_head, gradient, hidden[part])
-        elif grad_head is not None:
-            grad_head += add_product(None, gradient, hidden[part])
-        del gradient  # before the next chunk's logits are made
-    log_z = largest + mass.log()
-    losses = log_z - (1 - smooth) * wanted
-    if smooth:
-        losses -= smooth * mean
-    if z_weight:
-        losses += z_weight * log_z.square()
-    return (losses * counted).sum(), torch.cat(parts)
 
 
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
