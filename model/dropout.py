@@ -1,4 +1,4 @@
-"""How are activations dropped without keeping a mask, and the same way however a batch is cut?
+"""Dropout that keeps no mask, and drops the same however a batch is cut.
 
 The mask of element d of token t in row b is a hash of (key of the row, site, t, d): a counter-based generator, as in
 Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", with the mixing of splitmix64 (Steele et al. 2014).
@@ -170,36 +170,25 @@ class Dropout:
 
         return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
 
-    def kept(self, width: int, keys: Tensor | None = None) -> Tensor:
-        """(N, width) bool: which elements of the micro-batch stay; or of the tokens with these keys."""
-        return random_words(self.token_keys() if keys is None else keys, width) >= self.threshold
-
-    def drop_(self, x: Tensor) -> Tensor:
-        """Drop elements of x (N, width), which is overwritten, and scale the others. Memory: a few chunks on a CPU."""
-        if (compiled := kernels()) is not None and takes(x):
-            tokens = self.rows.row_of_token(x.device), self.rows.positions(x.device)
-            compiled.drop_tokens(x, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
-            return x
-        keys, width = self.token_keys(), x.shape[-1]
-        step = max(1, (traits_of(x.device).dropped or x.numel()) // width)
-        x.mul_(self.scale)
-        for first in range(0, len(x), step):
-            part = slice(first, first + step)
-            x[part].mul_(self.kept(width, keys[part]))
-        return x
-
     def dropped(self, x: Tensor) -> Tensor:
-        """x (N, width) without what is dropped, the rest scaled. Memory: one output; on a GPU also the random words."""
-        if is_host(x):
-            return self.drop_(x.clone())
-        keys, width = self.token_keys(), x.shape[-1]
-        step = max(1, traits_of(x.device).scores // width)
-        parts = []
+        """x (N, width) without what is dropped, the rest scaled. Memory: one output, and the random words of a chunk."""
+        if (compiled := kernels()) is not None and takes(x):
+            out, tokens = x.clone(), (self.rows.row_of_token(x.device), self.rows.positions(x.device))
+            compiled.drop_tokens(out, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
+            return out
+        keys, width, traits = self.token_keys(), x.shape[-1], traits_of(x.device)
+        step = max(1, (traits.dropped or traits.scores) // width)
+
+        def of(part: slice) -> Tensor:
+            words = mix(keys[part, None] + counters(self.rows, width, x.device))
+            return scale_kept(x[part], kept_of(words, width, self.threshold), self.scale)
+
+        if len(x) <= step:
+            return of(slice(None))
+        out = torch.empty_like(x)
         for first in range(0, len(x), step):
-            words = mix(keys[first : first + step, None] + counters(self.rows, width, x.device))
-            parts.append(scale_kept(x[first : first + step], kept_of(words, width, self.threshold), self.scale))
-            del words
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            out[first : first + step] = of(slice(first, first + step))
+        return out
 
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:
         """Drop elements of x (N, width). Memory: one output; no mask is kept.

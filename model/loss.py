@@ -138,11 +138,6 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     return losses
 
 
-def loss_only(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
-    """The summed loss alone, for evaluation. Shapes and memory as `loss_and_gradients`."""
-    return token_losses(hidden, head, labels, settings).sum()
-
-
 class MeanLoss(torch.autograd.Function):
     """The mean loss over valid tokens as one autograd node, for users of `T5.forward`; arguments hidden, head, labels, settings."""
 
@@ -150,7 +145,7 @@ class MeanLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
         count = int((labels != IGNORED).sum())
         if not any(ctx.needs_input_grad):
-            return loss_only(hidden, head, labels, settings) / max(count, 1)
+            return token_losses(hidden, head, labels, settings).sum() / max(count, 1)
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         total, grad_hidden = loss_and_gradients(hidden, head, labels, 1 / max(count, 1), settings, grad_head)
         ctx.save_for_backward(grad_hidden, grad_head)

@@ -1,4 +1,4 @@
-"""How is a frozen matrix stored in one byte a weight, and how are products of narrow weights formed?
+"""Frozen matrices in one byte a weight, and products of narrow weights.
 
 Symmetric int8 with one scale a row, which is an output channel of a matrix and a token of a table: row i is scale_i times
 whole numbers from -127 to 127. Nothing learns in int8: such weights are frozen, under adapters or for answering. A model in
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices.base import traits_of
-from devices.kernels.calls import kernels, takes_few
+from devices.kernels.calls import Kernels, kernels, takes_few
 from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
 from model.int4 import INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
@@ -214,7 +214,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
     A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
     """
-    if weight.dtype == x.dtype or _is_few(x, weight):
+    if weight.dtype == x.dtype or _few(x, weight):
         return _times(x, weight)
     pieces = _pieces(weight)
     if len(pieces) == 1:
@@ -226,12 +226,13 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return y.mul_(scale_of(weight).to(x.dtype)) if is_int8(weight) else y
 
 
-def _is_few(x: Tensor, weight: Tensor) -> bool:
-    return _few_rows and kernels() is not None and takes_few(x, weight)
+def _few(x: Tensor, weight: Tensor) -> Kernels | None:
+    """The compiled kernels, where they multiply few rows by this weight."""
+    return kernels() if _few_rows and takes_few(x, weight) else None
 
 
 def _times(x: Tensor, weight: Tensor) -> Tensor:
-    if _few_rows and (compiled := kernels()) is not None and takes_few(x, weight):
+    if compiled := _few(x, weight):
         y = compiled.few_rows(x, weight.detach())
         return y.mul_(scale_of(weight)) if is_int8(weight) else y
     return F.linear(x, weight)

@@ -15,7 +15,7 @@ import devices
 from devices import processor
 from devices.kernels import build, calls
 from devices.kernels.build import NoKernels
-from model.dropout import Dropout
+from model.dropout import Dropout, random_words
 from model.layers import RMSNorm
 from model.loss import LossSettings, loss_and_gradients
 from model.rows import Rows
@@ -103,8 +103,8 @@ def test_sums_of_adafactor(dtype: torch.dtype) -> None:
 def test_dropout_drops_the_same_numbers(compiled: bool) -> None:
     rows = Rows((3, 8), torch.tensor([5, -7]), filler=2)
     dropout = Dropout(0.3, rows, site=4)
-    expected = dropout.kept(130) * dropout.scale
-    assert torch.equal(dropout.drop_(torch.ones(rows.num_tokens, 130)), expected)
+    expected = (random_words(dropout.token_keys(), 130) >= dropout.threshold) * dropout.scale
+    assert torch.equal(dropout(torch.ones(rows.num_tokens, 130)), expected)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])

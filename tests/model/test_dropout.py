@@ -12,6 +12,11 @@ def keys(count: int, seed: int = 0) -> Tensor:
     return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(seed))
 
 
+def kept(dropout: Dropout, width: int) -> Tensor:
+    """(N, width) bool: which elements stay."""
+    return dropout(torch.ones(dropout.rows.num_tokens, width)) != 0
+
+
 def correlation(a: Tensor, b: Tensor) -> float:
     return torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].item()
 
@@ -29,20 +34,20 @@ def test_rate_and_mean(rate: float) -> None:
 
 def test_sites_rows_and_tokens_are_independent() -> None:
     dropout = Dropout(0.5, Rows((100, 100), keys(2)))
-    kept = dropout.kept(200)
-    assert abs(correlation(kept[:100], kept[100:])) < 0.03  # rows
-    assert abs(correlation(kept[:99], kept[1:100])) < 0.03  # tokens
-    assert abs(correlation(kept[:, :-1], kept[:, 1:])) < 0.03  # elements
+    found = kept(dropout, 200)
+    assert abs(correlation(found[:100], found[100:])) < 0.03  # rows
+    assert abs(correlation(found[:99], found[1:100])) < 0.03  # tokens
+    assert abs(correlation(found[:, :-1], found[:, 1:])) < 0.03  # elements
     for offset in (1, 2, 16, 1 << 20):
-        assert abs(correlation(kept, dropout.at(offset).kept(200))) < 0.03  # sites
-    assert torch.equal(kept, dropout.kept(200))
+        assert abs(correlation(found, kept(dropout.at(offset), 200))) < 0.03  # sites
+    assert torch.equal(found, kept(dropout, 200))
 
 
 def test_the_cut_of_the_batch_does_not_matter() -> None:
     lengths, row_keys = (5, 1, 9, 3), keys(4)
-    whole = Dropout(0.3, Rows(lengths, row_keys), site=7).kept(33)
-    alone = [Dropout(0.3, Rows((n,), row_keys[i : i + 1]), site=7).kept(33) for i, n in enumerate(lengths)]
+    whole = kept(Dropout(0.3, Rows(lengths, row_keys), site=7), 33)
+    alone = [kept(Dropout(0.3, Rows((n,), row_keys[i : i + 1]), site=7), 33) for i, n in enumerate(lengths)]
     assert torch.equal(whole, torch.cat(alone))
     order = [2, 0, 3, 1]
-    other = Dropout(0.3, Rows(tuple(lengths[i] for i in order), row_keys[order]), site=7).kept(33)
+    other = kept(Dropout(0.3, Rows(tuple(lengths[i] for i in order), row_keys[order]), site=7), 33)
     assert torch.equal(other, torch.cat([alone[i] for i in order]))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from limits import loss_chunk_tokens
-from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, loss_only, token_losses
+from model.loss import IGNORED, LossSettings, MeanLoss, loss_and_gradients, token_losses
 from model.quantization import dequantize, quantize
 from tests.measuring import in_child
 
@@ -44,7 +44,7 @@ def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) ->
     assert total.item() == pytest.approx(loss.item(), rel=1e-6)
     torch.testing.assert_close(grad_hidden.double(), 0.25 * expected_hidden, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(grad_head.double(), 1 + 0.25 * expected_head, rtol=1e-4, atol=1e-6)
-    assert loss_only(hidden, head, labels, settings).item() == pytest.approx(loss.item(), rel=1e-6)
+    assert token_losses(hidden, head, labels, settings).sum().item() == pytest.approx(loss.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(("smoothing", "z_loss", "chunk_tokens"), [(0.2, 1e-3, 16)])
