@@ -114,13 +114,11 @@ def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
 
 
 def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
-    from commands.generate import Encoder, answer_all
+    from commands.generate import Encoder
 
     encoder = Encoder(trained, settings)
-    return [
-        answer
-        for answer, _ in answer_all(trained, settings, [encoder.encode(Prompt("demo", text, {})) for text in texts])
-    ]
+    inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
+    return [trained.tokenizer.decode_answer(ids) for ids in trained.answer(inputs, settings)]
 
 
 def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:

@@ -38,20 +38,41 @@ def doctor(config: Config) -> None:
     Raises:
         UserError: the model or the device that was named is not there. KeyboardInterrupt: what was tried till then is shown.
     """
-    measures = config.given("model_preset") or config.checkpoint.model != AUTO
-    if config.checkpoint.model != AUTO:
+    is_named = config.checkpoint.model != AUTO
+    if is_named:
         shape = call(shape_of, config)
         config = replace(config, model=replace(shape, dropout_rate=config.model.dropout_rate))
-    report, machine = examine(config, measures)
+    folder, was_stopped = weights_folder(config), False
+    facts = take_inventory(folder)
+    if facts["disk"]["read_rate"] and facts["disk"]["write_rate"]:
+        machine_file.keep_disk(folder, facts["disk"]["read_rate"], facts["disk"]["write_rate"])
+    report: dict[str, Any] = {"machine": facts, "torch": {}, "devices": [], "problem": "", "trials": []}
+    machine = None
+    try:  # many threads use many seconds of processor time in one
+        limits = {"max_cpu": 100 * DEVICE_SECONDS, "patience": 0.01}
+        measures = config.given("model_preset") or is_named
+        found, machine = call(look, config, measures, setup=prepare_environment, is_quiet=True, **limits)
+        report |= found
+    except ChildDied as death:
+        report["problem"] = f"it did not answer within {DEVICE_SECONDS:.0f} s" if death.reason == TIME else str(death)
     if not config.plan.json:
         _show_machine(report)
         sys.stdout.flush()
-    was_stopped = machine is not None and not _try_model(config, machine, report)
+    if machine is not None:  # each trial is announced, for it may take minutes
+        trials, named = trials_of(config), config.checkpoint.model if is_named else config.model_preset
+        report |= {"model": named, "budget_bytes": machine.budget_bytes}
+        told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
+        print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
+        try:
+            for row in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
+                report["trials"].append(row)
+        except KeyboardInterrupt:
+            was_stopped = True
     report["advice"] = advice_for(report)
     if config.plan.json:
-        trials = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
+        trials_told = [{name: english(value) for name, value in trial.items()} for trial in report["trials"]]
         advice = [english(sentence) for sentence in report["advice"]]
-        print(json.dumps({**report, "trials": trials, "advice": advice}, indent=1))
+        print(json.dumps({**report, "trials": trials_told, "advice": advice}, indent=1))
     else:
         _show_findings(report)
     if was_stopped:
@@ -71,26 +92,6 @@ def shape_of(config: Config) -> T5ModelConfig:
     return read_config(base_of(find_model(config)))
 
 
-def examine(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:
-    """What is known of the machine, as plain values, and what a plan needs to know of it where a model is measured.
-
-    Returns:
-        `machine`, `torch`, `devices`, `problem` ("" where torch works), `trials`, of which there are none yet.
-    """
-    folder = weights_folder(config)
-    facts = take_inventory(folder)
-    if facts["disk"]["read_rate"] and facts["disk"]["write_rate"]:
-        machine_file.keep_disk(folder, facts["disk"]["read_rate"], facts["disk"]["write_rate"])
-    found: dict[str, Any] = {"torch": {}, "devices": []}
-    machine, problem = None, ""
-    try:  # many threads use many seconds of processor time in one
-        limits = {"max_cpu": 100 * DEVICE_SECONDS, "patience": 0.01}
-        found, machine = call(look, config, measures, setup=prepare_environment, is_quiet=True, **limits)
-    except ChildDied as death:
-        problem = f"it did not answer within {DEVICE_SECONDS:.0f} s" if death.reason == TIME else str(death)
-    return {"machine": facts, **found, "problem": problem, "trials": []}, machine
-
-
 def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:
     """`torch` and `devices`, and the machine that a run would plan for; imports torch."""
     import devices
@@ -104,25 +105,6 @@ def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None
     device = devices.pick(config.run.device)
     budget = measure_budget(config.memory.memory_budget, device)
     return found, machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
-
-
-def _try_model(config: Config, machine: Machine, report: dict[str, Any]) -> bool:
-    """Add `model`, `budget_bytes` and the `trials` of the model to the report; each is announced, for it may take minutes.
-
-    Returns:
-        whether all came to their end. False: somebody interrupted.
-    """
-    trials = trials_of(config)
-    named = config.model_preset if config.checkpoint.model == AUTO else config.checkpoint.model
-    report |= {"model": named, "budget_bytes": machine.budget_bytes}
-    told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
-    print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
-    try:
-        for row in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
-            report["trials"].append(row)
-    except KeyboardInterrupt:
-        return False
-    return True
 
 
 # --- tables

@@ -1,4 +1,4 @@
-"""How does a trained model get into other programs? Written as GGUF, CTranslate2 or ONNX, with a card, and checked there.
+"""A trained model for other programs: written as GGUF, CTranslate2 or ONNX, with a card, and checked there.
 
 An adapter is merged in first. Where the other program's package can run what was written, it does, on the same ids as
 here, and the numbers must agree before the folder appears; where it cannot, what was written is read back.
@@ -7,7 +7,6 @@ here, and the numbers must agree before the folder appears; where it cannot, wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from commands.exporting.checking import check_ctranslate2, check_gguf, check_onn
 from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_files import write_onnx
-from commands.exporting.vocabulary import Vocabulary, read_vocabulary
+from commands.exporting.vocabulary import read_vocabulary
 from commands.loading import converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import keep_generation_settings, new_folder
@@ -35,95 +34,71 @@ from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
 from units import MIB, format_size
 
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written.
-
-    Args:
-        folder: where. size: bytes of its files. difference: of the numbers here and there, as a share of their size;
-            None: nothing here runs the file, it was read back.
-    """
-
-    folder: Path
-    size: int
-    difference: float | None
-
-
-@dataclass(frozen=True)
-class Format:
-    """One program: writes a model into a folder; runs what was written, or reads it back; how it is used."""
-
-    write: Callable[[T5, Vocabulary, Path, str], Path]
-    check: Callable[[T5, Vocabulary, Path], float | None]
-    use: str
-
-
-FORMATS = {
-    "gguf": Format(write_gguf, check_gguf, 'llama-cli -m {file} -p "..."'),
-    "ctranslate2": Format(
-        lambda model, vocabulary, folder, name: write_ctranslate2(model, vocabulary, folder), check_ctranslate2,
-        "python -c 'import ctranslate2; ctranslate2.Translator(\"{folder}\")'",
+PROGRAM_BYTES = 8 * MIB  # of another program's library
+SLACK = 1e-3  # other orders of sums, and tables of GELU
+# format -> what writes a model into a folder, what runs it there or reads it back, and how it is used
+FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]] = {
+    "gguf": (write_gguf, check_gguf, 'llama-cli -m {file} -p "..."'),
+    "ctranslate2": (
+        write_ctranslate2, check_ctranslate2, "python -c 'import ctranslate2; ctranslate2.Translator(\"{folder}\")'",
     ),
-    "onnx": Format(
-        lambda model, vocabulary, folder, name: write_onnx(model, folder), check_onnx,
-        "python -c 'import onnxruntime; onnxruntime.InferenceSession(\"{file}\")'",
-    ),
+    "onnx": (write_onnx, check_onnx, "python -c 'import onnxruntime; onnxruntime.InferenceSession(\"{file}\")'"),
 }  # fmt: skip
 
 
-def export(config: Config) -> Exported:
+def export(config: Config) -> float | None:
     """Write `--model`, an adapter merged in, for the program of `--format` into the folder `--output`.
 
+    Returns:
+        the difference of the numbers here and there, as a share of their size; None: nothing here runs the file, it was
+        read back.
     Raises:
         UserError: the package is missing, the model is none that the program knows, its numbers come out otherwise there,
             or the folder cannot be written.
     Memory: the model, and for ctranslate2 and the checks once more what they hold.
     """
-    if config.export.format is None:
+    form = config.export.format
+    if form is None:
         raise UserError(f"--format = none, is needed: the program to write for; allowed: {', '.join(FORMATS)}")
+    write, check, use = FORMATS[form]
     folder = find_model(config)
     home = base_of(folder)
     shape = read_config(home)
     # the program that checks what was written holds all weights in fp32
-    beside = 0 if config.export.format == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
+    beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):
-        return _export(config, FORMATS[config.export.format], folder)
-
-
-def _export(config: Config, how: Format, folder: Path) -> Exported:
-    model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
-    if is_int8(model.embedding):
-        raise UserError(f"--model = {home}, has int8 weights; name the model that it was made from")
-    merge_adapters(model)
-    model.adapter_info = None
-    _cast(model, config.convert.dtype)
-    last = learnt_last(folder, adapters)
-    texts = tokenizer_folder(last, home)
-    with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
-        Tokenizer.load(texts).save(made)
-        vocabulary = read_vocabulary(made, model.config.vocab_size)
-        file = how.write(model, vocabulary, made, last.name)
-        if config.export.format == "onnx":  # which holds no token ids itself
-            hf_format.write_config(model.config, made, model.embedding.dtype)
-            for place in dict.fromkeys((last, home)):
-                keep_generation_settings(place, made)
-        write_card(last, made, str(config.export.format))
-        difference = how.check(model, vocabulary, made)
-        allowed = TOLERANCES[model.embedding.dtype] + SLACK
-        if difference is not None and not difference <= allowed:
-            raise UserError(
-                f"--format = {config.export.format}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; "
-                "try --dtype=fp32, and report the model's config.json"
-            )
+        model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+        if is_int8(model.embedding):
+            raise UserError(f"--model = {home}, has int8 weights; name the model that it was made from")
+        merge_adapters(model)
+        model.adapter_info = None
+        _cast(model, config.convert.dtype)
+        last = learnt_last(folder, adapters)
+        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+            Tokenizer.load(tokenizer_folder(last, home)).save(made)
+            vocabulary = read_vocabulary(made, model.config.vocab_size)
+            file = write(model, vocabulary, made, last.name)
+            if form == "onnx":  # which holds no token ids itself
+                hf_format.write_config(model.config, made, model.embedding.dtype)
+                for place in dict.fromkeys((last, home)):
+                    keep_generation_settings(place, made)
+            write_card(last, made, form)
+            difference = check(model, vocabulary, made)
+            allowed = TOLERANCES[model.embedding.dtype] + SLACK
+            if difference is not None and not difference <= allowed:
+                raise UserError(
+                    f"--format = {form}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; "
+                    "try --dtype=fp32, and report the model's config.json"
+                )
     output = Path(str(config.answer.output))
-    done = Exported(output, sum(path.stat().st_size for path in output.iterdir()), difference)
-    _show(done, how.use.format(folder=output, file=output / file.name))
-    return done
-
-
-PROGRAM_BYTES = 8 * MIB  # of another program's library
-SLACK = 1e-3  # other orders of sums, and tables of GELU
+    checked = say("read back, name by name")
+    if difference is not None:
+        checked = say("run there: numbers differ by {difference}", difference=f"{difference:.1e}")
+    size = format_size(sum(path.stat().st_size for path in output.iterdir()))
+    progress = Progress(1)
+    progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])
+    progress.lines(say("next"), [use.format(folder=output, file=output / file.name), push_command(output)])
+    return difference
 
 
 def _cast(model: T5, named: str) -> None:
@@ -139,17 +114,3 @@ def _cast(model: T5, named: str) -> None:
             if largest > torch.finfo(target).max:
                 raise UserError(f"--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32")
             parameter.data = parameter.data.to(target)
-
-
-def _show(done: Exported, use: str) -> None:
-    if done.difference is None:
-        checked = say("read back, name by name")
-    else:
-        checked = say("run there: numbers differ by {difference}", difference=f"{done.difference:.1e}")
-    rows = [
-        (say("folder"), f"{done.folder}, {format_size(done.size)}"),
-        (say("checked"), checked),
-    ]
-    progress = Progress(1)
-    progress.table(say("exported"), rows)
-    progress.lines(say("next"), [use, push_command(done.folder)])

@@ -107,22 +107,10 @@ def answers(
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
-        written = iter(answer_all(trained, config, [encoder.encode(prompt) for prompt in window if prompt.text]))
-        yield from ((prompt, *(next(written) if prompt.text else ("", False))) for prompt in window)
-
-
-def answer_all(trained: Trained, config: Config, inputs: list[list[int]]) -> list[tuple[str, bool]]:
-    """Answer encoded prompts, longest first and as many at once as fit; answers, and whether they were cut, in their order."""
-    order = sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
-    texts, asked = [("", False)] * len(inputs), config.answer.generate_batch_size
-    while order:
-        longest = len(inputs[order[0]])
-        rows = trained.rows_at_once(asked, writing_of(config, len(order), longest))
-        places, order = order[:rows], order[rows:]
-        written = trained.answer([inputs[place] for place in places], config)
-        for place, ids in zip(places, written, strict=True):
-            texts[place] = trained.tokenizer.decode_answer(ids), is_cut(ids, config.generate)
-    return texts
+        written = iter(trained.answer([encoder.encode(prompt) for prompt in window if prompt.text], config))
+        for prompt in window:
+            ids = next(written) if prompt.text else []
+            yield prompt, trained.tokenizer.decode_answer(ids), is_cut(ids, config.generate)
 
 
 @dataclass
@@ -140,20 +128,16 @@ class Encoder:
         Raises:
             UserError: it is too long, and `long_prompts` refuses such.
         """
-        text = self.trained.template.prompt([*prompt.before, (USER, prompt.text)])
-        return self.encode_text(text, prompt.place)
-
-    def encode_text(self, text: str, place: str) -> list[int]:
-        """The same for the encoder's whole text."""
-        longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
-        (ids,) = tokenizer.encode_prompts([text], is_chat=bool(self.trained.template.jinja))
+        longest, tokenizer, template = self.config.data.max_seq_len, self.trained.tokenizer, self.trained.template
+        text = template.prompt([*prompt.before, (USER, prompt.text)])
+        (ids,) = tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(
-                    f"{place}: the prompt has {len(ids) + 1} tokens, --max_seq_len = {longest} allows no more; raise it, "
+                    f"{prompt.place}: the prompt has {len(ids) + 1} tokens, --max_seq_len = {longest} allows no more; raise it, "
                     "or take --long_prompts=cut"
                 )
-            self.cut, self.first_cut = self.cut + 1, self.first_cut or place
+            self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1].tolist(), tokenizer.eos_id]
 
     def notes(self, bad_rows: BadRows) -> list[str]:

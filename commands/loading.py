@@ -37,7 +37,6 @@ from memory.homes import rests_in_memory, weights_folder
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from model import hf_format
-from model.decoding.generation import generate
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks
 from model.formats.checksums import refuse_damaged
@@ -49,6 +48,7 @@ from settings.consistency import answer_problems, idle_search
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
+from training.evaluation.answers import answer_all
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
@@ -144,13 +144,20 @@ class Trained:
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
-        """Token ids of the answers to prompts, by the settings of `config.generate`."""
-        weight_store = self.blockwise.weight_store
-        with self.kept.measuring(writing_of(config, len(inputs), max(map(len, inputs), default=1))):
-            return generate(
-                self.blockwise.model, inputs, config.generate, seed=config.run.seed,
-                with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
-            )  # fmt: skip
+        """Token ids of the answers to prompts, by the settings of `config.generate`, as many at once as fit or were asked for.
+
+        Raises:
+            DoesNotFit: as `rows_at_once`.
+        """
+        asked = config.answer.generate_batch_size
+        return answer_all(
+            self.blockwise,
+            inputs,
+            config.generate,
+            lambda writing: self.rows_at_once(asked, writing),
+            config.run.seed,
+            self.kept,
+        )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""How does a T5 become a folder that CTranslate2 runs? Its specification filled with our weights, and the vocabulary.
+"""A T5 as a folder that CTranslate2 runs: its specification filled with our weights, and the vocabulary.
 
-CTranslate2's own converter reads our folders too, through transformers; this one needs neither transformers nor the memory
-that takes, and also carries what no flag of transformers says: heads of their own with scaled outputs, and UMT5.
+CTranslate2's own converter reads our folders through transformers. It leaves the end of a source to whoever asks, names unused
+ids like sentinels, and scales no output of a head of its own: what it writes answers otherwise. This one does not, and needs
+neither transformers nor the memory that takes.
 Source: ctranslate2/converters/transformers.py, T5Loader.
 """
 
@@ -25,11 +26,8 @@ QUANTIZATIONS = {torch.float32: "float32", torch.float16: "float16", torch.bfloa
 _ACTIVATIONS = {"relu": "RELU", "gated-gelu": "GELUTanh", "gated-silu": "SWISH"}
 
 
-def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, quantization: str | None = None) -> Path:
+def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") -> Path:
     """Write `model.bin`, `config.json` and the vocabulary into a folder.
-
-    Args:
-        quantization: dtype of the weights in the file, also int8; None: that of the model.
     Raises:
         UserError: the package ctranslate2 is missing.
     Memory: the model once more: joined matrices of attention.
@@ -57,7 +55,7 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, quantizat
         spec.config.unk_token = pieces[vocabulary.unk_id]
     spec.config.add_source_eos = True
     spec.validate()
-    spec.optimize(quantization=quantization or QUANTIZATIONS[model.embedding.dtype])
+    spec.optimize(quantization=QUANTIZATIONS[model.embedding.dtype])
     spec.save(str(folder))
     return folder / "model.bin"
 

@@ -1,4 +1,4 @@
-"""How does a T5 become a file that llama.cpp runs? Tensors under its names, sizes and tokenizer as metadata.
+"""A T5 as a file that llama.cpp runs: tensors under its names, sizes and tokenizer as metadata.
 
 llama.cpp computes T5 1.1: it never scales the decoder's output. A T5 1.0 is scaled by d_model^-0.5, so its final norm is
 written that much smaller, which is the same function. It knows ReLU and gated GELU, and distances up to 128.

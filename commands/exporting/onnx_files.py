@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from commands.exporting.vocabulary import Vocabulary
 from model.reference import T5Reference
 from model.t5 import T5
 from settings.program import needs
@@ -35,7 +36,7 @@ class _Side(nn.Module):
         return self.run(self.model, *given)
 
 
-def write_onnx(model: T5, folder: Path) -> Path:
+def write_onnx(model: T5, vocabulary: Vocabulary, folder: Path, name: str = "") -> Path:
     """Write both graphs and their weights into a folder; matrices in fp16 where the model's are, else in fp32.
 
     Returns:

@@ -124,7 +124,7 @@ class Decoder:
                     x = x + block.feed_forward(block.feed_forward_norm(x), no_drop)
             hidden = self.model.decoder.final_norm(x) * self.model.output_scale
             logits = product(hidden, self.model.output_weight).float()
-        self.cache.end_step()
+        self.cache.lengths = [length + 1 for length in self.cache.lengths]
         return logits
 
     def drop(self, rows: Collection[int]) -> list[int]:

@@ -147,10 +147,6 @@ class KVCache:
         made = [bias.to(self.dtype) if self._kernels is None else bias[:, :longest].contiguous() for bias in made]
         self._biases = made * (len(self._own) // len(made))
 
-    def end_step(self) -> None:
-        """The newest token of each row is there."""
-        self.lengths = [length + 1 for length in self.lengths]
-
     def attend_own(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one token a beam to those before it, which it joins: (n G, H, K) each -> (n G, H K)."""
         keys, values = (buffer[: len(self.lengths)] for buffer in self._own[block])

@@ -140,7 +140,7 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
-    monkeypatch.setattr(answering, "_answers", lambda blockwise, inputs, *how: [wrong, right])
+    monkeypatch.setattr(answering, "answer_all", lambda blockwise, inputs, *how: [wrong, right])
     metrics = evaluate(settings(folder, tmp_path)).metrics
     assert metrics["exact_match"] == metrics["identical"] == 50.0
     assert all(score < 100.0 for score in metrics.values()), metrics

@@ -66,7 +66,7 @@ def test_llama_cpp_finds_all_it_looks_for(
 
     tokenizer = tokenizers[kind]
     source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
-    assert export(settings(source, tmp_path / "out", "gguf")).difference is None
+    assert export(settings(source, tmp_path / "out", "gguf")) is None
     reader = gguf.GGUFReader(str(tmp_path / "out" / "model-f32.gguf"))
     known = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[MODEL_ARCH.T5]}
     patterns = {re.sub(r"blk\.\d+", "blk.{bid}", tensor.name).removesuffix(".weight") for tensor in reader.tensors}
@@ -127,8 +127,8 @@ def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, T
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokenizer = tokenizers["bpe"]
     source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
-    done = export(settings(source, tmp_path / "out", "ctranslate2"))
-    assert done.difference is not None and done.difference < 1e-5
+    difference = export(settings(source, tmp_path / "out", "ctranslate2"))
+    assert difference is not None and difference < 1e-5
     translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", intra_threads=1, compute_type="float32")
     rows = [[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_batch(["a river", "runs under a bridge"])]
     names = [tokenizer.id_to_token(number) for number in range(tokenizer.size)]
@@ -145,8 +145,8 @@ def test_onnx_gives_the_same_logits(family: str, dtype: str, tokenizers: dict[st
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     source, _ = saved(tmp_path / "model", tokenizers["unigram"], **SHAPES[family])
-    done = export(settings(source, tmp_path / "out", "onnx", dtype=dtype))
-    assert done.difference is not None and done.difference < 1e-5
+    difference = export(settings(source, tmp_path / "out", "onnx", dtype=dtype))
+    assert difference is not None and difference < 1e-5
 
 
 def test_a_missing_package_is_told_with_its_command(

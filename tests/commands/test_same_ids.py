@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 import commands.chat
 import commands.loading
-import training.evaluation.samples
+import training.evaluation.answers
 from commands.evaluate import evaluate
 from commands.generate import generate
 from config import Config, load
@@ -105,19 +105,19 @@ def test_every_command_makes_the_same_ids(
     assert tokenizer.eos_id not in flat and tokenizer.pad_id not in flat
 
     def spying(name: str, original: Any) -> Any:
-        def call(model: Any, given: Any, *rest: Any, **how: Any) -> Any:
+        def call(*arguments: Any, **how: Any) -> Any:
+            given = arguments[0 if name == "serve" else 1]  # behind the model, which the server's decoder has
             seen[name] += [list(given)] if name == "chat" else [list(ids) for ids in given]
-            return original(model, given, *rest, **how)
+            return original(*arguments, **how)
 
         return call
 
     used = {"model": folder, "max_new_tokens": 1, "mixed_precision": "no", **template}
-    monkeypatch.setattr(
-        training.evaluation.samples, "generate", spying("evaluate", training.evaluation.samples.generate)
-    )
-    monkeypatch.setattr(commands.loading, "generate", spying("generate", commands.loading.generate))
+    answers_of = training.evaluation.answers.generate
     monkeypatch.setattr(commands.chat, "stream", spying("chat", commands.chat.stream))
+    monkeypatch.setattr(training.evaluation.answers, "generate", spying("evaluate", answers_of))
     evaluate(settings("evaluate", folder, tmp_path, validation_file=folder / "pairs.jsonl", **used))
+    monkeypatch.setattr(training.evaluation.answers, "generate", spying("generate", answers_of))
     generate(
         settings("generate", folder, tmp_path, input=folder / "pairs.jsonl", output=tmp_path / "out.jsonl", **used)
     )
@@ -127,8 +127,7 @@ def test_every_command_makes_the_same_ids(
 
     config = settings("serve", folder, tmp_path, max_queue=8, **used)
     api = api_of(commands.loading.load_trained(config, folder, commands.loading.writing_of(config, 1)), config)
-    read = api.engine._batch.read
-    monkeypatch.setattr(api.engine._batch, "read", lambda ids: (seen["serve"].append(list(ids)), read(ids))[1])
+    monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))
     with TestClient(make_app(api, "", ("box",)), base_url="http://127.0.0.1:8400") as client:
         for prompt in PROMPTS:
             asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}

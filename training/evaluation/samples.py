@@ -1,11 +1,10 @@
-"""What does the model write? Answers to held-out rows: a few to look at, or many to score."""
+"""Answers to held-out rows: a few to look at, or many to score."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +18,9 @@ from language import say
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from memory.observe.monitor import Monitor
-from model.decoding.generation import generate, is_cut
+from model.decoding.generation import is_cut
 from settings.fields import AUTO
+from training.evaluation.answers import answer_all
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
 from training.report.run_log import RunLog
@@ -66,11 +66,15 @@ def generate_metrics(
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
     Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
     """
+
+    def at_once(writing: Writing) -> int:
+        return writing.rows if kept is None or not kept.excess_bytes else max(1, kept.most(writing))
+
     scores = AnswerScores(names)
     samples, cut = list[Sample](), 0
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size):
         pairs = list(_rows(batch))
-        answers = _answers(blockwise, [source for source, _ in pairs], settings, seed, kept)
+        answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
@@ -145,7 +149,7 @@ def show_samples(
     prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
-        answers = _answers(blockwise, [source for source, _ in rows], settings)
+        answers = answer_all(blockwise, [source for source, _ in rows], settings, lambda writing: writing.rows)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
@@ -164,27 +168,6 @@ def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int) -> int:
 def _whole(text: str) -> str:
     """A row's text without the letter that the longest length has cut through."""
     return text.rstrip(BROKEN)
-
-
-def _answers(
-    blockwise: Blockwise,
-    inputs: list[list[int]],
-    settings: GenerateConfig,
-    seed: int = 0,
-    kept: AnswerBudget | None = None,
-) -> list[list[int]]:
-    weight_store, answers = blockwise.weight_store, list[list[int]]()
-    longest = max(map(len, inputs), default=1)
-    while rest := inputs[len(answers) :]:
-        writing = Writing.by(settings, len(rest), longest)
-        if kept is not None and kept.excess_bytes:
-            writing = replace(writing, rows=max(1, kept.most(writing)))
-        with nullcontext() if kept is None else kept.measuring(writing):
-            answers += generate(
-                blockwise.model, rest[: writing.rows], settings, seed=seed, with_weights=weight_store.for_products,
-                compute_dtype=weight_store.compute_dtype,
-            )  # fmt: skip
-    return answers
 
 
 def _first_rows(loader: StepLoader, count: int) -> Iterator[Row]:
