@@ -142,7 +142,7 @@ class TrainConfig:
         kind=bool, auto=True,
     )  # fmt: skip
     finetune_from: str | None = setting(
-        AUTO, "model folder to start from, or a name on the Hugging Face hub with allow_download; auto: the newest pretraining "
+        AUTO, "model folder to start from, or a name on the Hugging Face hub with allow_download; auto: the newest finished pretraining "
         "run whose tokenizer suits the data, else none; none: random weights", kind=str, auto=True, optional=True,
     )  # fmt: skip
     allow_download: bool = setting(

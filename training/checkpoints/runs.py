@@ -210,16 +210,22 @@ def only_pretrained(model: str | Path) -> bool:
     return record is not None and record.get("objective") in ("span", "ul2", "prefix")
 
 
-def newest_run(output_dir: str | Path, kind: str | None = None, needs_model: bool = False) -> Path | None:
+def newest_run(
+    output_dir: str | Path, kind: str | None = None, needs_model: bool = False, is_finished: bool = False
+) -> Path | None:
     """The run that was started or resumed last.
 
     Args:
         output_dir: folder of all runs; may be missing.
         kind: one of `KINDS`; None: any.
-        needs_model: pass over runs that have saved nothing yet.
+        needs_model: pass over runs that have saved nothing yet. is_finished: and over those that have published no model.
     """
-    found = (run_dir for run_dir, record in _newest_first(output_dir) if kind in (None, record["kind"]))
-    return next((run_dir for run_dir in found if not needs_model or model_folder(run_dir) is not None), None)
+    for run_dir, record in _newest_first(output_dir):
+        model = model_folder(run_dir) if needs_model or is_finished else None
+        has_enough = model == run_dir if is_finished else model is not None or not needs_model
+        if kind in (None, record["kind"]) and has_enough:
+            return run_dir
+    return None
 
 
 def _newest_first(output_dir: str | Path) -> list[tuple[Path, dict[str, Any]]]:

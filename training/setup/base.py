@@ -159,10 +159,11 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
         return None, []
     if named is None:
         return None, [_random(say("as --finetune_from=none asks"), config)]
-    run = newest_run(config.run.output_dir, "pretrain", needs_model=True)
-    found = None if run is None else model_folder(run)
+    found = newest_run(config.run.output_dir, "pretrain", is_finished=True)
     if found is None:
-        why_not = say("there is no pretraining run in {folder}", folder=config.run.output_dir)
+        why_not = say("there is no finished pretraining run in {folder}", folder=config.run.output_dir)
+        if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True):
+            why_not = say("{run} is not finished, and is taken only if it is named", run=str(model_folder(begun)))
         return None, [_random(why_not, config)]
     shape = read_config(found)
     asked = [
@@ -193,7 +194,7 @@ def _taken(folder: Path) -> str:
     shape = read_config(folder)
     sample = say("; it has seen nothing but the built-in sample") if _saw_the_sample(folder) else ""
     return say(
-        "starts from {model}, the newest pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
+        "starts from {model}, the newest finished pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
         "its shape and its tokenizer are used{sample}; {others}, or --finetune_from=none for random weights",
         model=str(folder), weights=f"{weight_counts(shape)['total']:,}", tokens=f"{shape.vocab_size:,}", sample=sample,
         others=_others(),
@@ -251,13 +252,19 @@ def _holds_model(folder: Path) -> bool:
 
 
 def _preference_base(config: Config) -> tuple[Path, list[str]]:
-    runs = (newest_run(config.run.output_dir, kind, needs_model=True) for kind in ("finetune", "pretrain"))
-    found = next((model_folder(run) for run in runs if run is not None), None)
+    folder = config.run.output_dir
+    found = newest_run(folder, "finetune", is_finished=True) or newest_run(folder, "pretrain", is_finished=True)
     if found is None:
+        begun = newest_run(folder, needs_model=True)
+        hint = "" if begun is None else f" ({model_folder(begun)} is not finished, and is taken only if it is named)"
         raise UserError(
-            f"--finetune_from = {config.train.finetune_from}, there is no trained model in {config.run.output_dir}, and "
-            "preferences need one to continue from; name a model folder, or finetune first"
+            f"--finetune_from = {config.train.finetune_from}, there is no finished run in {folder}{hint}, and "
+            "preferences need a model to continue from; name a model folder, or finetune first"
         )
     return found, [
-        say("starts from {model}, the newest run, and compares with it; {others}", model=str(found), others=_others())
+        say(
+            "starts from {model}, the newest finished run, and compares with it; {others}",
+            model=str(found),
+            others=_others(),
+        )
     ]

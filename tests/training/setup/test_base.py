@@ -9,6 +9,7 @@ import pytest
 
 from config import Config, load
 from data.tokenizers.training import train_tokenizer
+from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
 from settings.errors import UserError
 from tests.training.small_trained import save_trained
@@ -51,6 +52,17 @@ def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: 
         "384 tokens",
     ):
         assert part in line
+
+
+def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path, fits: None) -> None:
+    begun = create_run(tmp_path / "runs", "begun", "pretrain")
+    checkpoint = save_trained(begun / "checkpoints" / "step_00000001")
+    seal(checkpoint)
+    found, (told,) = choose_base(settings(tmp_path), None)
+    assert found is None and f"{checkpoint} is not finished" in told
+    assert choose_base(settings(tmp_path, finetune_from=checkpoint), None) == (checkpoint, [])
+    with pytest.raises(UserError, match="not finished"):
+        choose_base(load("dpo", {"output_dir": str(tmp_path / "runs")}), None)
 
 
 def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path, fits: None) -> None:
