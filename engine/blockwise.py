@@ -14,25 +14,24 @@ activations of one block, one block's gradients, and those of the shared weights
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.activation_offload import ActivationOffload
-from engine.gradient_checkpointing import CheckpointedBlock, backward_from, is_saved
+from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
 from engine.loss_scaling import LossScaling
-from engine.micro_batches import MicroBatch
-from engine.objectives.objective import Objective
 from engine.optimizer_in_backward import OptimizerInBackward, Weights
-from engine.schedule import Schedule, StackSchedule, Stage
-from engine.token_gradients import TokenSums, add_token_gradients
 from engine.weights import WeightStore
 from model.dropout import Dropout
-from model.loss import LossSettings, token_losses
+from model.embedding_gradients import TokenSums, add_token_gradients
+from model.loss import LossSettings, loss_and_gradients, token_losses
+from model.micro_batch import MicroBatch
 from model.quantization import embed
-from model.t5 import T5
+from model.t5 import T5, Stack
 
 
 def no_trim() -> None:
@@ -309,3 +308,119 @@ class StackPass:
             # fp32: the gradients of all blocks add up in it
             bias: Tensor = module(max(rows.longest for rows in self.rows))
         return bias.requires_grad_(module.table.requires_grad)
+
+
+# --- the order of stages
+
+
+class Stage:
+    """A block, or the norm after the last one, which is as good as a block.
+
+    Args:
+        number: of the block, counted over both stacks. output_scale: factor on what the norm gives.
+    """
+
+    def __init__(self, stack: Stack, module: nn.Module, number: int, output_scale: float | None = None) -> None:
+        self.stack, self.module, self.number, self.output_scale = stack, module, number, output_scale
+        self.weights = list(module.parameters())
+        self.is_norm = module is stack.final_norm
+
+    def function(self, inputs: Mapping[str, Any]) -> BlockFunction:
+        """The block with everything but its input given."""
+        return partial(self._norm, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
+
+    def _norm(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
+        left = self.stack.leave(x, dropout, graph_only=graph_only)
+        return left if self.output_scale is None else left * self.output_scale
+
+
+class StackSchedule:
+    """The stages of one stack.
+
+    Args:
+        model: whose stack it is. entry_learns: whether the gradient of the stack's input is wanted.
+        all_learn: whether something besides the input needs the gradients of all blocks.
+    """
+
+    def __init__(self, model: T5, is_decoder: bool, entry_learns: bool, all_learn: bool) -> None:
+        self.is_decoder, self.entry_learns = is_decoder, entry_learns
+        self.stack = stack = model.decoder if is_decoder else model.encoder
+        number, scale = (len(model.encoder.blocks), model.output_scale) if is_decoder else (0, None)
+        modules = [*stack.blocks, stack.final_norm]
+        self.stages = [Stage(stack, module, number + index, scale) for index, module in enumerate(modules)]
+        bias_learns = stack.bias is not None and stack.bias.table.requires_grad
+        learning = [i for i, stage in enumerate(self.stages) if any(w.requires_grad for w in stage.weights)]
+        # the lowest stage that backward runs; the number of stages: none
+        self.first_learning = 0 if entry_learns or all_learn or bias_learns else min(learning, default=len(self.stages))
+
+    @property
+    def learning(self) -> list[Stage]:
+        """The stages that backward runs, in forward order."""
+        return self.stages[self.first_learning :]
+
+
+class Schedule:
+    """The order in which a pass needs the weights of a model. Made anew for each pass: what learns may change in between.
+
+    Backward ends at the lowest stage of a stack below which nothing learns: what lies further down runs forward only, has no
+    checkpointed activations and runs once. The embedding lies below the first block of both stacks, a shared position bias is
+    used in every block of its own, and the encoder lies below every block of the decoder, by way of its cross-attention.
+    """
+
+    def __init__(self, model: T5) -> None:
+        embeds = model.embedding.requires_grad
+        self.encoder = StackSchedule(model, False, embeds, False)
+        self.decoder = StackSchedule(model, True, embeds, bool(self.encoder.learning))
+        self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
+        self.bias_tables = [stack.bias.table for stack in (model.encoder, model.decoder) if stack.bias is not None]
+        self.shared = [*self.bias_tables, model.embedding, *([] if model.head is None else [model.head])]
+
+    def forward(self) -> list[list[nn.Parameter]]:
+        """The weights of each stage in the order of forward."""
+        return [stage.weights for stage in (*self.encoder.stages, *self.decoder.stages)]
+
+    def backward(self) -> list[list[nn.Parameter]]:
+        """The groups of weights in the order in which backward completes their gradients: the same on all processes."""
+        stages = [stage for stack in (self.decoder, self.encoder) for stage in reversed(stack.learning)]
+        return [*(stage.weights for stage in stages), self.shared]
+
+
+# --- what is minimised
+
+# a forward without gradients or dropout: the loss of each token (N',), fp32, of each micro-batch
+TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
+
+
+class Objective:
+    """The cross-entropy of each label token: pretraining and finetuning. Others override what differs."""
+
+    def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
+        """Give the micro-batches with all that the loss needs; called before the pass holds anything."""
+        return micro_batches
+
+    def loss_and_gradients(
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        micro_batch: MicroBatch,
+        scale: float,
+        settings: LossSettings,
+        grad_head: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The summed loss of a micro-batch, and the gradient of its hidden states times `scale`.
+
+        Args and returns as of `model.loss.loss_and_gradients`.
+        """
+        return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, grad_head)
+
+    def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """The summed loss of a micro-batch from its token losses (N',): evaluation."""
+        return losses.sum()
+
+    def clear(self) -> None:
+        """Begin to count metrics anew."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Further figures since `clear`, each a sum over what the loss is averaged over; the same names on all ranks."""
+        return {}

@@ -11,22 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from data.batches.collate import Batch
-from devices.base import Device
+from config import T5ModelConfig
+from data.batches.collate import Batch, PreferenceBatch
+from devices.base import Device, place
 from devices.malloc import trim_malloc
 from engine.activation_offload import ActivationOffload
 from engine.all_reduce import StepFailed
-from engine.blockwise import Blockwise, no_trim
-from engine.micro_batches import MicroBatch, to_micro_batch
+from engine.blockwise import Blockwise, Schedule, no_trim
 from engine.optimizer_in_backward import Lost, NotFinite, OptimizerInBackward
 from engine.optimizers import Optimizer, Step
-from engine.schedule import Schedule
 from engine.sharding import Shards
+from limits import filled_tokens
 from memory.cleanup import drop_frames
+from memory.estimate.shapes import Sizes
 from memory.estimate.workload import ExecutionPlan
+from model.loss import IGNORED
+from model.micro_batch import MicroBatch
+from model.rows import Rows
 from model.t5 import T5
 
 
@@ -160,3 +165,34 @@ class Engine:
     def close(self) -> None:
         """Give back what is held outside of memory; no step can be made afterwards."""
         self.blockwise.weight_store.close()
+
+
+def to_micro_batch(
+    batch: Batch, shape: T5ModelConfig, device: torch.device, sizes: Sizes | None = ((), ())
+) -> MicroBatch:
+    """Lay a padded batch end to end: only its real tokens reach the device.
+
+    Args:
+        shape: whose token ids of padding and start are used.
+        sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
+            judges, so that products meet few sizes; None: nothing is filled up.
+    """
+    keys = place(torch.from_numpy(np.ascontiguousarray(batch.keys)), device)
+    answers = len(batch.target_lengths) // len(batch.input_lengths)
+    lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
+    fillers = [0, 0]
+    if sizes is not None:
+        fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
+    source, target = Rows(lengths[0], keys, fillers[0]), Rows(lengths[1], keys.repeat(answers), fillers[1])
+    labels = torch.from_numpy(batch.labels)
+    decoder_ids = torch.full_like(labels, shape.start_token_id)
+    decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
+    flat = [source.flatten(torch.from_numpy(batch.input_ids)), target.flatten(decoder_ids), target.flatten(labels)]
+    values = (shape.pad_token_id, shape.pad_token_id, IGNORED)
+    for ids, rows, value in zip(flat, (source, target, target), values, strict=True):
+        ids[rows.row_tokens :] = value
+    on_host = None if device.type == "cpu" else (flat[0], flat[1])
+    input_ids, decoder_ids, labels = (place(t, device) for t in flat)
+    known = batch.reference if isinstance(batch, PreferenceBatch) else None
+    reference = None if known is None else torch.from_numpy(known)
+    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)

@@ -26,8 +26,8 @@ from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
 from devices.cores import use_threads
 from devices.malloc import tune_malloc
-from engine.micro_batches import to_micro_batch
 from engine.optimizers import Step
+from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows

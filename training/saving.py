@@ -12,10 +12,10 @@ from itertools import chain
 import torch
 from loguru import logger
 
-from engine.micro_batches import MicroBatch
 from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
+from model.micro_batch import MicroBatch
 from training.checkpoints.content import save_sharded, write_checkpoint
 from training.checkpoints.folder import name_of
 from training.live import LiveRun

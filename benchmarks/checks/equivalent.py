@@ -8,7 +8,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "engine/objectives/preference.py", "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
         "margins.abs() <= ROUNDING * size", "margins.abs() < ROUNDING * size",
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
-    ("engine/token_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
+    ("model/embedding_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
     ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
     (
         "memory/estimate/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",

@@ -45,11 +45,11 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     """The step of this project: the plan's way for `mode`, Adafactor."""
     from devices.malloc import trim_malloc, tune_malloc
     from engine.blockwise import Blockwise
-    from engine.micro_batches import MicroBatch
     from engine.optimizer_in_backward import OptimizerInBackward
     from engine.optimizers import OPTIMIZERS, Step
     from engine.weights import weight_store_for
     from model.loss import LossSettings
+    from model.micro_batch import MicroBatch
     from model.rows import Rows
     from model.t5 import T5
 

@@ -1,4 +1,4 @@
 """A step's loss, given what the decoder hands to the head. One file an objective.
-`objective` is the interface and cross-entropy; `preference` compares two answers.
+The interface and cross-entropy stand in `engine.blockwise`; `preference` compares two answers.
 Imports the model's loss and micro-batches; training chooses one (`training.setup.build`).
 """

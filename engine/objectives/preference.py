@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.micro_batches import MicroBatch
-from engine.objectives.objective import Objective, TokenLosses
+from engine.blockwise import Objective, TokenLosses
 from model.loss import LossSettings, loss_and_gradients, token_losses
+from model.micro_batch import MicroBatch
 
 METRICS = (
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected",

@@ -50,7 +50,7 @@ class Blocks:
         tokens: of the micro-batch. scores: of attention that a GPU forms at a time; 0: a CPU. is_fused: torch's fused kernels
             compute where nothing is dropped.
         kernels: compiled ones compute attention and dropout.
-        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `engine.micro_batches`.
+        rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `model.micro_batch`.
         adapted: by adapters.
     """
 

@@ -18,7 +18,6 @@ import torch
 from devices.base import Device, place
 from devices.cuda import CudaDevice
 from engine.blockwise import Blockwise
-from engine.micro_batches import MicroBatch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
@@ -26,6 +25,7 @@ from engine.weights import WeightStore, weight_store_for
 from memory.cleanup import free_failed
 from model.decoding.generation import generate
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
 from tests.end_to_end.running import Place, write_text

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from engine.micro_batches import MicroBatch
 from model.loss import IGNORED
+from model.micro_batch import MicroBatch
 from model.reference import T5Reference
 from model.rows import Rows
 from model.t5 import T5

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Schedule
 from engine.loss_scaling import LossScaling
-from engine.schedule import Schedule
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.blockwise import Blockwise
-from engine.schedule import Schedule
+from engine.blockwise import Blockwise, Schedule
 from engine.weights import WeightStore
 from model.lora.freezing import freeze
 from model.loss import LossSettings

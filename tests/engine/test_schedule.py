@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.blockwise import Blockwise
-from engine.schedule import Schedule
+from engine.blockwise import Blockwise, Schedule
 from engine.weights import WeightStore
 from model.loss import LossSettings
 from tests.engine.small_models import Collected, Rectangle, small_model

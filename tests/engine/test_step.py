@@ -13,13 +13,13 @@ import torch
 from data.batches.collate import Batch
 from devices.cpu import CpuDevice
 from engine.blockwise import Blockwise
-from engine.micro_batches import MicroBatch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Engine, Outcome
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from tests.engine.small_models import small_model
 
 CHOICE = ExecutionPlan(2, 1, 1, 9, 2, "float32", "float32", 2**20)

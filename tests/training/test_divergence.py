@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from config import Config
 from data.batches.loader import StepLoader
-from engine.objectives.objective import Objective
+from engine.blockwise import Objective
 from settings.errors import UserError
 from tests.end_to_end.running import write_text
 from tests.training import small_runs

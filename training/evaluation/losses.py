@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from data.batches.collate import Batch
-from engine.blockwise import Blockwise
-from engine.micro_batches import to_micro_batch
-from engine.objectives.objective import Objective
+from engine.blockwise import Blockwise, Objective
+from engine.step import to_micro_batch
 from training.processes.group import Group
 
 

@@ -11,9 +11,8 @@ from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
 from engine.anomaly import Anomalies
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
-from engine.objectives.objective import Objective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS

@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from engine.objectives.objective import Objective
+from engine.blockwise import Objective
 from train_low_mem import main
 
 plain = Objective.loss_and_gradients

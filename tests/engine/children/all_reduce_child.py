@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 from engine.all_reduce import Reducer, StepFailed
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.schedule import Schedule
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model

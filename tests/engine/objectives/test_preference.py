@@ -15,7 +15,6 @@ from torch import Tensor
 from config import T5ModelConfig
 from data.batches.collate import PreferenceRow, collate_preferences
 from engine.blockwise import Blockwise
-from engine.micro_batches import MicroBatch, to_micro_batch
 from engine.objectives.preference import (
     METRICS,
     PreferenceLoss,
@@ -23,9 +22,11 @@ from engine.objectives.preference import (
     answer_log_probabilities,
     log_odds,
 )
+from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model import hf_format
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from model.shapes import hf_names
 from model.t5 import T5
 from tests.engine.small_models import relative_error, small_model

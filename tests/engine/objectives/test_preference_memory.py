@@ -29,7 +29,7 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.weights import WeightStore
 from engine.optimizers.rounding import ROUNDINGS
-from engine.micro_batches import to_micro_batch
+from engine.step import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
 from memory.observe.high_water import HighWater

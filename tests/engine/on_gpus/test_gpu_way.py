@@ -14,15 +14,15 @@ from data.batches.collate import Row, collate
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from devices.cpu import CpuDevice
 from engine.blockwise import Blockwise
-from engine.micro_batches import MicroBatch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS
 from engine.step import Engine
-from engine.token_gradients import TokenSums, add_token_gradients
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
+from model.embedding_gradients import TokenSums, add_token_gradients
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, relative_error, small_model
 

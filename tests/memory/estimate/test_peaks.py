@@ -12,7 +12,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from config import T5ModelConfig
 from engine.blockwise import Blockwise
-from engine.micro_batches import MicroBatch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
@@ -23,6 +22,7 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.shapes import targets_of
 from model.t5 import T5

@@ -1,19 +1,13 @@
-"""What goes through a block at a time? One micro-batch, its rows laid end to end on the device."""
+"""One micro-batch: its rows laid end to end on the device, as they go through a block."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from config import T5ModelConfig
-from data.batches.collate import Batch, PreferenceBatch
-from devices.base import place
-from limits import filled_tokens
-from memory.estimate.shapes import Sizes
 from model.loss import IGNORED
 from model.rows import Rows
 
@@ -66,34 +60,3 @@ class MicroBatch:
             return grad
         rows, filler = grad.split([self.answers * n for n in (self.source.row_tokens, self.source.filler)])
         return torch.cat([part.view(self.answers, -1, part.shape[1]).sum(0) for part in (rows, filler)])
-
-
-def to_micro_batch(
-    batch: Batch, shape: T5ModelConfig, device: torch.device, sizes: Sizes | None = ((), ())
-) -> MicroBatch:
-    """Lay a padded batch end to end: only its real tokens reach the device.
-
-    Args:
-        shape: whose token ids of padding and start are used.
-        sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
-            judges, so that products meet few sizes; None: nothing is filled up.
-    """
-    keys = place(torch.from_numpy(np.ascontiguousarray(batch.keys)), device)
-    answers = len(batch.target_lengths) // len(batch.input_lengths)
-    lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
-    fillers = [0, 0]
-    if sizes is not None:
-        fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source, target = Rows(lengths[0], keys, fillers[0]), Rows(lengths[1], keys.repeat(answers), fillers[1])
-    labels = torch.from_numpy(batch.labels)
-    decoder_ids = torch.full_like(labels, shape.start_token_id)
-    decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
-    flat = [source.flatten(torch.from_numpy(batch.input_ids)), target.flatten(decoder_ids), target.flatten(labels)]
-    values = (shape.pad_token_id, shape.pad_token_id, IGNORED)
-    for ids, rows, value in zip(flat, (source, target, target), values, strict=True):
-        ids[rows.row_tokens :] = value
-    on_host = None if device.type == "cpu" else (flat[0], flat[1])
-    input_ids, decoder_ids, labels = (place(t, device) for t in flat)
-    known = batch.reference if isinstance(batch, PreferenceBatch) else None
-    reference = None if known is None else torch.from_numpy(known)
-    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)

@@ -7,13 +7,12 @@ from collections import deque
 import pytest
 import torch
 
-from engine import token_gradients
-from engine.blockwise import Blockwise, StackPass
-from engine.micro_batches import MicroBatch
-from engine.schedule import Schedule
-from engine.token_gradients import add_token_gradients
+from engine.blockwise import Blockwise, Schedule, StackPass
 from engine.weights import weight_store_for
+from model import embedding_gradients
+from model.embedding_gradients import add_token_gradients
 from model.loss import LossSettings
+from model.micro_batch import MicroBatch
 from model.rows import Rows
 from tests.engine.small_models import small_model
 
@@ -30,7 +29,7 @@ def draw(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(("dtype", "slab"), [(torch.bfloat16, 9000), (torch.float32, 1)])
 def test_each_row_is_rounded_once(dtype: torch.dtype, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_gradients, "SUMMED_ELEMENTS", slab)
+    monkeypatch.setattr(embedding_gradients, "SUMMED_ELEMENTS", slab)
     parts = [draw(tokens, seed) for seed, tokens in enumerate((3000, 10, 1))]
     table = torch.full((VOCABULARY, WIDTH), 0.25, dtype=dtype)
     add_token_gradients(table, [ids for ids, _ in parts], [grad for _, grad in parts])
