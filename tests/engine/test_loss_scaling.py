@@ -42,8 +42,9 @@ def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) ->
     assert found.keys() == expected.keys()
     matrices = [name for name in found if found[name].dtype == torch.float16]
     assert "embedding" in matrices and not any("norm" in name for name in matrices)
-    for name, gradient in expected.items():
-        assert relative_error(found[name] / 256.0, gradient) < 5e-2, name  # a ReLU near zero may switch
+    errors = {name: relative_error(found[name] / 256.0, gradient) for name, gradient in expected.items()}
+    assert sorted(errors.values())[len(errors) // 2] < 2e-2, errors
+    assert max(errors.values()) < 0.1, errors  # a ReLU near zero may switch, which all weights before it feel
 
 
 def step(model: T5, update: OptimizerInBackward, batch: Rectangle, number: int) -> None:
