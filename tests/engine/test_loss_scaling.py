@@ -36,15 +36,15 @@ def gradients(model: T5, batch: Rectangle, scaling: LossScaling | None, saved: i
 
 @pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("umt5", 99)])
 def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int) -> None:
-    model, batch = small_model(family), Rectangle()
+    # of seed 1 and 2 one ReLU lies so near zero that fp16 switches it, which all weights before it feel
+    model, batch = small_model(family, seed=3), Rectangle()
     _, expected = autograd_gradients(model, batch)
     found = gradients(model, batch, LossScaling(scale=256.0), saved)
     assert found.keys() == expected.keys()
     matrices = [name for name in found if found[name].dtype == torch.float16]
     assert "embedding" in matrices and not any("norm" in name for name in matrices)
-    errors = {name: relative_error(found[name] / 256.0, gradient) for name, gradient in expected.items()}
-    assert sorted(errors.values())[len(errors) // 2] < 2e-2, errors
-    assert max(errors.values()) < 0.1, errors  # a ReLU near zero may switch, which all weights before it feel
+    for name, gradient in expected.items():
+        assert relative_error(found[name] / 256.0, gradient) < 5e-2, name
 
 
 def step(model: T5, update: OptimizerInBackward, batch: Rectangle, number: int) -> None:

@@ -221,9 +221,12 @@ def newest_run(
         needs_model: pass over runs that have saved nothing yet. is_finished: and over those that have published no model.
     """
     for run_dir, record in _newest_first(output_dir):
-        model = model_folder(run_dir) if needs_model or is_finished else None
-        has_enough = model == run_dir if is_finished else model is not None or not needs_model
-        if kind in (None, record["kind"]) and has_enough:
+        if kind not in (None, record["kind"]):
+            continue
+        if not needs_model and not is_finished:
+            return run_dir
+        model = model_folder(run_dir)
+        if model == run_dir or (model is not None and not is_finished):
             return run_dir
     return None
 
