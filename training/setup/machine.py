@@ -39,7 +39,7 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
     run.budget = replace(budget, host_bytes=int(host), device_bytes=on_device)
     run.monitor.watch_device(device, on_device)
     run.monitor.watch(run.budget.host_bytes)
-    run.notes += set(budget.warnings) - set(known)
+    run.notes += [warning for warning in budget.warnings if warning not in known]
     step = float(run.state.step)
     if group.all_reduce_min(step) != group.all_reduce_max(step):
         raise UserError(
