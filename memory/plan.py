@@ -213,9 +213,10 @@ def _smallest_of_fast(
     Args:
         slower: times the seconds of the fastest that it may take.
     """
-    *kind, seconds = _rank(fastest, work, machine)
-    ranks = [(way, _rank(way, work, machine)) for way in ways if way.storage == fastest.storage]
-    fast = [way for way, (*other, its) in ranks if other == kind and its <= slower * seconds]
+    alike = [way for way in ways if (way.storage, way.shards) == (fastest.storage, fastest.shards)]
+    # of the rows as long as they are: a few short ones make small products, which are slow
+    most = slower * typical_seconds(work, fastest, machine)
+    fast = [way for way in alike if typical_seconds(work, way, machine) <= most]
     return min(fast, key=lambda way: _peak(work, way, machine))
 
 
