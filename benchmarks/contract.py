@@ -82,7 +82,7 @@ def keeping_cases() -> list[Flags]:
 
 
 def budget_cases() -> list[Flags]:
-    """One model under rising budgets, on all cores: each should use what it is given."""
+    """One model with growing budgets, on all cores: each should use what it is given."""
     common = {
         "model_preset": "t5-base", "effective_batch_size": 16, "max_seq_len": 256, "max_steps": 2, "eval_steps": 2,
         "eval_rows": 4, "sample_rows": 0, "num_threads": usable_cores(),
@@ -194,18 +194,20 @@ def main(arguments: list[str]) -> None:
         draw_picture(notes["accuracy"])
         write_section(
             "contract-accuracy",
-            "The plan beside what was measured",
+            "The plan and the measurement",
             accuracy_body(notes["accuracy"]),
             notes["accuracy"],
         )
     if "budgets" in parts:
         run_part("budgets", budget_cases(), most, notes)
         write_section(
-            "contract-budgets", "One model under rising budgets", budgets_body(notes["budgets"]), notes["budgets"]
+            "contract-budgets", "One model with growing budgets", budgets_body(notes["budgets"]), notes["budgets"]
         )
     if "answers" in parts:
         _run_answers(most, notes)
-        write_section("contract-answers", "Budgets of answers", answers_body(notes["answers"]), notes["answers"])
+        write_section(
+            "contract-answers", "Budgets of the other commands", answers_body(notes["answers"]), notes["answers"]
+        )
     if "keeping" in parts:
         if HardLimit.why_not():
             print(f"keeping: skipped, {HardLimit.why_not()}")

@@ -187,19 +187,19 @@ def main(gigabytes: float) -> None:
         f"\n\nA step of t5-small over {STEP_ROWS} rows takes {step_seconds:.2f} s here; its reads in the last mode take "
         f"{cost * 1e3:.1f} ms, {cost / step_seconds:.2%} of that."
     )
-    body += "\n\nThe same rows in shuffled order, read by Hugging Face datasets and here:\n\n"
+    body += "\n\nThe same rows in shuffled order, read with Hugging Face datasets and here:\n\n"
     names = {
         "ours": "LowMemDataset + Order", "ours ultra": "the same, file reopened for every row",
         "map": "datasets, map-style, `shuffle`", "streaming": f"datasets, streaming, buffer of {BUFFER:,}",
     }  # fmt: skip
     body += markdown(
-        ["system", "rows/s", "growth of anonymous memory", "peak RSS", "lost on resume", "twice on resume"],
+        ["system", "rows/s", "growth of anonymous memory", "peak RSS", "lost on resume", "repeated on resume"],
         [
             [names[run["system"]], f"{run['rows_per_second']:,.0f}", f"{run['grown_mib']:.0f} MiB", f"{run['peak_rss_mib']:.0f} MiB", f"{run['lost']:,}", f"{run['repeated']:,}"]
             for run in peers
         ],
     )  # fmt: skip
-    body += f"\n\nA pass over {PEER_ROWS:,} rows is stopped at a quarter and resumed; speed and memory over {PEER_READS:,} rows."
+    body += f"\n\nA pass over {PEER_ROWS:,} rows is interrupted at a quarter and resumed; speed and memory over {PEER_READS:,} rows."
     print(body)
     heading = f"{READS:,} random reads of a file of {gigabytes:g} GB, in the order of {SHOWN_ROWS:,} rows"
     write_section("data-reading", heading, body, {"modes": modes, "peers": peers})

@@ -125,9 +125,9 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
         runs.append(measure(f"comparing the signatures of {compared_rows:,} rows (near)", ["-c", code]))
     table = [[run["what"], format_size(run["peak_bytes"]), f"{run['seconds']:,.0f}"] for run in runs]
     body = markdown(["work", "peak (anonymous, whole tree)", "seconds"], table)
-    body += f"\n\nPromised: tokenizer and duplicates {format_size(GIB)}, preparing {format_size(400 * MIB)}."
+    body += f"\n\nLimits: tokenizer and duplicates {format_size(GIB)}, preparing {format_size(400 * MIB)}."
     print(body)
-    write_section("data-scale", "Data that does not fit into memory", body, runs)
+    write_section("data-scale", "Data larger than memory", body, runs)
 
 
 if __name__ == "__main__":

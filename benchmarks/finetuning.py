@@ -1,4 +1,4 @@
-"""What does finetuning take, beside transformers and PEFT? `python -m benchmarks.finetuning [--name=value ...]`.
+"""What does finetuning take, compared with transformers and PEFT? `python -m benchmarks.finetuning [--name=value ...]`.
 
     --model=chatlm-0.2b     shape of the base, with random weights     --pairs=FILE   prompts and responses; else the sample
     --rows=16 --steps=2     rows of one step, timed steps after one    --source=256 --target=256   longest rows, in tokens
@@ -156,7 +156,7 @@ def table(runs: list[dict[str, Any]]) -> str:
                 f"{small['rows_per_second']:.2f}", way_words(small),
                 f"{fast['rows_per_second']:.2f} at {format_size(fast['peak_bytes'])}", way_words(fast),
             ])  # fmt: skip
-    head = ["what learns", "by", "least peak (VmHWM)", "rows/s then", "how", "fastest, rows/s", "how"]
+    head = ["trained weights", "by", "lowest peak (VmHWM)", "rows/s at that peak", "how", "fastest, rows/s", "how"]
     return markdown(head, rows)
 
 
@@ -170,11 +170,11 @@ def verdicts(runs: list[dict[str, Any]]) -> list[str]:
     said = []
     resident, anonymous = (_full_and_lora(runs, what) for what in ("high_water_bytes", "peak_bytes"))
     if resident and anonymous:
-        holds = "kept" if resident[0] < resident[1] else "**missed**"
+        holds = "met" if resident[0] < resident[1] else "**missed**"
         said.append(
-            f"Bar, {holds}: all weights learn here in less memory than LoRA there, as the whole process has it resident: "
-            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; there the peer's frozen weights do not "
-            "count, since they stay mapped in their file, which every step reads."
+            f"Target {holds}: training all weights here takes less resident memory of the whole process than LoRA there: "
+            f"{_beside(resident)}. Anonymous memory alone: {_beside(anonymous)}; it leaves out the peer's frozen weights, "
+            "which stay mapped from their file and are read in every step."
         )
     pairs = {run["way"]: run for run in of(runs, "ours", "full") if "failed" not in run}
     ratios = [
@@ -183,9 +183,11 @@ def verdicts(runs: list[dict[str, Any]]) -> list[str]:
         if "failed" not in run and run["way"] in pairs
     ]
     if ratios:
-        holds = "kept" if max(ratios) <= DPO_BAR else "**missed**"
+        holds = "met" if max(ratios) <= DPO_BAR else "**missed**"
         told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        said.append(f"Bar, {holds}: DPO takes at most {DPO_BAR} of supervised finetuning with as many prompts: {told}.")
+        said.append(
+            f"Target {holds}: DPO takes at most {DPO_BAR} of supervised finetuning with as many prompts: {told}."
+        )
     return said
 
 
@@ -205,7 +207,7 @@ def about(setting: Setting) -> str:
     return (
         f"Steps of {setting.rows} {rows}, at most {setting.source} + {setting.target} tokens, dropout 0.1. Peaks are "
         "anonymous memory of the whole tree: this project's with loading, evaluation and saving, the peer's with loading. "
-        "The peer is a bare loop in fp32 with AdamW, its rows sorted so that little is padded. A row of DPO has two answers."
+        "The peer is a bare loop in fp32 with AdamW, its rows sorted by length to reduce padding. A row of DPO has two answers."
     )
 
 
@@ -226,7 +228,7 @@ def main(arguments: list[str]) -> None:
             for way in ways[side]:
                 runs.append({**measure(Case(side, kind, way), setting), "turn": turn})
                 print(json.dumps(runs[-1]), flush=True)
-    heading = f"Finetuning {setting.model}, beside transformers and PEFT"
+    heading = f"Finetuning {setting.model}, compared with transformers and PEFT"
     body = "\n\n".join([about(setting), table(runs), *verdicts(runs)])
     print(f"\n{heading}\n{body}", flush=True)
     if options["write"] == "True":

@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> None:
     for case in CASES:
         runs.append(measure(case, ways, T5ModelConfig(**model_presets()[name]).vocab_size, repeats))
         print(json.dumps(runs[-1]), flush=True)
-    heading, body = f"Writing answers: {name}, one thread", table(runs)
+    heading, body = f"Generating answers: {name}, one thread", table(runs)
     print(f"\n{heading}\n{body}", flush=True)
     if options.get("write", "True") == "True":
         write_section(f"generation-{name}", heading, body, runs)

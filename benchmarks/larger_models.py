@@ -2,7 +2,7 @@
 
 Each case is a whole run in a control group with a hard limit that counts anonymous memory and pages of files: weights drawn,
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most
-anonymous memory of the process, seconds a step and what of them goes where, what went to and came from the disk, and what the products alone would take
+anonymous memory of the process, seconds a step and what of them goes where, what went to and came from the disk, and what the products only would take
 at the measured rate. Threads are those of OMP_NUM_THREADS, else all cores. Beside it what Hugging Face with AdamW holds for the same model: 16 bytes a weight in fp32, before any
 activation; with --peers=780M it is measured too, for the cases named, on as many rows as a case has. Cases are noted as they end;
 --fresh begins anew.
@@ -166,11 +166,11 @@ def body(cases: list[dict[str, Any]]) -> str:
             ]
         )  # fmt: skip
     return (
-        f"Rows of {SOURCE} + {TARGET} tokens; whole runs: weights drawn (adapters: the base read), evaluated, trained, saved. "
-        "Where the load of the machine is above its cores, seconds tell of the others.\n\n"
+        f"Rows of {SOURCE} + {TARGET} tokens; whole runs: weights initialised (adapters: the base loaded), evaluated, trained, saved. "
+        "If the load of the machine is above its number of cores, times include other programs.\n\n"
         + markdown(
-            ["case", "rows a step", "threads", "hard limit", "group, files counted", "anonymous", "planned", "blocks in the file", "s a step",
-             "planned", "load of the machine", "products alone", "computing / waiting for the disk / updating", "disk read / written", "Hugging Face with AdamW, weights and state", "whole, measured"],
+            ["case", "rows a step", "threads", "hard limit", "control group, files included", "anonymous", "planned", "blocks in the file", "s a step",
+             "planned", "load of the machine", "products only", "computing / waiting for the disk / updating", "disk read / written", "Hugging Face with AdamW, weights and state", "measured as a whole"],
             rows,
         )
     )  # fmt: skip
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> None:
             FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
     order = list(CASES)
     noted.sort(key=lambda case: (order.index(case["case"]), case["rows"]))
-    write_section("larger-models", "Models as large as the memory, or larger", body(noted), noted)
+    write_section("larger-models", "Models as large as memory, or larger", body(noted), noted)
 
 
 if __name__ == "__main__":

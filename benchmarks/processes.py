@@ -48,14 +48,14 @@ def body(cases: list[dict[str, Any]]) -> str:
     one = cases[0]
     rows = [
         [
-            f"{case['processes']}" + (", weights shared out" if case["sharded"] else ""),
+            f"{case['processes']}" + (", weights sharded" if case["sharded"] else ""),
             f"{case['tokens_per_second']:,.0f}", f"{case['tokens_per_second'] / one['tokens_per_second']:.2f}x",
             format_size(case["peak_bytes"]), format_size(case["planned_bytes"]),
             f"{max(abs(a / b - 1) for a, b in zip(case['losses'], one['losses'], strict=True)):.1e}",
         ]
         for case in cases
     ]  # fmt: skip
-    head = "processes", "tokens/s, all together", "to one", "peak of one process", "planned", "losses differ by at most"
+    head = "processes", "tokens/s in total", "to one", "peak of one process", "planned", "largest difference of losses"
     return markdown(list(head), rows)
 
 

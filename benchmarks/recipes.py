@@ -6,7 +6,7 @@ Runs `train --preset=recipe_NAME` in a child process, then the peer on the very 
 same shape, as many steps of as many rows; then the peer once more, with as many steps as it makes in the time that this
 project took. All folders are measured by the same `evaluate` command on the same validation rows, those of the recipes g2p_*
 by their word error rate too; beside them stand simple methods (the nearest neighbour's answer, the first sentence). The first ten
-held-out rows and their answers, unchosen, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
+held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
 50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
@@ -238,7 +238,7 @@ def _search(made: dict[str, Any]) -> str:
     """How the answers that are scored were written."""
     if made["num_beams"] == 1:
         return "greedy answers"
-    return f"answers by {made['num_beams']} beams and a length penalty of {made['length_penalty']}"
+    return f"answers with {made['num_beams']} beams and a length penalty of {made['length_penalty']}"
 
 
 def table(recipe: str, figures: dict[str, Any]) -> str:
@@ -292,9 +292,9 @@ def main(arguments: list[str]) -> None:
         body += f"\n\n![memory over time]({picture_place(f'recipe-{names[0]}')[1]})"
         draw_memory(picture_place(f"recipe-{names[0]}")[0], figures)
     answers = figures.pop("answers")
-    beside = ", beside Seq2SeqTrainer" if "peer" in figures or "peer_equal_time" in figures else ""
+    beside = ", compared with Seq2SeqTrainer" if "peer" in figures or "peer_equal_time" in figures else ""
     write_section(f"recipe-{names[0]}", f"Recipe: {names[0]}{beside}", body, figures)
-    told = f"The first {len(answers)} held-out rows, unchosen.\n\n{answers_table(answers)}"
+    told = f"The first {len(answers)} held-out rows, not selected.\n\n{answers_table(answers)}"
     write_section(f"answers-{names[0]}", f"Answers: {names[0]}", told, answers, ROOT / "docs" / "recipes.md")
 
 

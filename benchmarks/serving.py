@@ -173,8 +173,8 @@ def table(runs: dict[str, dict[str, Any]], count: int, clients: int) -> str:
     ]  # fmt: skip
     header = [
         "server",
-        "one after the other, requests/s",
-        f"{clients} clients at once, requests/s",
+        "sequential, requests/s",
+        f"{clients} concurrent clients, requests/s",
         "ratio",
         "answers equal",
     ]
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> None:
     heading = f"Serving {options['model']} ({options['dtype']}): {count} requests of {FEWEST} to {MOST} tokens"
     body = (
         table(runs, count, clients)
-        + f"\n\n`serve` at its highest: {runs['serve']['peak_mib']:.0f} MiB of {options['budget']}."
+        + f"\n\nPeak of `serve`: {runs['serve']['peak_mib']:.0f} MiB of {options['budget']}."
     )
     print(f"\n{heading}\n{body}", flush=True)
     if options["write"] == "True":

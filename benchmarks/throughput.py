@@ -109,8 +109,8 @@ def table(runs: list[Run]) -> str:
             format_size(max(run["high_water_bytes"] for run in good)), f"{100 * fast['share']:.0f}% of {fast['compute']}",
             *(ratio(good, [run for run in runs if run["system"] == peer]) for peer in ("shipped", "tuned")),
         ])  # fmt: skip
-    head = ["system", "tokens/s", "peak (anonymous)", "VmHWM", "share of the product rate", "to the peer as shipped"]
-    return markdown([*head, "to the peer tuned"], rows)
+    head = ["system", "tokens/s", "peak (anonymous)", "VmHWM", "share of peak products", "vs. the peer as shipped"]
+    return markdown([*head, "vs. the peer tuned"], rows)
 
 
 def notes(work: Work, runs: list[Run]) -> list[str]:
@@ -119,27 +119,27 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
     said = []
     if good:
         rates = {name: max(run["rates"][name] for run in good) / 1e9 for name in ("fp32", "bf16")}
-        said.append(f"Measured product rates: fp32 {rates['fp32']:,.0f}, bf16 {rates['bf16']:,.1f} GFLOP/s.")
+        said.append(f"Measured peak rates of products: fp32 {rates['fp32']:,.0f}, bf16 {rates['bf16']:,.1f} GFLOP/s.")
     if any(run["system"] == "tuned" for run in good):
         how = next(run for run in good if run["system"] == "tuned")["compute"]
         said[-1] += (
-            f" The tuned peer computes in {how}, without dropout, with fused AdamW and torch.compile: the time of compiling "
-            "is left out, its processes count in the peak, not in VmHWM."
+            f" The tuned peer computes in {how}, without dropout, with fused AdamW and torch.compile: compilation time "
+            "is excluded; its processes count in the peak, not in VmHWM."
         )
     standard = [run for run in good if run["system"] == "ours-standard"]
     for mode in ("ours-low", "ours-ultra"):
         bar = MODE_BAR * work.allowed(mode)
         if shares := speeds_of(pairs_of([run for run in good if run["system"] == mode], standard)):
-            holds = "kept" if min(shares) >= bar else "kept in part" if max(shares) >= bar else "**missed**"
+            holds = "met" if min(shares) >= bar else "partly met" if max(shares) >= bar else "**missed**"
             told = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
             said.append(
-                f"Bar, {holds}: {mode} at {told} of the speed of ours-standard; the products that it makes once more allow "
-                f"{work.allowed(mode):.0%}, and {bar:.0%} are asked."
+                f"Target {holds}: {mode} at {told} of the speed of ours-standard; its recomputed products allow "
+                f"{work.allowed(mode):.0%}, and {bar:.0%} are required."
             )
     largest = max((run["high_water_bytes"] for run in good if run["system"] == "ours-ultra"), default=0)
     if work.bar_bytes and largest:
-        holds = "kept" if largest <= work.bar_bytes else "**missed**"
-        said.append(f"Bar, {holds}: at most {format_size(work.bar_bytes)} of VmHWM; {format_size(largest)} measured.")
+        holds = "met" if largest <= work.bar_bytes else "**missed**"
+        said.append(f"Target {holds}: at most {format_size(work.bar_bytes)} of VmHWM; {format_size(largest)} measured.")
     return said
 
 

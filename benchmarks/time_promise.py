@@ -131,8 +131,8 @@ def table(done: Sequence[Case]) -> str:
             " ".join(f"{name}={value}" for name, value in case["flags"].items()), f"{middle:.1f} ({low:.1f}-{high:.1f})",
             f"{case['took']:.1f}", kept, f"{case['step_promised']:.3f}", f"{case['step_took']:.3f}", left,
         ])  # fmt: skip
-    head = ["configuration", "promised, s", "took, s", "kept", "step promised", "step took"]
-    return markdown([*head, "left after 20 steps: promised / its steps took"], rows)
+    head = ["configuration", "estimate, s", "actual, s", "kept", "step, estimate", "step, actual"]
+    return markdown([*head, "time left after 20 steps: estimate / actual"], rows)
 
 
 def body_of(notes: Sequence[Case]) -> str:
@@ -142,7 +142,7 @@ def body_of(notes: Sequence[Case]) -> str:
     steps = [case["step_took"] / case["step_promised"] - 1 for case in done]
     kept = sum(case["promised"][0] <= case["took"] <= case["promised"][2] for case in done)
     return (
-        f"{kept} of {len(done)} runs took a time within the promised range; against its middle, the median is "
+        f"{kept} of {len(done)} runs took a time within the estimated range; relative to its middle, the median is "
         f"{statistics.median(off):+.0%}, from {min(off):+.0%} to {max(off):+.0%}; steps alone: median "
         f"{statistics.median(steps):+.0%}, from {min(steps):+.0%} to {max(steps):+.0%}.\n\n{table(done)}"
     )
@@ -217,7 +217,7 @@ def main(arguments: list[str]) -> None:
     if any("failed" not in case for case in notes):
         print(f"\n{body_of(notes)}")
         if options["write"] == "True":
-            write_section("time-promise", "The time that is promised, and the time it takes", body_of(notes), notes)
+            write_section("time-promise", "Estimated and actual time", body_of(notes), notes)
     return None
 
 

@@ -32,11 +32,11 @@ def tables() -> str:
         for name, key in keys.items():
             if file != CONFIG or key is not GENERATION_KEYS.get(name):
                 rows.setdefault(id(key), (key, []))[1].append(f"`{name}`")
-        lines += ["", f"`{file}`", "", "| key | here | what it says |", "|---|---|---|"]
+        lines += ["", f"`{file}`", "", "| key | here | meaning |", "|---|---|---|"]
         for key, names in rows.values():
             kind = key.kind
             if kind == REFUSED:
-                kind += ", but for " + ", ".join(f"`{json.dumps(value)}`" for value in (*key.allowed, None))
+                kind += ", except " + ", ".join(f"`{json.dumps(value)}`" for value in (*key.allowed, None))
             lines.append(f"| {', '.join(names)} | {kind} | {key.does} |")
     return "\n".join(lines) + "\n\n"
 

@@ -1,4 +1,4 @@
-"""Every key of the JSON files in a published T5 folder, and what is done with it here: heeded, without effect, or refused.
+"""Every key of the JSON files in a published T5 folder, and what is done with it here: used, without effect, or refused.
 
 One declaration: readers check a file against it (`check_keys`), and `python docs/make_published_keys.py` writes its table
 into the documentation. Keys are those that transformers 4 and 5 write for T5, mT5, UMT5, ByT5 and CodeT5.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HEEDED, IDLE, REFUSED = "heeded", "no effect here", "refused"
+USED, IDLE, REFUSED = "used", "no effect here", "refused"
 CONFIG, GENERATION, TOKENIZER, SPECIAL = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
 )  # fmt: skip
@@ -33,7 +33,7 @@ class Key(NamedTuple):
     """What is done with a key.
 
     Args:
-        kind: HEEDED, IDLE or REFUSED. does: what it says, and what becomes of it. allowed: values of a refused key that ask for
+        kind: USED, IDLE or REFUSED. does: what it says, and what becomes of it. allowed: values of a refused key that ask for
             nothing; null always does. counts: whether the key has an effect at all in this file.
     """
 
@@ -48,47 +48,47 @@ def _keys(*rows: tuple[str, Key]) -> dict[str, Key]:
 
 
 _REPORTS = Key(IDLE, "what a call gives back in Python")
-_IDS = Key(HEEDED, "id of that token; the tokenizer must have the same")
+_IDS = Key(USED, "id of that token; the tokenizer must have the same")
 # of generation; config.json may hold them too, and counts where there is no generation_config.json
 GENERATION_KEYS = _keys(
-    ("max_new_tokens", Key(HEEDED, "longest answer; goes before max_length")),
-    ("max_length", Key(HEEDED, "the same with the start token counted")),
-    ("min_new_tokens", Key(HEEDED, "shortest answer; goes before min_length")),
-    ("min_length", Key(HEEDED, "the same with the start token counted")),
-    ("num_beams length_penalty early_stopping", Key(HEEDED, "beam search (not in serve, which has none)")),
-    ("repetition_penalty no_repeat_ngram_size", Key(HEEDED, "held against tokens written before")),
-    ("do_sample", Key(HEEDED, "tokens are drawn, by temperature (1), top_k (50) and top_p (1) where not said")),
-    ("temperature top_k top_p", Key(HEEDED, "where do_sample is true; else no effect, as in transformers")),
-    ("eos_token_id", Key(HEEDED, "must be the model's own end token; several are refused")),
-    ("decoder_start_token_id", Key(HEEDED, "must be that of config.json")),
+    ("max_new_tokens", Key(USED, "longest answer; overrides max_length")),
+    ("max_length", Key(USED, "the same with the start token counted")),
+    ("min_new_tokens", Key(USED, "shortest answer; overrides min_length")),
+    ("min_length", Key(USED, "the same with the start token counted")),
+    ("num_beams length_penalty early_stopping", Key(USED, "beam search (not in serve, which has none)")),
+    ("repetition_penalty no_repeat_ngram_size", Key(USED, "penalises or forbids tokens of the answer so far")),
+    ("do_sample", Key(USED, "sampling, with temperature 1, top_k 50 and top_p 1 unless given")),
+    ("temperature top_k top_p", Key(USED, "if do_sample is true; otherwise no effect, as in transformers")),
+    ("eos_token_id", Key(USED, "must be the model's own end token; several are refused")),
+    ("decoder_start_token_id", Key(USED, "must be that of config.json")),
     ("pad_token_id", Key(IDLE, "answers are not padded")),
     ("bos_token_id", Key(IDLE, "T5 starts with decoder_start_token_id")),
-    ("min_p", Key(REFUSED, "drawing from likely tokens only", (0.0,), _draws)),
-    ("top_h", Key(REFUSED, "drawing by entropy", (), _draws)),
-    ("typical_p", Key(REFUSED, "drawing of typical tokens", (1.0,), _draws)),
-    ("epsilon_cutoff eta_cutoff", Key(REFUSED, "drawing above a cut-off", (0.0,), _draws)),
-    ("renormalize_logits", Key(REFUSED, "scores of a search made anew", (False,), _searches)),
+    ("min_p", Key(REFUSED, "sampling from likely tokens only", (0.0,), _draws)),
+    ("top_h", Key(REFUSED, "entropy sampling", (), _draws)),
+    ("typical_p", Key(REFUSED, "typical sampling", (1.0,), _draws)),
+    ("epsilon_cutoff eta_cutoff", Key(REFUSED, "sampling above a cut-off", (0.0,), _draws)),
+    ("renormalize_logits", Key(REFUSED, "renormalised scores of a search", (False,), _searches)),
     ("bad_words_ids force_words_ids", Key(REFUSED, "words that answers must not or must hold", ([],))),
     ("constraints", Key(REFUSED, "constraints on answers", ([],))),
     ("suppress_tokens begin_suppress_tokens", Key(REFUSED, "tokens that answers must not hold", ([],))),
-    ("sequence_bias", Key(REFUSED, "scores of sequences changed", ([], {}))),
-    ("forced_bos_token_id forced_eos_token_id", Key(REFUSED, "a first or last token that is not chosen")),
-    ("force_bos_token_to_be_generated", Key(REFUSED, "a first token that is not chosen", (False,))),
-    ("encoder_no_repeat_ngram_size", Key(REFUSED, "no run of the prompt's tokens in an answer", (0,))),
-    ("encoder_repetition_penalty", Key(REFUSED, "tokens of the prompt favoured", (1.0,))),
-    ("exponential_decay_length_penalty", Key(REFUSED, "ends favoured from a length on")),
-    ("diversity_penalty", Key(REFUSED, "search in groups", (0.0,))),
-    ("num_beam_groups", Key(REFUSED, "search in groups", (1,))),
+    ("sequence_bias", Key(REFUSED, "biased scores of sequences", ([], {}))),
+    ("forced_bos_token_id forced_eos_token_id", Key(REFUSED, "a forced first or last token")),
+    ("force_bos_token_to_be_generated", Key(REFUSED, "a forced first token", (False,))),
+    ("encoder_no_repeat_ngram_size", Key(REFUSED, "n-grams of the prompt forbidden in the answer", (0,))),
+    ("encoder_repetition_penalty", Key(REFUSED, "tokens of the prompt preferred", (1.0,))),
+    ("exponential_decay_length_penalty", Key(REFUSED, "longer answers penalised")),
+    ("diversity_penalty", Key(REFUSED, "group beam search", (0.0,))),
+    ("num_beam_groups", Key(REFUSED, "group beam search", (1,))),
     ("penalty_alpha", Key(REFUSED, "contrastive search", (0.0,))),
-    ("dola_layers", Key(REFUSED, "contrast between layers")),
-    ("guidance_scale", Key(REFUSED, "guidance without a classifier", (1, 1.0))),
-    ("token_healing", Key(REFUSED, "the prompt's last tokens cut anew", (False,))),
+    ("dola_layers", Key(REFUSED, "contrastive decoding between layers")),
+    ("guidance_scale", Key(REFUSED, "classifier-free guidance", (1, 1.0))),
+    ("token_healing", Key(REFUSED, "re-tokenizing the end of the prompt", (False,))),
     ("watermarking_config", Key(REFUSED, "a watermark")),
-    ("stop_strings", Key(REFUSED, "texts that end an answer", ([],))),
-    ("max_time", Key(REFUSED, "answers ended by the clock")),
-    ("use_mtp", Key(REFUSED, "several tokens predicted at once", (False,))),
+    ("stop_strings", Key(REFUSED, "stop strings", ([],))),
+    ("max_time", Key(REFUSED, "a time limit for answers")),
+    ("use_mtp", Key(REFUSED, "multi-token prediction", (False,))),
     ("num_return_sequences", Key(IDLE, "one answer is written, the best or first of them")),
-    ("remove_invalid_values", Key(IDLE, "numbers of a sound model are finite")),
+    ("remove_invalid_values", Key(IDLE, "outputs of an intact model are finite")),
     (
         "use_cache cache_implementation cache_config max_cache_len return_legacy_cache prefill_chunk_size low_memory "
         "disable_compile compile_config continuous_batching_config",
@@ -109,34 +109,34 @@ GENERATION_KEYS = _keys(
 _ONLY_IN_GENERATION = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version")
 
 CONFIG_KEYS = _keys(
-    ("model_type architectures", Key(HEEDED, "t5, mt5 or umt5; in the first files the class alone says it")),
-    ("vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads", Key(HEEDED, "the shape")),
-    ("hidden_size head_dim num_hidden_layers num_attention_heads", Key(HEEDED, "other names of d_model, d_kv, num_layers, num_heads")),
-    ("relative_attention_num_buckets relative_attention_max_distance", Key(HEEDED, "position bias")),
-    ("feed_forward_proj dense_act_fn is_gated_act", Key(HEEDED, "relu, gated-gelu (gelu_new) or gated-silu; others are refused")),
-    ("layer_norm_epsilon initializer_factor", Key(HEEDED, "")),
-    ("dropout_rate", Key(IDLE, "a choice of each training: --dropout_rate")),
-    ("tie_word_embeddings", Key(HEEDED, "whether the head is the embedding (from version 5 on the tensors say it), and whether the output is scaled")),
-    ("scale_decoder_outputs", Key(HEEDED, "output scaled by d_model^-0.5; where absent, tie_word_embeddings says it")),
+    ("model_type architectures", Key(USED, "t5, mt5 or umt5; the oldest files give only the class")),
+    ("vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads", Key(USED, "the shape")),
+    ("hidden_size head_dim num_hidden_layers num_attention_heads", Key(USED, "other names of d_model, d_kv, num_layers, num_heads")),
+    ("relative_attention_num_buckets relative_attention_max_distance", Key(USED, "position bias")),
+    ("feed_forward_proj dense_act_fn is_gated_act", Key(USED, "relu, gated-gelu (gelu_new) or gated-silu; others are refused")),
+    ("layer_norm_epsilon initializer_factor", Key(USED, "")),
+    ("dropout_rate", Key(IDLE, "chosen for each training run: --dropout_rate")),
+    ("tie_word_embeddings", Key(USED, "whether the head is the embedding (from version 5 on, the tensors decide), and whether the output is scaled")),
+    ("scale_decoder_outputs", Key(USED, "output scaled by d_model^-0.5; if absent, tie_word_embeddings decides")),
     ("bias_in_every_layer", Key(IDLE, "follows from model_type")),
-    ("transformers_version", Key(HEEDED, "an mT5 with tied heads is scaled up to version 4, and not from 5 on")),
+    ("transformers_version", Key(USED, "an mT5 with tied heads is scaled up to version 4, not from 5 on")),
     ("pad_token_id eos_token_id", _IDS),
-    ("decoder_start_token_id", Key(HEEDED, "token that the decoder starts with; where absent, padding")),
-    ("is_encoder_decoder", Key(REFUSED, "an encoder alone", (True,))),
-    ("is_decoder", Key(REFUSED, "a decoder alone", (False,))),
+    ("decoder_start_token_id", Key(USED, "first token of the decoder; if absent, padding")),
+    ("is_encoder_decoder", Key(REFUSED, "an encoder without a decoder", (True,))),
+    ("is_decoder", Key(REFUSED, "a decoder without an encoder", (False,))),
     ("tie_encoder_decoder", Key(REFUSED, "one set of weights for encoder and decoder", (False,))),
-    ("pruned_heads", Key(REFUSED, "heads left out", ({},))),
-    ("quantization_config", Key(REFUSED, "weights that another program has packed; name the model that they were made from")),
+    ("pruned_heads", Key(REFUSED, "pruned attention heads", ({},))),
+    ("quantization_config", Key(REFUSED, "weights quantized by another program; name the model that they were made from")),
     ("prefix task_specific_params", Key(IDLE, "what transformers' pipelines add, by task, and its `generate` does not: --source_prefix and flags")),
     ("auto_map custom_pipelines", Key(IDLE, "code of the folder is never run; its tensors must be a T5's")),
-    ("torch_dtype dtype use_bfloat16", Key(IDLE, "the tensors say it")),
+    ("torch_dtype dtype use_bfloat16", Key(IDLE, "the tensors decide")),
     ("n_positions max_position_embeddings output_past gradient_checkpointing scalable_attention", Key(IDLE, "the model has no such limit or switch")),
     ("chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset "
      "_experts_implementation torchscript xla_device tf_legacy_loss", Key(IDLE, "how it is computed; the numbers are the same")),
     ("return_dict", _REPORTS),
-    ("tokenizer_class", Key(IDLE, "tokenizer_config.json says it")),
-    ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "nothing in a T5")),
-    ("id2label label2id problem_type finetuning_task num_labels classifier_dropout classifier_dropout_rate", Key(IDLE, "of classifiers")),
+    ("tokenizer_class", Key(IDLE, "tokenizer_config.json decides")),
+    ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "not used by T5")),
+    ("id2label label2id problem_type finetuning_task num_labels classifier_dropout classifier_dropout_rate", Key(IDLE, "only for classifiers")),
     ("_name_or_path _commit_hash", Key(IDLE, "where the file comes from")),
 )  # fmt: skip
 CONFIG_KEYS = {
@@ -144,31 +144,31 @@ CONFIG_KEYS = {
     **CONFIG_KEYS,
 }
 
-_SPECIAL_TOKEN = Key(HEEDED, "that token's text")
-_MORE_TOKENS = Key(HEEDED, "further tokens that are never cut")
+_SPECIAL_TOKEN = Key(USED, "that token's text")
+_MORE_TOKENS = Key(USED, "further tokens that are never split")
 SPECIAL_KEYS = _keys(
     ("eos_token pad_token unk_token bos_token", _SPECIAL_TOKEN),
-    ("sep_token cls_token mask_token", Key(IDLE, "nothing in a T5; their ids are kept")),
+    ("sep_token cls_token mask_token", Key(IDLE, "not used by T5; their ids are kept")),
     ("additional_special_tokens extra_special_tokens", _MORE_TOKENS),
 )  # fmt: skip
 TOKENIZER_KEYS = {
     **SPECIAL_KEYS,
     **_keys(
-        ("extra_ids _extra_ids", Key(HEEDED, "number of sentinels behind the vocabulary")),
+        ("extra_ids _extra_ids", Key(USED, "number of sentinels after the vocabulary")),
         ("added_tokens_decoder model_specific_special_tokens", _MORE_TOKENS),
-        ("tokenizer_class", Key(HEEDED, "the kind: T5 (SentencePiece), ByT5 (bytes), Roberta (byte-level BPE, <s> before a text)")),
-        ("chat_template", Key(HEEDED, "--prompt_template=chat_template")),
-        ("add_prefix_space trim_offsets", Key(HEEDED, "whether a text begins with a space")),
-        ("legacy", Key(HEEDED, "false: no blank is put behind special tokens")),
-        ("sp_model_kwargs", Key(REFUSED, "other pieces at each reading", ({}, {"enable_sampling": False}))),
-        ("do_lower_case", Key(REFUSED, "letters made small", (False,))),
-        ("split_special_tokens", Key(REFUSED, "special tokens cut like text", (False,))),
+        ("tokenizer_class", Key(USED, "the kind: T5 (SentencePiece), ByT5 (bytes), Roberta (byte-level BPE, <s> before a text)")),
+        ("chat_template", Key(USED, "--prompt_template=chat_template")),
+        ("add_prefix_space trim_offsets", Key(USED, "whether a text begins with a space")),
+        ("legacy", Key(USED, "false: no space is inserted after special tokens")),
+        ("sp_model_kwargs", Key(REFUSED, "sampled segmentation", ({}, {"enable_sampling": False}))),
+        ("do_lower_case", Key(REFUSED, "lower-casing", (False,))),
+        ("split_special_tokens", Key(REFUSED, "special tokens split like text", (False,))),
         ("padding_side truncation_side model_max_length max_length stride truncation_strategy pad_to_multiple_of "
          "pad_token_type_id model_input_names", Key(IDLE, "rows are padded and cut here: --max_seq_len")),
         ("clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output "
          "spaces_between_special_tokens skip_special_tokens", Key(IDLE, "answers are shown as they were written")),
-        ("add_bos_token add_eos_token", Key(IDLE, "every text ends with the end token; what stands before it, the tokenizer's own file says")),
-        ("keep_accents errors response_template response_schema chat_control_tokens use_default_system_prompt", Key(IDLE, "nothing in a T5")),
+        ("add_bos_token add_eos_token", Key(IDLE, "every text ends with the end token; the tokenizer's own file says what comes first")),
+        ("keep_accents errors response_template response_schema chat_control_tokens use_default_system_prompt", Key(IDLE, "not used by T5")),
         ("name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file backend files_loaded is_local "
          "from_slow use_fast processor_class verbose auto_map local_files_only unk_id additional_chat_templates transformers_version _commit_hash",
          Key(IDLE, "where the file comes from, and how it is loaded")),

@@ -1,4 +1,4 @@
-"""Every command in the READMEs is one that works: it parses here, and its like is run in tests/end_to_end."""
+"""Every command of the READMEs and of docs/ is one that works: it parses here, and those of the first hour are run in tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from benchmarks.checks import plan_table
 from config import COMMANDS, ROOT, load
 
 PAGES = ("README.md", "README.zh-CN.md")
-SWITCHES = {"-c", "-r"}
+DOCS = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))
 
 
 def commands_of(page: str) -> list[str]:
-    """Lines of the unmarked code blocks."""
+    """Lines of the code blocks that are unmarked or marked as bash; a line that ends in a backslash goes on."""
     text = (ROOT / page).read_text(encoding="utf8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    return [line for language, block in blocks if not language for line in block.splitlines() if line.strip()]
+    lines = (block.replace("\\\n", " ").splitlines() for language, block in blocks if language in ("", "bash"))
+    return [line for block in lines for line in block if shlex.split(line, comments=True)]
 
 
-@pytest.mark.parametrize("line", dict.fromkeys(line for page in PAGES for line in commands_of(page)))
+OURS = [line for page in DOCS for line in commands_of(page) if re.search(r"^make |train_low_mem\.py \w", line)]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys([*(line for page in PAGES for line in commands_of(page)), *OURS]))
 def test_the_command_is_one_that_exists(line: str) -> None:
-    words = shlex.split(line)
+    words = shlex.split(line.partition(" > ")[0], comments=True)
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         words = ["train_low_mem.py", "train", *shlex.split(words[2].removeprefix("ARGS="))] if len(words) > 2 else []
     if "train_low_mem.py" in words:
         command, *flags = words[words.index("train_low_mem.py") + 1 :]
         assert command in COMMANDS
-        load(command, dict(flag.removeprefix("--").split("=", 1) for flag in flags))
+        named = [flag for flag in flags if flag.startswith("--")]  # the others: FOLDER of check, MODEL of serve
+        load(command, dict(flag.removeprefix("--").split("=", 1) for flag in named))
     elif words:
         assert words[0] in ("pip", "tail"), line
 
@@ -51,7 +56,7 @@ def test_both_languages_say_the_same() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/memory.md", "docs/data.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*PAGES, *DOCS, "CONTRIBUTING.md"])
 def test_links_and_files_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf8")
     links = re.findall(r"\]\(([^)#:]+)\)", text)

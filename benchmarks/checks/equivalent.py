@@ -1,4 +1,4 @@
-"""Which changes can no test notice, since they change nothing that is promised? With the reason; looked at one by one."""
+"""Which changes can no test notice, since they change nothing that is guaranteed? With the reason; looked at one by one."""
 
 from __future__ import annotations
 

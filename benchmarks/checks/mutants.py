@@ -153,12 +153,12 @@ def _wing(mutant: Mutant) -> str:
 def body(found: dict[str, Any]) -> str:
     """What is said of the figures, as Markdown."""
     titles = {
-        "tried": "tried", "survived_at_first": "survived the first tests asked", "noticed_since": "of these noticed by more tests, or by new ones",
-        "equivalent": "change nothing that is promised", "left": "left",
+        "tried": "tried", "survived_at_first": "survived the first tests run", "noticed_since": "of these found by more tests, or by new ones",
+        "equivalent": "no effect on a guarantee", "left": "left",
     }  # fmt: skip
     rows = [[wing, *(str(counts[name]) for name in titles)] for wing, counts in found["by_wing"].items()]
     rows.append(["in all", *(str(found[name]) for name in titles)])
-    return f"{found['tried']} of {found['possible']} changes that can be made, drawn by their names.\n\n" + markdown(
+    return f"{found['tried']} of {found['possible']} possible changes, drawn by their names.\n\n" + markdown(
         ["where", *titles.values()], rows
     )
 
@@ -186,7 +186,7 @@ def main() -> None:
     try_all(wanted, asked.processes, told, asked.minutes, MOST_AGAIN if asked.again else MOST_TEST_FILES)
     found = figures(drawn([]))
     print(f"{found['tried']} of {found['possible']} tried, {found['survived_at_first']} survived at first, {found['left']} left")  # fmt: skip
-    write_section("mutants", "Slips made on purpose", body(found), found, PAGE)
+    write_section("mutants", "Mutation tests", body(found), found, PAGE)
 
 
 if __name__ == "__main__":

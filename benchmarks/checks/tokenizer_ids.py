@@ -164,7 +164,7 @@ def main() -> None:
         print(f"{kind}: {len(found):,} of {count:,} differ", *map(ascii, found[:3]), flush=True)
         rows.append((kind, f"{count:,}", f"{len(found):,}"))
         wrong += len(found)
-    body = markdown(("tokenizer", "texts in 30 scripts", "other ids than its library gives"), rows)
+    body = markdown(("tokenizer", "texts in 30 scripts", "ids that differ from its library's"), rows)
     write_section("tokenizer-ids", "Ids of published tokenizers", body, rows)
     raise SystemExit(wrong > 0)
 

@@ -185,7 +185,9 @@ class Case:
         found = contents(folder)
         differing = [name for name in {**found, **self.whole} if found.get(name) != self.whole.get(name)]
         if differing:
-            verdict.problems.append(f"{len(differing)} files are not as unbroken: {', '.join(differing[:4])}")
+            verdict.problems.append(
+                f"{len(differing)} files differ from an undisturbed run: {', '.join(differing[:4])}"
+            )
         left = [path.name for path in folder.rglob("*") if any(sign in path.name for sign in HIDDEN)]
         if left:
             verdict.problems.append(f"left behind: {', '.join(left)}")

@@ -172,9 +172,9 @@ def body(found: list[Series]) -> str:
     told = [f"- {one.name}, {problem}" for one in found for problem in one.problems]
     return "\n".join(
         [
-            f"{total} kills in {minutes:.0f} minutes; {wrong} of them left something that is not as in an unbroken run. "
-            f"A checkpoint every {SAVE_STEPS} steps; at most so many may be done twice.\n",
-            markdown(["killed", "kills", "most steps done twice", "not as unbroken"], rows),
+            f"{total} kills in {minutes:.0f} minutes; {wrong} of them left a difference from an undisturbed run. "
+            f"A checkpoint every {SAVE_STEPS} steps; at most that many may be repeated.\n",
+            markdown(["killed", "kills", "most repeated steps", "differences"], rows),
             *([f"\nNot yet run: {'; '.join(missing)}."] if missing else []),
             *(["", *told] if told else []),
         ]
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> int:
                 world.make()
                 series.run(moments())
     found = [Series.noted(name) for name, _ in planned]
-    write_section("kills", "Kills and losses of power", body(found), [asdict(one) for one in found], PAGE)
+    write_section("kills", "Kills and power losses", body(found), [asdict(one) for one in found], PAGE)
     return int(any(one.problems for one in found))
 
 

@@ -238,12 +238,12 @@ def body(quarters: list[Quarter], found: list[str], samples: int) -> str:
     header = [
         "quarter",
         "to step",
-        "memory, at most",
+        "peak memory",
         "threads",
         "open files",
         "files",
         "processor time of a step",
-        "in yardsticks",
+        "in units of fixed work",
     ]
     rows = [
         [str(number), f"{q.steps:,}", f"{q.anon_bytes / MIB:.1f} MiB", str(q.threads), str(q.open_files), str(q.files),
@@ -253,7 +253,7 @@ def body(quarters: list[Quarter], found: list[str], samples: int) -> str:
     slower, error = growth_of(quarters)
     verdict = (
         "; ".join(found)
-        or f"Flat: a step of the last quarter takes {slower:+.1%} (± {ERRORS * error:.1%}) processor time beside the second."
+        or f"Flat: a step of the last quarter takes {slower:+.1%} (± {ERRORS * error:.1%}) processor time, relative to the second."
     )
     return f"{markdown(header, rows)}\n\n{verdict} {samples} windows of {WINDOW_SECONDS:.0f} s."
 

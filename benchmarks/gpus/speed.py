@@ -19,7 +19,7 @@ STEPS = 10
 MEMORY_SHARE = 0.4  # of compiled Hugging Face's, at no less than its speed
 HEAD = (
     "system", "tokens/s", "peak of tensors", "planned", "held by the allocator", "card, from outside", "process",
-    "share of the product rate", *(f"to {peer}" for peer in PEERS),
+    "share of peak products", *(f"to {peer}" for peer in PEERS),
 )  # fmt: skip
 
 
@@ -96,4 +96,4 @@ def _bar(ours: list[Run], compiled: list[Run]) -> str:
         is_small = all(run["peak_bytes"] <= MEMORY_SHARE * base["peak_bytes"] for run, base in pairs)
         if pairs and is_small and speeds_of(pairs)[0] >= 1:
             keeping.append(f"{system} at {speeds_of(pairs)[0]:.2f} times its speed")
-    return f"Bar, {f'kept: {asked}: ' + ', '.join(keeping) if keeping else f'**missed**: no mode is {asked}'}."
+    return f"Target {f'met: {asked}: ' + ', '.join(keeping) if keeping else f'**missed**: no mode is {asked}'}."

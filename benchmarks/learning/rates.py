@@ -94,8 +94,8 @@ def main(arguments: list[str]) -> None:
     told = f"{options['steps']} steps of {options['rows']} rows; scores in percent of greedy answers to {options['eval_rows']} rows."
     write_section(
         f"rates-{names[0]}",
-        f"Finetuning rates: {names[0]}",
-        f"{told}\n\n{markdown(['from', 'highest rate', *keys], rows)}",
+        f"Finetuning learning rates: {names[0]}",
+        f"{told}\n\n{markdown(['from', 'peak rate', *keys], rows)}",
         found,
     )
 

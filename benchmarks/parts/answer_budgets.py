@@ -119,7 +119,7 @@ def answers_body(found: list[dict[str, Any]]) -> str:
             format_size(j["least_peak"]), f"{j['share']:.2f}", f"{j['wasted']:.2f}", str(j["over"]), str(j["wrong"]),
         ])  # fmt: skip
     return (
-        "Budgets closed in on by halving; peaks of anonymous memory of the process tree. Kept: no peak above its budget. Used: the "
+        "The smallest accepted budget is found by bisection; peaks are anonymous memory of the process tree. Kept: no peak is above its budget. Used: the "
         f"smallest accepted run takes at least {USED_SHARE} of the largest budget that was refused.\n\n"
         + markdown(
             [

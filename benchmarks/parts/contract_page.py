@@ -100,5 +100,5 @@ def budgets_body(cases: list[dict[str, Any]]) -> str:
             ]
         )
     return "t5-base, effective batch 16, pairs of up to 256 tokens.\n\n" + markdown(
-        ["budget", "the plan's way", "measured peak", "tokens/s", "beside the smallest budget"], rows
+        ["budget", "plan", "measured peak", "tokens/s", "relative to the smallest budget"], rows
     )

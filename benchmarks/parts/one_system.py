@@ -42,7 +42,7 @@ def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple
 
 
 def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
-    """The step of this project: the plan's way for `mode`, Adafactor."""
+    """The step of this project: the plan for `mode`, Adafactor."""
     from devices.malloc import trim_malloc, tune_malloc
     from engine.blockwise import Blockwise
     from engine.optimizer_in_backward import OptimizerInBackward

@@ -1,6 +1,6 @@
 """In which order does docs/benchmarks.md answer? As a reader asks: memory, speed, quality, plan, data.
 
-A page is cut at the marks of its sections and laid together again: a summary of all benchmarks and classes of processor on
+A page is cut at the marks of its sections and put together again: a summary of all benchmarks and classes of processor on
 top, made from the raw figures beside the page, then chapters; in a section, a table of more rows than a screen shows is
 folded. Laying out a page twice changes nothing.
 """
@@ -29,7 +29,7 @@ FOLDED_ROWS = 16  # more of them are folded
 SECTION = re.compile(r"<!-- (\S+) on (\S+) -->\n.*?<!-- /\1 on \2 -->\n", re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
-SUMMARY_HEAD = ("question", "work", "this project", "the usual trainer", "processor")
+SUMMARY_HEAD = ("question", "work", "this project", "Hugging Face", "processor")
 Row = tuple[str, str, str, str]
 
 

@@ -40,9 +40,9 @@ def table(results: Sequence[dict[str, Any]], reference: str) -> str:
             _reached([_share_until(run, base[run["seed"]]) for run in runs if run["seed"] in base]),
             *(_finetuned(runs, of_tier(results, reference), metric) if metric else []),
         ])  # fmt: skip
-    header = ["tier", "products in", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
+    header = ["tier", "product dtype", "bytes a weight", "learning rate", "evaluation loss", "over seeds"]
     finetuned = ["finetuned: loss", "to the reference", metric, "over seeds"] if metric else []
-    return markdown([*header, "to the reference", "its loss after", *finetuned], rows)
+    return markdown([*header, "to the reference", "reaches its loss after", *finetuned], rows)
 
 
 def metric_of(results: Sequence[dict[str, Any]]) -> str | None:
@@ -154,7 +154,7 @@ def write_page(
     heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
     draw(results, heading, study["rows"] * study["length"], picture)
     swept = ", ".join(sorted(rates))
-    found = f"The learning rates of {swept} were found by a sweep on a fifth of the tokens. " if rates else ""
+    found = f"The learning rates of {swept} come from a sweep on a fifth of the tokens. " if rates else ""
     body = table(results, reference)
     body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({link})"
     print(f"\n{heading}\n{body}")

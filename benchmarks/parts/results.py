@@ -22,7 +22,7 @@ from devices.cores import usable_cores
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 Run = dict[str, Any]  # one system in one turn
-TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Ratios within one run count; absolute times drift with the machine. Each class of processor (as `doctor` names it) has tables of its own.\n"
+TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Compare ratios within one run: absolute times vary with the load of the machine. Each class of processor (as named by `doctor`) has its own tables.\n"
 
 
 def machine() -> str:
