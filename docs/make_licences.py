@@ -23,9 +23,9 @@ TITLES = {
 }
 INTRODUCTION = """# Licences of the packages used
 
-Written by `docs/make_licences.py` from the metadata of the installed packages, never by hand. Nothing of them is part of
-this repository: `pip` installs them. *Named* packages stand in a requirements file; the others are needed by those, on Linux with a
-CPU. With a GPU, torch brings NVIDIA's libraries (`nvidia-*`), under NVIDIA's own terms.
+Written by `docs/make_licences.py` from the metadata of the installed packages, never by hand. None of them is part of this
+repository: `pip` installs them. *Named* packages are in a requirements file; the others are their dependencies on Linux with a
+CPU. For GPUs, torch adds NVIDIA's libraries (`nvidia-*`), under NVIDIA's own terms.
 
 """
 _LICENCE_CLASS = "License :: "

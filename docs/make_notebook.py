@@ -16,9 +16,9 @@ SECONDS = 600  # for one cell
 CELLS = (
     """# A T5 from a notebook
 
-Trains a tiny T5 on some made-up text, listens to it while it trains, and looks at what it has done. Everything goes into a
-temporary folder. Open it from the `docs` folder of the repository, with the packages of `requirements.txt`, and `pandas`
-and `matplotlib` for the last cells.""",
+Trains a tiny T5 on generated text, receives its events during training, and inspects the result. Everything is written to a
+temporary folder. Open this notebook in the `docs` folder of the repository, with the packages of `requirements.txt`, and
+`pandas` and `matplotlib` for the last cells.""",
     """%matplotlib inline
 import os
 import random
@@ -35,8 +35,8 @@ lines = [f"The {random.choice(animals)} sleeps by the {random.choice(places)} un
 characters = Path("text.txt").write_text("\\n\\n".join(lines))""",
     """## Train
 
-Settings are those of the command line. A *callback* is any function of one event: a dictionary, the same as a line of the
-run's `metrics.jsonl`. Returning `"stop"` ends the run behind its step, saved; `"save"` has it write a checkpoint.""",
+Settings are those of the command line. A *callback* is any function of one event, a dictionary that is also a line of the
+run's `metrics.jsonl`. If it returns `"stop"`, the run ends after its step, saved; if `"save"`, it writes a checkpoint.""",
     """from config import load
 from trainer_low_mem import LowMemTrainer, plot
 
@@ -51,9 +51,9 @@ def say(event):
         print(f"step {event['step']:2}: evaluation loss {event['loss']:.2f}")
 
 summary = LowMemTrainer(config, callbacks=[say]).train()""",
-    """## Look
+    """## Inspect
 
-`summary` says what was planned and measured. `history()` gives the steps as columns, `history("eval")` the evaluations.""",
+`summary` holds what was planned and measured. `history()` returns the steps as columns, `history("eval")` the evaluations.""",
     """from units import format_size
 
 print("planned", format_size(summary.planned_peak_bytes), "measured", format_size(summary.measured_peak_bytes))
@@ -65,8 +65,8 @@ table = pandas.DataFrame(summary.history())
 table[["step", "loss", "learning_rate", "tokens", "peak_bytes"]].tail(3)""",
     "",
     "plot(summary)",
-    """`plot` also takes a run's folder, such as `plot("logs/notebook")`, while the run goes on elsewhere. The model is a Hugging Face
-folder; its `README.md` tells how it was made.""",
+    """`plot` also accepts the folder of a run, such as `plot("logs/notebook")`, even while it is still training. The model is a
+Hugging Face folder; its `README.md` says how it was made.""",
     """print(Path(summary.model_dir, "README.md").read_text().split("## ")[2])""",
 )
 
