@@ -112,8 +112,15 @@ class LowMemTrainer:
         config, plan = run.config, run.spec.plan
         self.group.resumes_by(resume_command(config))
         track = held.enter_context(trackers(self.accelerator, config))
-        self.log = log = RunLog(
-            config, run.state.step, run.monitor, self.group.is_main, run.heartbeat, listeners=[track, *self.callbacks]
+        self.log = log = held.enter_context(
+            RunLog(
+                config,
+                run.state.step,
+                run.monitor,
+                self.group.is_main,
+                run.heartbeat,
+                listeners=[track, *self.callbacks],
+            )
         )
         for text in run.told:
             log.tell(text, is_shown=False)
@@ -142,7 +149,7 @@ class LowMemTrainer:
             delete_replaced_run(run.run_dir)
         self.recorder = Recorder(self.live, plan)
         self.interrupts = held.enter_context(Interrupts(self.group.is_main))
-        held.enter_context(log)
+        log.start()
 
     def _loop(self) -> None:
         live, controller, steps = self.live, self.live.controller, self.steps

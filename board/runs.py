@@ -68,7 +68,8 @@ def _told(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
         for event in EventReader(path, max(0, path.stat().st_size - TAIL_BYTES)).events():
             latest[event["event"]] = event
             if event["event"] == "start":
-                latest.pop("end", None)  # of the part before: the run goes on
+                for ending in ("end", "failed"):  # of the part before: the run goes on
+                    latest.pop(ending, None)
             if event["event"] == "step":
                 steps.append(event)
     except OSError:
@@ -84,8 +85,10 @@ def _facts(
     flags = launch.get("flags")
     asked = dict(flags, is_finetune=str(flags.get("is_finetune")).lower() == "true") if isinstance(flags, dict) else {}
     settings = latest.get("start", {}).get("settings") or {k: v for k, v in asked.items() if isinstance(v, (str, bool))}
-    plan, end, last = (latest.get(kind, {}) for kind in ("plan", "end", "step"))
+    plan, end, last, failed = (latest.get(kind, {}) for kind in ("plan", "end", "step", "failed"))
     state, reason = _state(folder, beat, launch, bool(end), now)
+    if failed and not beat and state == "stopped":
+        state, reason = "failed", str(failed["reason"])
     kind = record.get("kind") or beat.get("kind") or ("finetune" if settings.get("is_finetune") else "pretrain")
     data = settings.get("train_file") or beat.get("data")
     objectives = (record.get("objective"), settings.get("objective"), beat.get("objective"))

@@ -16,13 +16,14 @@ from units import format_size
 
 ENDLESS = 10_000  # columns of a pipe or a file
 SHORTEST_NAME = 16
+LONGEST_REASON = 400  # letters; the end of a longer one, which may be all that a run has printed
 # said in the user's language
 HEAD = ("run", "state", "progress", "loss", "evaluation", "peak / budget", "on disk", "started", "ends about")
 LEAST_NEEDED = ("started", "on disk", "peak / budget", "loss", "progress", "ends about")  # what goes first
 
 
 def lines_of(runs: Sequence[dict[str, Any]], columns: int | None = None, now: float | None = None) -> list[str]:
-    """The table of runs, and below it what those do that have not come to their first step.
+    """The table of runs, and below it what those do that have not come to their first step, and why others have failed.
 
     Args:
         runs: as of `board.runs`, with `bytes`. columns: of the terminal; None: as it is. now: seconds since 1970; None: the clock.
@@ -39,6 +40,11 @@ def lines_of(runs: Sequence[dict[str, Any]], columns: int | None = None, now: fl
     rows = [[shortened(row[0], max(room, 1)), *row[1:]] for row in rows]
     lines = [line.rstrip() for line in aligned(rows)]
     lines += [line for run in runs if run["state"] == "starting" for line in _beginning(run, now, columns)]
+    for run in runs:
+        if run["state"] == "failed" and run["reason"]:
+            reason = " ".join(str(run["reason"]).split())
+            reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
+            lines += folded(str(say("{run} failed: {reason}", run=run["name"], reason=reason)), columns, indent=2)
     if hidden := [name for name in HEAD if name not in names]:
         told = "not shown here: {columns}; a wider terminal shows them, --json=True too"
         lines += folded(str(say(told, columns=join(", ", map(say, hidden)))), columns, indent=2)

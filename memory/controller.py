@@ -27,7 +27,7 @@ from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import changeable
 from memory.observe.monitor import Monitor
 from memory.observe.system_limits import free_host_bytes
-from memory.plan import Plan
+from memory.plan import ROOMY, Plan
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from units import MIB, format_size
@@ -37,7 +37,7 @@ REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it s
 LOOK_SECONDS = 1.0  # between two measurements of the budget
 DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
-HEAP_BEYOND = 1.03  # times the planned peak, from which an untrimmed heap is trimmed after all
+HEAP_BEYOND = 1.03  # times the planned peak of a step, from which an untrimmed heap may be trimmed after all
 LESS_AFTER_ERROR = 0.3  # of temporary memory: so much less the next plan takes after an out-of-memory error
 # Growth of what is held after a step: steps of each third of a stretch that is looked at
 THIRDS = (8, 16, 32, 64)
@@ -111,7 +111,7 @@ class MemoryController:
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
-        self._first_plan, self._ratio = plan, 1.0  # measured peak over predicted, of the first plan
+        self._first_plan, self._ratio = plan, 1.0  # measured peak of a step over predicted, of the first plan
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room, as "epoch" or "evaluation"."""
@@ -137,8 +137,9 @@ class MemoryController:
         before, record = self.plan, self.cleaner.after_step(step)
         if record is not None:
             self._cleaned(step, record)
+        peak, planned = self._step_peaks()
         if self._steps >= SETTLED_STEPS and before is self._first_plan:
-            self._ratio = min(max(self._peak_bytes() / before.peak_bytes, 0.5), 1.5)
+            self._ratio = min(max(peak / planned, 0.5), 1.5)
         looks = (
             self._pressure(step, is_clean=record is not None),
             self._own_peak(step),
@@ -147,11 +148,12 @@ class MemoryController:
         )
         if targets := [target for target in looks if target is not None]:
             self.shrink_to(step, min(targets))
-        if self.plan.choice.malloc == "untrimmed" and (
-            self._monitor.phase_peaks.get("train", 0) > HEAP_BEYOND * self.plan.peak_bytes
-        ):
+        is_near = peak > max(HEAP_BEYOND * planned, ROOMY * self.plan.budget_bytes)
+        if self.plan.choice.malloc == "untrimmed" and is_near:
             self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
-            self._log.tell(say("memory is above the plan: what malloc holds is given back in each step from here on"))
+            told = "steps take {peak}, {planned} were planned, and the budget of {budget} is near: freed memory is returned to the system within each step from here on"
+            sizes = map(format_size, (peak, planned, self.plan.budget_bytes))
+            self._log.tell(say(told, **dict(zip(("peak", "planned", "budget"), sizes, strict=True))))
         return self.plan is not before
 
     def after_out_of_memory(self, error: BaseException, step: int) -> None:
@@ -200,7 +202,7 @@ class MemoryController:
 
     def _predicted_growth(self, step: int) -> Target | None:
         separate, monitor = self._device.is_separate_memory, self._monitor
-        peak = self._peak_bytes() / max(1, self.budget.limit() if separate else monitor.budget_bytes)
+        peak = self._step_peaks()[0] / max(1, self.budget.limit() if separate else monitor.budget_bytes)
         growth = self._growth.after_step(monitor.pressure(), peak)
         left = max(0.0, 1.0 - peak) / growth if growth else FORESIGHT + 1
         if left > FORESIGHT:
@@ -306,8 +308,11 @@ class MemoryController:
             self.first_over = step
         self._monitor.watch(self._monitor.budget_bytes, from_now=True)
 
-    def _peak_bytes(self) -> int:
-        return self._device.memory_peak_bytes() if self._device.is_separate_memory else self._monitor.peak_bytes
+    def _step_peaks(self) -> tuple[int, int]:
+        """The most that steps have held so far, and what was planned for them; a device tells the peak of all phases alone."""
+        if self._device.is_separate_memory:
+            return self._device.memory_peak_bytes(), self.plan.peak_bytes
+        return self._monitor.phase_peaks.get("train", 0), self.plan.step_peak_bytes
 
 
 class Growth:

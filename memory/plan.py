@@ -21,7 +21,7 @@ from limits import MALLOCS
 from memory.batch_size import effective_batch
 from memory.candidates import as_asked, candidates, kernels_of, make_work, passes_and_shards, scores_of
 from memory.changes import refusal
-from memory.estimate.peaks import offloaded_bytes, peak_of, predict
+from memory.estimate.peaks import STEP_PHASES, offloaded_bytes, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds, typical_seconds
@@ -64,6 +64,11 @@ class Plan:
     seconds_total: float | None = None
     seconds_low: float | None = None
     seconds_high: float | None = None
+
+    @property
+    def step_peak_bytes(self) -> int:
+        """The predicted peak of a step, without loading, evaluating and saving."""
+        return max(self.phases[phase] for phase in STEP_PHASES)
 
     def recomputed(self) -> str:
         """In words, how many blocks backward recomputes: all but those that are saved."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,20 +21,25 @@ from torch import Tensor
 from config import T5ModelConfig
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
-from model.formats.shape_file import CONFIG_FILE, EMBEDDING, EMBEDDING_COPIES, HEAD, embedding_name, shape_from
+from model.formats.shape_file import (
+    CONFIG_FILE,
+    EMBEDDING,
+    EMBEDDING_COPIES,
+    embedding_name,
+    listed,
+    misfits,
+    shape_from,
+    stored_names,
+)
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
-from model.shapes import hf_names, weights
+from model.shapes import hf_names
 from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
 from settings.errors import UserError
-from settings.fields import counted
 
 Cut = Callable[[T5], Parts]
 
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
-
-# written by old versions, used by none
-_IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
@@ -136,56 +140,26 @@ def load(
 
 def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     """Our name -> stored name of every parameter; each must be there, in its shape, and nothing else."""
-    sources = {**hf_names(config), "embedding": embedding_name(stored)}
-    wanted, found = set(sources.values()), stored.names
-    shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
-    wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
-    problems = []
+    sources = stored_names(stored, config)
+    wanted, found, problems = set(sources.values()), stored.names, misfits(stored, config)
     if bare := [name for name in wanted & found if stored.is_number(name) and stored.lacks_scale(name)]:
         problems.append(
-            f"{stored.path}, holds int8 weights without their scales ({_listed(bare)}); copy the folder again"
+            f"{stored.path}, holds int8 weights without their scales ({listed(bare)}); copy the folder again"
         )
     if odd := [name for name in wanted & found if not stored.is_number(name)]:
         problems.append(
-            f"{stored.path}, holds no floating-point numbers in {_listed(odd)}; use a complete T5 checkpoint"
-        )
-    if missing := wanted - found:
-        problems.append(
-            f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({_listed(missing)}); use a complete T5 checkpoint"
+            f"{stored.path}, holds no floating-point numbers in {listed(odd)}; use a complete T5 checkpoint"
         )
     embedding = sources["embedding"]
     copies = found & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
     if other := [name for name in copies if embedding in found and not stored.equal(embedding, name)]:
         problems.append(
-            f"{stored.path}, holds other numbers in {_listed(other)} than in {embedding}; encoder and decoder share one "
+            f"{stored.path}, holds other numbers in {listed(other)} than in {embedding}; encoder and decoder share one "
             "embedding here: use a complete T5 checkpoint"
         )
-    if foreign := found - wanted - {EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}:
-        problems.append(
-            f"{stored.path}, holds {counted(len(foreign), 'tensor')} that its {CONFIG_FILE} has no place for ({_listed(foreign)})"
-        )
-    if wrong:
-        shown = _listed(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
-        problems.append(f"{stored.path}, holds tensors of another shape than its {CONFIG_FILE} says: {shown}")
     if problems:
         raise UserError(*problems)
     return sources
-
-
-_BLOCK = re.compile(r"\bblock\.(\d+)\.")
-
-
-def _listed(names: Iterable[str]) -> str:
-    """All names; those that differ in the number of their block alone stand once, `block.{0,1,2}`."""
-    blocks: dict[str, list[str]] = {}
-    for name in names:
-        number = _BLOCK.search(name)
-        blocks.setdefault(_BLOCK.sub("block.*.", name, count=1), []).extend(number.groups() if number else ())
-    shown = []
-    for name, numbers in sorted(blocks.items()):
-        ordered = ",".join(sorted(numbers, key=int))
-        shown.append(name.replace("*", ordered if len(numbers) == 1 else f"{{{ordered}}}", 1))
-    return ", ".join(shown)
 
 
 def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: WithWeights = in_place) -> None:

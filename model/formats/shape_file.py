@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from config import T5ModelConfig, settings_by_name
 from model.formats.headers import TensorHeaders, read_json
-from model.shapes import weight_counts
+from model.shapes import hf_names, weight_counts, weights
 from settings.errors import UserError
 from settings.fields import counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
@@ -49,6 +50,9 @@ _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 # a configuration may speak of more weights than its files have bytes only so far, and so small that the message which
 # names each missing tensor costs nothing
 LEAST_FILE_SHARE, SMALL_MODEL = 2, 10**6
+# written by old versions, used by none
+_IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+_BLOCK = re.compile(r"\bblock\.(\d+)\.")
 
 
 def embedding_name(stored: TensorHeaders) -> str:
@@ -166,3 +170,46 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders
             "use the config.json that belongs to them"
         )
     return problems
+
+
+def stored_names(stored: TensorHeaders, config: T5ModelConfig) -> dict[str, str]:
+    """Our name -> stored name of every parameter of a shape."""
+    return {**hf_names(config), "embedding": embedding_name(stored)}
+
+
+def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
+    """Find what keeps a folder from being a model of this shape, from the headers of its files: tensors that are missing, of
+    another shape, or of another model.
+    """
+    sources, found, problems = stored_names(stored, config), stored.names, list[str]()
+    wanted = set(sources.values())
+    shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
+    wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
+    missing = wanted - found
+    if missing and not any(name.startswith("decoder.block.") for name in found):
+        problems.append(f"{stored.path}, has no decoder; use a complete T5 checkpoint, with encoder and decoder")
+    elif missing:
+        problems.append(
+            f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({listed(missing)}); use a complete T5 checkpoint"
+        )
+    if foreign := found - wanted - {EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}:
+        problems.append(
+            f"{stored.path}, holds {counted(len(foreign), 'tensor')} that its {CONFIG_FILE} has no place for ({listed(foreign)})"
+        )
+    if wrong:
+        shown = listed(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
+        problems.append(f"{stored.path}, holds tensors of another shape than its {CONFIG_FILE} says: {shown}")
+    return problems
+
+
+def listed(names: Iterable[str]) -> str:
+    """All names of tensors; those that differ in the number of their block alone stand once, `block.{0,1,2}`."""
+    blocks: dict[str, list[str]] = {}
+    for name in names:
+        number = _BLOCK.search(name)
+        blocks.setdefault(_BLOCK.sub("block.*.", name, count=1), []).extend(number.groups() if number else ())
+    shown = []
+    for name, numbers in sorted(blocks.items()):
+        ordered = ",".join(sorted(numbers, key=int))
+        shown.append(name.replace("*", ordered if len(numbers) == 1 else f"{{{ordered}}}", 1))
+    return ", ".join(shown)

@@ -68,6 +68,8 @@ def test_without_a_sign_of_life_its_events_tell(where: Places) -> None:
     assert state(where) == "stopped"
     write(where, "one", start(), step(5), {"event": "end", "step": 5})
     assert state(where) == "done"
+    write(where, "one", start(), {"event": "failed", "step": 0, "reason": "why"})
+    assert (state(where), run_facts(where, "one", BEGAN)["reason"]) == ("failed", "why")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def run(name: str, **more: Any) -> dict[str, Any]:
     facts = {
         "name": name, "state": "running", "step": 12000, "max_steps": 100000, "loss": 2.1234, "eval_loss": 2.25,
         "peak_bytes": 2**30, "budget_bytes": 10 * 2**30, "bytes": 3 * 2**30, "started": NOW - 9e6, "ends": NOW + 9e4,
-        "process": 4242, "doing": {},
+        "process": 4242, "doing": {}, "reason": "",
     }  # fmt: skip
     return {**facts, **more}
 
@@ -26,6 +26,7 @@ DOING = {"what": "preparing train", "rows": 12000, "rows_per_second": 3000.4}
 RUNS = [
     run("pretrain_20260921_142640"),
     run("训练_" * 20, state="done", ends=None),
+    run("two", state="failed", reason="--finetune_from = a,\nhas no decoder " + "x " * 300),
     run("one", state="starting", loss=None, started=NOW - 60, doing=DOING),
 ]
 
@@ -39,6 +40,7 @@ def test_no_line_is_wider_than_the_terminal(language: str) -> None:
             assert all(width(line) <= columns for line in lines), lines
             told = " ".join(lines)
             assert lines[1].startswith("p") and "4242" in told and "12,000" in told and "3,000" in told
+            assert "two failed: " in " ".join(told.split()) or "two 失败" in told
     finally:
         speak("en")
 

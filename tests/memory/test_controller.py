@@ -19,7 +19,7 @@ from memory.budget import Budget
 from memory.controller import THIRDS, Growth, MemoryController
 from memory.estimate import peaks
 from memory.estimate.workload import Machine
-from memory.plan import plan
+from memory.plan import Plan, plan
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
 from tests.training.small_runs import configuration, events
@@ -223,38 +223,47 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
 MARGIN = 32 * MIB
 
 
-@pytest.mark.parametrize(("lost", "ends"), [(5 * MIB, False), (60 * MIB, True)])
-def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, ends: bool) -> None:
-    config = load(
-        "train", {"train_file": "x", "effective_batch_size": "1", "max_seq_len": "64", "memory_mode": "ultra"}
-    )
-    least = plan(config, Machine(4 * GIB, GIB))
-    budget = Budget(least.peak_bytes, None, GIB, (), "cgroup", MARGIN)
+def looking(monkeypatch: pytest.MonkeyPatch, now: Plan, budget: Budget, **held: Any) -> MemoryController:
+    """A controller of a run that no other plan fits, and whose memory is as told."""
 
     def none_fits(*_: Any) -> Any:
         raise DoesNotFit("no way fits")
 
-    monkeypatch.setattr(controlling, "measure_budget", lambda *_: replace(budget, host_bytes=budget.host_bytes - lost))
     monkeypatch.setattr(controlling, "LOOK_SECONDS", 0.0)
+    facts = {"peak_bytes": 0, "counted_peak_bytes": 0, "counted_phase": "train", "phase_peaks": {}, **held}
     monitor: Any = SimpleNamespace(
-        watch=lambda budget_bytes, from_now: None, pressure=lambda: 0.0, peak_bytes=0, budget_bytes=budget.host_bytes,
-        counted_peak_bytes=0, counted_phase="train", phase_peaks={},
-    )  # fmt: skip
-    now = replace(least, budget_bytes=budget.host_bytes)
-    log: Any = None
-    controller = MemoryController(
-        config,
-        now,
-        budget,
-        none_fits,
-        device=devices.pick("cpu", 0),
-        monitor=monitor,
-        log=log,
-        shape="",
-        local_processes=1,
+        watch=lambda budget_bytes, from_now: None, pressure=lambda: 0.0, budget_bytes=budget.host_bytes, **facts
     )
+    log: Any = SimpleNamespace(tell=lambda text: None)
+    return MemoryController(CONFIG, now, budget, none_fits, device=devices.pick("cpu", 0), monitor=monitor, log=log)
+
+
+CONFIG = load("train", {"train_file": "x", "effective_batch_size": "1", "max_seq_len": "64", "memory_mode": "ultra"})
+
+
+@pytest.mark.parametrize(("lost", "ends"), [(5 * MIB, False), (60 * MIB, True)])
+def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, ends: bool) -> None:
+    least = plan(CONFIG, Machine(4 * GIB, GIB))
+    budget = Budget(least.peak_bytes, None, GIB, (), "cgroup", MARGIN)
+    monkeypatch.setattr(controlling, "measure_budget", lambda *_: replace(budget, host_bytes=budget.host_bytes - lost))
+    controller = looking(monkeypatch, replace(least, budget_bytes=budget.host_bytes), budget)
     controller.after_step(1)
     assert (controller.exhausted is not None) == ends
+
+
+@pytest.mark.parametrize(("steps", "of_budget", "trims"), [(1.0, 0.9, False), (1.2, 0.2, False), (1.2, 0.9, True)])
+def test_a_heap_is_trimmed_where_steps_outgrow_their_plan_near_the_budget(
+    monkeypatch: pytest.MonkeyPatch, steps: float, of_budget: float, trims: bool
+) -> None:
+    """What other phases have held, such as the training of a tokenizer, says nothing of the steps."""
+    least = plan(CONFIG, Machine(64 * GIB, GIB))
+    now = replace(least, choice=replace(least.choice, malloc="untrimmed"))
+    peak = int(steps * now.step_peak_bytes)
+    budget = Budget(int(peak / of_budget), None, GIB, (), "cgroup", MARGIN)
+    monkeypatch.setattr(controlling, "measure_budget", lambda *_: budget)
+    held = {"peak_bytes": 2 * peak, "phase_peaks": {"prepare": 2 * peak, "train": peak}}
+    controller = looking(monkeypatch, replace(now, budget_bytes=budget.host_bytes), budget, **held)
+    assert controller.after_step(1) == trims == (controller.plan.choice.malloc == "fast")
 
 
 BUDGET, LEVEL, STEP_BYTES = 400 * MIB, 298 * MIB, 60 * MIB  # of a run of short rows, as it was seen

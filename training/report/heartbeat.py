@@ -3,7 +3,7 @@
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
 its step, saved, and `save` has it write a checkpoint. It is looked for once a step, which costs one failed `open`.
-A run that still prepares its rows, or plans, beats too; of one that is refused then, nothing is left. There `stop` is looked for at
+A run that still prepares its rows, or plans, beats too; of one that is refused then, before its folder is made, nothing is left. There `stop` is looked for at
 each beat, and ends the run as Ctrl-C does; `save` waits for the first step.
 """
 
@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from language import join
 from run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
 from settings.errors import UserError
 from storage import write_text
@@ -31,7 +32,7 @@ STARTING, RUNNING, DONE, STOPPED, FAILED = "starting", "running", "done", "stopp
 
 class Heartbeat:
     """The sign of life of one run: silent until `begin` or `run`. A context that ends it with how the run ended; of a run that only
-    began it takes the sign away, and where an earlier part of the run had one, that is there again.
+    began it takes the sign away (unless `keep` was called), and where an earlier part of the run had one, that is there again.
 
     Args:
         stop: lets the main thread end, where somebody has asked a run to stop before its first step; of one in another thread the
@@ -39,7 +40,7 @@ class Heartbeat:
     """
 
     def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
-        self._end_run, self._may_end = stop, False
+        self._end_run, self._may_end, self._is_kept = stop, False, False
         self._folder, self._state = Path(), ""
         self._facts: Callable[[], dict[str, Any]] = dict
         self._started, self._ended, self._writes = time.time(), threading.Event(), threading.Lock()
@@ -55,17 +56,14 @@ class Heartbeat:
             return
         self._ended.set()
         self._thread.join()
-        if self._state == STARTING:
+        if self._state == STARTING and not self._is_kept:
             self._withdraw()
         elif error is None:
             self._beat(DONE)
         elif isinstance(error, KeyboardInterrupt):
             self._beat(STOPPED, str(error))
         else:
-            problems = (
-                "\n".join(error.problems) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"[:500]
-            )
-            self._beat(FAILED, problems)
+            self._beat(FAILED, reason_of_end(error))
 
     def begin(self, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
         """Give signs of a run that prepares.
@@ -82,6 +80,10 @@ class Heartbeat:
             with suppress(FileNotFoundError):
                 self._before = (folder / HEARTBEAT_FILE).read_bytes()
             self._go_on(STARTING, folder, lambda: {**facts(), "doing": read_record(folder / PREPARING_FILE) or None})
+
+    def keep(self) -> None:
+        """The run's files are there: how it ends is kept from now on, even before its first step."""
+        self._is_kept = True
 
     def run(self, folder: Path, facts: Callable[[], dict[str, Any]]) -> None:
         """Give signs of a run whose steps begin. Args as of `begin`; the folder is there."""
@@ -134,3 +136,10 @@ class Heartbeat:
                     folder.rmdir()  # unless there is more in it
             else:
                 (self._folder / HEARTBEAT_FILE).write_bytes(self._before)
+
+
+def reason_of_end(error: BaseException) -> str:
+    """Why a run has failed, as its files say it: the problems of a refusal, a line each, or the error and its kind."""
+    if isinstance(error, UserError):
+        return join("\n", error.problems)
+    return f"{type(error).__name__}: {error}"[:500]

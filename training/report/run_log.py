@@ -24,7 +24,7 @@ from memory.plan import Plan
 from run_files import METRICS_FILE
 from settings.errors import UserError
 from training.report.endings import SAVE, STOP
-from training.report.heartbeat import Heartbeat
+from training.report.heartbeat import Heartbeat, reason_of_end
 from training.report.log_files import MetricsFile, open_log, plain
 from training.report.progress import Progress
 
@@ -33,7 +33,8 @@ Listener = Callable[[dict[str, Any]], Any]  # takes an event
 
 
 class RunLog:
-    """A context, so that the terminal is whole again whatever happens. Processes but the main one tell nothing.
+    """A context, so that the terminal is whole again whatever happens, and why a run has failed stands in its files. Processes but
+    the main one tell nothing.
 
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
@@ -70,10 +71,14 @@ class RunLog:
         monitor.on_record = lambda record: self.event("memory", **record)
 
     def __enter__(self) -> RunLog:
+        self._sign.keep()
+        return self
+
+    def start(self) -> None:
+        """The steps begin: a bar on the screen, and signs of a run that trains."""
         self.progress.start()
         if self._is_main:
             self._sign.run(self.path.parent, self._signs)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,6 +86,8 @@ class RunLog:
         with suppress(UserError):  # a full disk, which has been told
             for line in ending_lines(error):
                 logger.info("ended: {}", line)
+            if isinstance(error, Exception) and self._metrics is not None:  # a listener may be what has failed
+                self._metrics.write({"event": "failed", "step": self._step, "reason": english(reason_of_end(error))})
         self.progress.stop()
         if self._metrics is not None:
             self._metrics.close()

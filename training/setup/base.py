@@ -20,7 +20,8 @@ from data.prepare.task import file_problems
 from language import say
 from model.formats.answering import HEEDED, answers_by, remarks
 from model.formats.checksums import refuse_damaged
-from model.formats.shape_file import CONFIG_FILE, read_config
+from model.formats.headers import TensorHeaders
+from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
 from settings.fields import AUTO
@@ -73,6 +74,8 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
             if reads_weights:
                 refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, home)
+        if is_new:  # found by loading it, after hours of preparing rows, otherwise
+            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), read_config(home))])
         # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
         config = _with_answers_of(config, run.notes if is_new else [], home, base)
         if config.data.tokenizer_dir == AUTO:

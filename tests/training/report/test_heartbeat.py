@@ -123,3 +123,11 @@ def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
             assert told(folder)["state"] == "starting"
             raise UserError("seed = x, is wrong")
         assert told(folder) == earlier if earlier else not any(tmp_path.iterdir())
+
+
+def test_of_a_run_that_fails_before_its_first_step_the_reason_is_kept_once_it_has_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError), Heartbeat(never) as sign:
+        sign.begin(tmp_path, dict)
+        sign.keep()
+        raise UserError("seed = x, is wrong")
+    assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == ("failed", "seed = x, is wrong")

@@ -50,6 +50,17 @@ def test_an_event_is_one_flushed_line_and_what_people_are_told(tmp_path: Path) -
     assert [line.split("| ")[2] for line in text.read_text().splitlines()] == ["run told", "better", "ended: all done"]
 
 
+def test_why_a_run_has_failed_stands_in_its_events_and_its_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError),
+        RunLog(configuration(tmp_path, "told"), 3, Monitor(2**30, pick("cpu")), True, Heartbeat()) as log,
+    ):
+        raise UserError("--a = 1, is wrong")
+    assert events(log.path) == [{"event": "failed", "step": 3, "reason": "--a = 1, is wrong"}]
+    (text,) = (tmp_path / "logs").glob("chat_trainer_low_mem_*_told.log")
+    assert "--a = 1, is wrong" in text.read_text()
+
+
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = RunLog(
         configuration(tmp_path, "told"),

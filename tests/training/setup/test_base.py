@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from config import Config, load
 from data.tokenizers.training import train_tokenizer
@@ -124,3 +125,12 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
+
+
+def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path) -> None:
+    folder = save_trained(tmp_path / "encoder")
+    path = folder / "model.safetensors"
+    kept = {name: value for name, value in load_file(path).items() if not name.startswith("decoder.")}
+    save_file(kept, path)
+    with pytest.raises(UserError, match=r"--finetune_from = .*has no decoder"):
+        find_base(ResolvedRun(flags := settings(tmp_path, finetune_from=folder), flags))
