@@ -32,7 +32,7 @@ from settings.consistency import unheeded
 from settings.errors import OverBudget, reason_of
 from settings.fields import AUTO, allowed, counted
 from settings.help import command_help, general_help, versions
-from settings.program import missing, python
+from settings.program import IS_INSTALLED, NAME, PACKAGE, missing, python
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -132,7 +132,7 @@ def _dispatch(arguments: list[str]) -> int:
     # Fire is given the command alone: its own reading of flags runs a command first and finds a mistyped flag after, takes
     # `--x=false` for a true string, and loses the first two letters of `--noise_density` (python-fire issues 168, 222, 461)
     table = dict.fromkeys(COMMANDS, lambda: _run(name, _load(name, arguments[1:])))
-    fire.Fire(table, [name], name="train_low_mem.py")
+    fire.Fire(table, [name], name=NAME)
     return 0
 
 
@@ -183,10 +183,11 @@ def _run(name: str, config: Config) -> None:
     except ModuleNotFoundError as error:
         if name not in ("board", "serve"):
             raise
-        raise UserError(
-            f"{name}, needs the package {error.name}; `make board` installs it and shows the page, or: "
-            f"{python()} -m pip install -r requirements-board.txt -c constraints.txt"
-        ) from None
+        if IS_INSTALLED:
+            way = f"install it: {python()} -m pip install '{PACKAGE}[board]'"
+        else:
+            way = f"`make board` installs it and shows the page, or: {python()} -m pip install -r requirements-board.txt -c constraints.txt"
+        raise UserError(f"{name}, needs the package {error.name}; {way}") from None
     getattr(found, function)(config)
 
 
@@ -262,7 +263,7 @@ def _print_refusal(name: str, error: UserError) -> None:
     if sys.stderr.isatty():  # whoever else reads gets each problem as one line
         room = min(WIDEST, shutil.get_terminal_size().columns)
         lines = [part for line in lines for part in paragraphs(line, room)]
-    told = "\n".join([join(": ", [name or "train_low_mem.py", heading]), *lines])
+    told = "\n".join([join(": ", [name or NAME, heading]), *lines])
     _print_once(told, is_cause=error.exit_code > 1)
 
 

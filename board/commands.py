@@ -12,6 +12,7 @@ from board.table import lines_of
 from config import Config, UserError
 from language import say
 from screen import visible
+from settings.program import program
 from units import format_size
 
 
@@ -43,8 +44,8 @@ def runs(config: Config) -> None:
         print(json.dumps(found, ensure_ascii=False, indent=1))
         return
     if not found:
-        told = "no runs in {logs} and {models}; start one: python train_low_mem.py train"
-        print(say(told, logs=config.run.log_dir, models=config.run.output_dir))
+        told = "no runs in {logs} and {models}; start one: {program} train"
+        print(say(told, logs=config.run.log_dir, models=config.run.output_dir, program=program()))
         return
     for line in lines_of(found):
         print(visible(line))

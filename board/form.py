@@ -11,6 +11,7 @@ from typing import Any
 from config import GROUPS, Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets, run_presets
+from settings.program import FILE, IS_INSTALLED, PACKAGE
 
 # those that decide most, in the order in which one asks; the words for them stand in the page's texts
 FIRST = (
@@ -54,4 +55,4 @@ def _field(name: str, member: dataclasses.Field[Any]) -> dict[str, Any]:
 def command_line(command: str, flags: Mapping[str, str]) -> str:
     """The command as one would type it."""
     words = [f"--{name}={value}" for name, value in flags.items()]
-    return shlex.join(["python", "train_low_mem.py", command, *words])
+    return shlex.join([*([PACKAGE] if IS_INSTALLED else ["python", FILE]), command, *words])

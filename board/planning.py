@@ -19,11 +19,12 @@ from typing import Any
 
 import childproc
 from board.runs import ALIVE
-from config import ROOT, flags_of
+from config import flags_of
 from settings.fields import TRUE_WORDS
+from settings.program import FILE, ROOT
 from units import MIB
 
-PROGRAM = (sys.executable, str(ROOT / "train_low_mem.py"))
+PROGRAM = (sys.executable, str(ROOT / FILE))
 SECONDS = 60.0  # longest for one plan
 KEPT, FRESH_SECONDS = 256, 5.0
 Flags = Mapping[str, str]

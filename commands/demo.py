@@ -21,7 +21,7 @@ from config import Config, load
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
 from language import say
-from settings.program import program, python
+from settings.program import FILE, IS_INSTALLED, PACKAGE, ROOT, program, python
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
 from training.report.wording import duration
@@ -30,7 +30,6 @@ from units import format_size
 if TYPE_CHECKING:  # it loads torch, which would lie in memory beside the trainings
     from commands.loading import Trained
 
-PROGRAM = Path(__file__).resolve().parent.parent / "train_low_mem.py"
 QUESTIONS = {
     "the 3rd of March, 2021": "2021-03-03", "Sat, Nov 21st 2026": "2026-11-21", "Febuary the twelfth, 1987": "1987-02-12",
     "二〇三五年十月一日": "2035-10-01", "星期日，1999年12月26日": "1999-12-26",
@@ -82,10 +81,11 @@ def demo(config: Config) -> None:
 def _run(config: Config, title: str, **flags: object) -> None:
     """Show a training command and run it; where it does not come to its end, neither does this one."""
     flags |= {name: config.as_dict()[name] for name in PASSED_ON if config.given(name)}
-    words = [PROGRAM.name, "train", *(f"--{name}={value}" for name, value in flags.items())]
+    words = ["train", *(f"--{name}={value}" for name, value in flags.items())]
+    shown = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
     Progress(1).note("")
-    Progress(1).lines(title, [f"$ {python()} {shlex.join(words)}"])
-    code = ended([sys.executable, str(PROGRAM), *words[1:]])
+    Progress(1).lines(title, [f"$ {shown} {shlex.join(words)}"])
+    code = ended([sys.executable, str(ROOT / FILE), *words])
     if code:
         raise SystemExit(code)
 

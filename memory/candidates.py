@@ -20,6 +20,7 @@ from memory.estimate.precision import Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.consistency import writes_answers
 from settings.fields import AUTO
+from settings.program import SCRIPT
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -158,7 +159,7 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
     if asked is True and processes == 1:
         raise UserError(
             "--shard_weights = True, shares the weights out over processes, and there is one; start several, as with "
-            "torchrun --nproc_per_node=2 train_low_mem.py ..., or leave it out"
+            f"torchrun --nproc_per_node=2 {SCRIPT} ..., or leave it out"
         )
     # ways of training that have not learned it; answers have as many tokens as they come to have, on each process others
     apart = config.lora.lora_rank or config.data.objective == PREFERENCES or writes_answers(config)

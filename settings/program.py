@@ -2,6 +2,7 @@
 
 `make` puts them into `.venv`, which a shell does not know of unless it was activated; and some systems have no `python`, but
 `python3`. So a command that is shown may be typed as it stands, and who types another Python is told which one to take.
+Installed by pip, the program is called `frugalt5`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shlex
 import shutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -21,6 +23,10 @@ from settings.errors import UserError
 
 ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"
 IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV, "bin", "python")
+PACKAGE = "frugalt5"
+IS_INSTALLED = ROOT.name == "_program"  # of the package
+SCRIPT = f"-m {PACKAGE}" if IS_INSTALLED else FILE  # as torchrun and accelerate launch take it
+NAME = PACKAGE if IS_INSTALLED else FILE
 
 
 def python() -> str:
@@ -39,6 +45,10 @@ def python() -> str:
 
 def program() -> str:
     """The head of every command that is shown."""
+    if IS_INSTALLED:
+        command = shutil.which(PACKAGE)
+        is_ours = command is not None and _is_here(Path(command).parent, sysconfig.get_path("scripts"))
+        return PACKAGE if is_ours else f"{python()} {SCRIPT}"
     return f"{python()} {FILE if _is_here(Path(FILE), ROOT / FILE) else shlex.quote(str(ROOT / FILE))}"
 
 
@@ -59,6 +69,9 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
         return ""
     other = ROOT / IN_VENV
     facts = {"package": package, "python": sys.executable}
+    if IS_INSTALLED:
+        told = "{package}, is not installed for {python}; install it: {python} -m pip install {package}"
+        return say(told, **facts)
     if other.is_file() and Path(sys.prefix) != ROOT / VENV:
         is_here = Path.cwd() == ROOT
         words = [str(IN_VENV if is_here else other), FILE if is_here else str(ROOT / FILE), *arguments]

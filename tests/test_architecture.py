@@ -19,6 +19,7 @@ LAYERS: tuple[set[str], ...] = (
     {"trainer_low_mem", "commands"},
     {"serving", "board"},
     {"train_low_mem"},
+    {"frugalt5"},
 )
 GROUND_FOLDERS = {"settings", "cli"}  # beside the files in the root folder
 # whose -> the only packages of ours it may import besides its own

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.errors import UserError
+from settings.program import program
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FINGERPRINT = "base_fingerprint"
@@ -114,7 +115,7 @@ def open_weights(folder: Path, framework: str = "numpy") -> Any:
         if (folder / PICKLE_FILE).is_file():
             raise UserError(
                 f"{folder}, holds {PICKLE_FILE}, a pickle as older PEFT wrote adapters, and no {WEIGHTS_FILE}; it is not read here, because "
-                f"a pickle can run code: where you trust it, convert it once by python train_low_mem.py convert --model={folder} "
+                f"a pickle can run code: where you trust it, convert it once by {program()} convert --model={folder} "
                 "--output=FOLDER --allow_pickle=True"
             ) from None
         raise UserError(f"{folder}, holds no {WEIGHTS_FILE}; copy the adapter again") from None

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import is_inside
 from settings.errors import UserError
+from settings.program import program
 from storage import read_text
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -139,13 +140,10 @@ def _pickled(folder: Path) -> str:
     if any(folder.glob("pytorch_model*.bin*")):
         return (
             "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
-            f"python train_low_mem.py convert --model={folder} --output=FOLDER --allow_pickle=True"
+            f"{program()} convert --model={folder} --output=FOLDER --allow_pickle=True"
         )
     if (folder / "adapter_config.json").exists():
-        return (
-            " but an adapter; a plain model is made of it by "
-            f"python train_low_mem.py merge --adapter={folder} --output=FOLDER"
-        )
+        return f" but an adapter; a plain model is made of it by {program()} merge --adapter={folder} --output=FOLDER"
     return "; name the folder of a saved model"
 
 

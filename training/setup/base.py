@@ -25,6 +25,7 @@ from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
 from settings.fields import AUTO
+from settings.program import program
 from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
@@ -239,7 +240,7 @@ def _named_base(config: Config, named: str) -> Path:
         raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
-        convert = f"python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
+        convert = f"{program()} convert --model={folder} --output={folder}-plain --allow_pickle=True"
         hint = f"; turn its pytorch_model.bin into it: {convert}" if pickled else ""
         what = f"holds no {CONFIG_FILE}" + hint
     else:

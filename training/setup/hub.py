@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from language import say
 from settings.errors import UserError
+from settings.program import program
 
 MODELS_DIR = "models"
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
@@ -68,6 +69,6 @@ def download(name: str, folder: Path) -> Path:
     if not has_plain:
         raise UserError(
             f"--finetune_from = {name}, is in {folder} now, as a pickle; turn it into a plain folder, and name that:\n"
-            f"  python train_low_mem.py convert --model={folder} --output={folder}-plain --allow_pickle=True"
+            f"  {program()} convert --model={folder} --output={folder}-plain --allow_pickle=True"
         )
     return folder
