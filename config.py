@@ -19,7 +19,7 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import PREFERENCES, check
+from settings.consistency import PREFERENCES, SCORES, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
 from settings.precedence import declared, layered
@@ -73,8 +73,9 @@ class DataConfig:
         optional=True,
     )
     validation_file: str | None = defining(
-        None, "rows for evaluation; none: one row in a hundred is held out", kind=str, optional=True
-    )
+        None, "rows for evaluation, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out", kind=str,
+        optional=True,
+    )  # fmt: skip
     text_column: str = defining(
         "text", "column with the text for pretraining; where it is named, that is learnt, and no pairs beside it", kind=str
     )  # fmt: skip
@@ -232,8 +233,8 @@ class TrainConfig:
         0, "stop after so many evaluations in a row without a better one; 0: never", kind=int, unit="evaluations", low=0
     )
     metric_for_best: str = setting(
-        "loss", "number of an evaluation that decides which checkpoint is the best: loss, or a score of answers",
-        kind=str, choices=("loss", "exact_match", "f1", "bleu", "chrf", "rouge_1", "rouge_2", "rouge_l", "rouge_lsum", "char_bleu", "identical"),
+        "loss", f"number of an evaluation that decides which checkpoint is the best: loss, a score of answers ({', '.join(SCORES)}) or a metric "
+        "of your own in Python; of one validation set: NAME/loss", kind=str,
     )  # fmt: skip
 
 
@@ -514,7 +515,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, "scores of answers, separated by commas: exact_match, f1, bleu, chrf, rouge_1, rouge_2, rouge_l, rouge_lsum, char_bleu, identical; auto: all",
+        AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(

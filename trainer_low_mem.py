@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -28,11 +28,14 @@ from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
+from settings.consistency import check
+from settings.fields import AUTO
 from storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
 from training.evaluating import evaluate
 from training.evaluation.samples import show_samples
+from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
@@ -50,7 +53,7 @@ from training.setup.commit import commit, headline
 from training.setup.machine import fit_machine
 from training.setup.plan import choose_plan, plan_again
 from training.setup.reference import attach_reference
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import ResolvedRun, refuse
 from training.setup.stages import stages_before_torch
 
 __all__ = ["LowMemTrainer", "plot"]
@@ -65,10 +68,21 @@ class LowMemTrainer:
         callbacks: called on the main process with each event of the run, a dict as in a line of metrics.jsonl; one that returns
             "stop" ends the run behind its step, saved, and "save" has it write a checkpoint.
         run: the run as the stages before torch have left it; None: they are still to come.
+        metrics: of your own, name -> function(answers, references) of two lists of texts that gives a number, of which more is
+            better: evaluations log it, of `eval_generate_rows` rows (auto: `eval_rows`), and `metric_for_best` may name it.
     """
 
-    def __init__(self, config: Config, callbacks: Sequence[Listener] = (), run: ResolvedRun | None = None) -> None:
-        self.config, self.callbacks, self.run = config, callbacks, run
+    def __init__(
+        self,
+        config: Config,
+        callbacks: Sequence[Listener] = (),
+        run: ResolvedRun | None = None,
+        metrics: Mapping[str, OwnMetric] | None = None,
+    ) -> None:
+        if metrics and config.metrics.eval_generate_rows == AUTO:
+            config = config.changed(eval_generate_rows=config.train.eval_rows)
+            refuse(check(config))
+        self.config, self.callbacks, self.run, self.metrics = config, callbacks, run, metrics
 
     def train(self) -> Summary:
         """Run to the end.
@@ -91,7 +105,7 @@ class LowMemTrainer:
         )  # fmt: skip
         with ExitStack() as held:
             self.group = held.enter_context(Group(self.accelerator))
-            run = self.run or stages_before_torch(self.config, held, self.group)
+            run = self.run or stages_before_torch(self.config, held, self.group, self.metrics)
             run.group = self.group
             fit_machine(run, device)
             choose_plan(run)

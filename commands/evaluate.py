@@ -18,10 +18,11 @@ from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MO
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.fields import AUTO, counted, read_settings_file
-from training.evaluation.losses import Evaluation
+from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names
+from training.evaluation.stopping import is_loss
 from training.processes.group import Group
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
@@ -56,17 +57,20 @@ def evaluate(config: Config) -> Evaluation:
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
-        batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size)
-        result = measure_loss(trained.blockwise, batches, group, trained.device.torch_device)
-        samples, ended = list[Sample](), 0
-        if answered:
-            scores, samples, ended = generate_metrics(
-                trained.blockwise, loader, trained.tokenizer, how, group,
-                rows=answered, batch_size=at_once, names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept,
-            )  # fmt: skip
-            result.metrics.update(scores)
-        unknown = count_unknown(loader, trained.tokenizer, answered) if answered else 0
-        answered = min(answered, loader.num_rows)
+        results, samples, ended, unknown = dict[str, Evaluation](), list[Sample](), 0, 0
+        for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
+            batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
+            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device)
+            if answered:
+                scores, shown, cut = generate_metrics(
+                    trained.blockwise, loader, trained.tokenizer, how, group, rows=answered, batch_size=at_once,
+                    names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of,
+                )  # fmt: skip
+                results[name].metrics.update(scores)
+                samples, ended = [*samples, *shown], ended + cut
+                unknown += count_unknown(loader, trained.tokenizer, answered, of)
+        result = mean_of_sets(results) if loader.sets else results[""]
+        answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
         table = _table(result, loader, prepared, answered, unknown)
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += prepared.unread
@@ -141,7 +145,8 @@ def _table(
     rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
     told = "{count} with unknown tokens in the reference, which no answer matches"
     rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []
-    return rows + [(f"  {name}", f"{score:.2f}") for name, score in result.metrics.items()]
+    figures = ((name, score, 4 if is_loss(name) else 2) for name, score in result.metrics.items())
+    return rows + [(f"  {name}", f"{score:.{digits}f}") for name, score, digits in figures]
 
 
 def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:

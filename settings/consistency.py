@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PREFERENCES = "preferences"  # the objective of the command dpo
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
+SCORES = ("exact_match", "f1", "bleu", "chrf", *ROUGE, "char_bleu", "identical")  # of answers
 SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name computes
 
 
@@ -107,10 +108,10 @@ def _of_training(config: Config) -> Iterator[str]:
         for name, value in dataclasses.asdict(lora).items():
             if value != defaults[name]:
                 yield f"--{name} = {value}, has no effect without adapters; name --lora_rank=8"
-    best, metrics = train.metric_for_best, config.metrics.metrics
+    best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
     if best != "loss" and not writes_answers(config):
         yield f"--metric_for_best = {best}, is a score of answers, and none are written; name --eval_generate_rows=64"
-    elif best != "loss" and metrics != AUTO and best not in score_words(metrics):
+    elif best in SCORES and metrics != AUTO and best not in score_words(metrics):
         yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"
     asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
     if asked == 1:

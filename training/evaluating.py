@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from config import PREFERENCES
 from language import join, say
 from memory.cleanup import free_failed
 from settings.fields import counted
@@ -28,14 +29,17 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     step = live.state.step
     live.controller.before("evaluation", step)
     with live.monitor.phase("evaluation"):
-        result = _loss(live)
+        sets = live.run.validation.sets
+        losses_of = {name: _loss(live, rows) for name, rows in sets.items()}
+        result = losses.mean_of_sets(losses_of) if sets else _loss(live)
         scores, samples = _scores(live)
     if not result.tokens:
         return False
     is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
-    further = [f", {name} {value:.3f}" for name, value in {**result.metrics, **scores}.items()]
-    if not result.metrics:  # of tokens, not of preferences
+    shown = {name: value for name, value in {**result.metrics, **scores}.items() if not name.endswith("/perplexity")}
+    further = [f", {name} {value:.3f}" for name, value in shown.items()]
+    if live.config.data.objective != PREFERENCES:
         further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
     sentence = say(
         "step {step}: evaluation loss {loss}{further} ({rows})",
@@ -50,14 +54,26 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
 
 
 def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
-    """Of answers, so many at once as what is free may hold; half as many where memory does not suffice."""
+    """Of answers to each validation set; where sets have names, the mean over them and those of each."""
+    sets = live.run.validation.sets
+    if not sets:
+        return _scores_of(live)
+    found = {name: _scores_of(live, rows) for name, rows in sets.items()}
+    scores = [of_set for of_set, _ in found.values()]
+    means = {name: sum(of_set[name] for of_set in scores) / len(scores) for name in scores[0]}
+    own = {f"{name}/{score}": value for name, (of_set, _) in found.items() for score, value in of_set.items()}
+    return {**means, **own}, [samples[0] for _, samples in found.values() if samples]
+
+
+def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, float], list[Sample]]:
+    """So many answers at once as what is free may hold; half as many where memory does not suffice."""
     run = live.run
     free = live.controller.free_bytes()
     while True:
         try:
             return score_answers(
                 live.engine.blockwise, run.validation, run.tokenizer, live.config, live.group,
-                live.longest_answer, free, live.monitor,
+                live.longest_answer, free, live.monitor, own=live.run.metrics, of=rows,
             )  # fmt: skip
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):
@@ -69,13 +85,14 @@ def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
             free //= 2
 
 
-def _loss(live: LiveRun) -> Evaluation:
-    """Over the first `eval_rows` held-out rows, in smaller micro-batches where memory does not suffice."""
+def _loss(live: LiveRun, rows: range | None = None) -> Evaluation:
+    """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not suffice."""
     group = live.group
     size = live.controller.plan.choice.eval_batch_size_per_gpu
     while True:
         try:
-            batches = live.run.validation.evaluation_batches(live.config.train.eval_rows, size, group.rank, group.size)
+            most = live.config.train.eval_rows
+            batches = live.run.validation.evaluation_batches(most, size, group.rank, group.size, rows)
             return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):

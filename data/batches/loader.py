@@ -23,6 +23,8 @@ from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
 from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.sources.files import set_names
+from data.sources.places import public
 from settings.errors import UserError
 from settings.fields import AUTO
 
@@ -79,6 +81,9 @@ class StepLoader:
         the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are collated.
 
     With preferences, micro-batches are `PreferenceBatch`.
+
+    Attributes:
+        sets: of a split of validation sets with names, the numbers of each one's rows; else empty.
     """
 
     def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
@@ -100,6 +105,7 @@ class StepLoader:
         self._order = self._make_order(manifest, split, data)
         self.sorts_rows = data.group_by_length and self._pairs is not None
         self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
+        self.sets = self._rows_of_sets(manifest, split, data.validation_file) if split != TRAIN else {}
         self.reference: NDArray[np.float32] | None = None
 
     def attach(self, reference: NDArray[np.float32]) -> None:
@@ -143,6 +149,18 @@ class StepLoader:
         weights = named_weights(data.mixture_weights, names) or by_temperature
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
         return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
+
+    def _rows_of_sets(self, manifest: Manifest, split: str, spec: str | None) -> dict[str, range]:
+        if not (names := set_names(spec)):
+            return {}
+        parts, sizes = self._part_sizes(manifest, split)
+        ends = np.cumsum([0, *sizes]).tolist()
+        rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
+        if lacking := [name for name in names if not rows.get(name)]:
+            raise UserError(
+                f"--validation_file = {public(str(spec))}, {', '.join(lacking)} has no row to evaluate on; name a file with more text"
+            )
+        return {name: rows[name] for name in names}
 
     def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:
         """Names of the parts and their rows; a window of a stream belongs to the part that it begins in."""
@@ -188,10 +206,14 @@ class StepLoader:
         return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
 
     def evaluation_batches(
-        self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1
+        self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1, rows: range | None = None
     ) -> Iterator[Batch]:
-        """Give this process's part of the first `max_rows` rows, in file order, with masks that never change."""
-        numbers = np.arange(min(max_rows, self.num_rows))[rank::num_processes]
+        """Give this process's part of the first `max_rows` rows, in file order, with masks that never change.
+
+        Args:
+            rows: of one of `sets`; None: all.
+        """
+        numbers = np.array((rows or range(self.num_rows))[:max_rows])[rank::num_processes]
         for start in range(0, len(numbers), batch_size):
             yield self.batch_of(numbers[start : start + batch_size])
 

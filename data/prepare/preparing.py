@@ -36,7 +36,7 @@ from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
-from data.sources.files import Source, source_facts, sources_fingerprint
+from data.sources.files import Source, set_names, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -102,7 +102,8 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
             place = _place(task.shards, VALIDATION)
         else:
             folder = tokenizer_folder(alone, task, once)
-            place = (_make_shards(alone, task, folder, [], task.sources, once), VALIDATION)
+            sets = set_names(config.data.validation_file)
+            place = (_make_shards(alone, task, folder, [], task.sources, once, sets=sets), VALIDATION)
         return _prepared(config, task, place, place)
 
 
@@ -156,7 +157,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
         if task.shards is None:  # of shards their loader reads the parts
             named_weights(data.mixture_weights, task.parts)
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        raw = [] if given else held_out_sources(data)
+        raw, sets = [] if given else held_out_sources(data), set_names(validation_file)
     except UserError as error:  # of all that is named, what is missing is told at once
         raise UserError(*dict.fromkeys([*error.problems, *file_problems(data)])) from None
     check_heeded(data, task.kind, None if task.shards is not None else task.columns)
@@ -167,9 +168,10 @@ def _prepare(config: Config, once: Once) -> Prepared:
         if data.tokenizer_dir != AUTO:
             _check_same_tokenizer(train[0], Path(data.tokenizer_dir))
         _check_same_template(config, train[0], tokenizer_dir)
-        made = _make_shards(config, task, tokenizer_dir, [], raw, once) if raw else train[0]
+        made = _make_shards(config, task, tokenizer_dir, [], raw, once, sets=sets) if raw else train[0]
     else:
-        made = _make_shards(config, task, tokenizer_folder(config, task, once), task.sources, raw, once, given is None)
+        tokenizer_dir = tokenizer_folder(config, task, once)
+        made = _make_shards(config, task, tokenizer_dir, task.sources, raw, once, given is None, sets)
         train = (made, TRAIN)
     if given is not None:
         _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
@@ -226,6 +228,7 @@ def _make_shards(
     validation: Sequence[Source],
     once: Once,
     wants_validation: bool = True,
+    sets: Sequence[str] = (),
 ) -> Manifest:
     data = config.data
     tokenizer = Tokenizer.load(tokenizer_dir)
@@ -243,7 +246,7 @@ def _make_shards(
         hold_out=wants_validation and not validation,
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
-        parts=task.parts, examples=examples, dedup=config.cleaning.dedup,
+        parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
     )  # fmt: skip
     settings = _settings(job)
     identity = fingerprint([settings, tokenizer.fingerprint])
@@ -296,6 +299,8 @@ def _settings(job: Job) -> dict[str, object]:
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
+    if job.sets:
+        facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):
         facts |= job.examples.template.facts()
     if job.examples.each_turn and job.examples.form != "plain":

@@ -14,7 +14,18 @@ from data.prepare.looking import tokenizer_room
 from data.progress import ProgressLine
 from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import build_sample_corpus
-from data.sources.files import Listing, Source, detect, find, held_out, listing, parts_of, sources_fingerprint
+from data.sources.files import (
+    Listing,
+    Source,
+    detect,
+    find,
+    held_out,
+    listing,
+    numbered_parts,
+    parts_of,
+    set_names,
+    sources_fingerprint,
+)
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
@@ -31,6 +42,7 @@ from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
 from storage import Once, fingerprint, make_once
 
+FLAG = "--validation_file"
 QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
 Rows = list[tuple[str, str]]  # of a table
 TOKENIZER_FORMAT = 3  # raise it when the same text would give another tokenizer
@@ -110,7 +122,14 @@ def held_out_sources(data: DataConfig) -> list[Source]:
         UserError: a file is missing, empty or broken.
     """
     if data.validation_file is not None:
-        return [] if is_shards(data.validation_file) else find(data.validation_file, "--validation_file")
+        names = set_names(data.validation_file)
+        if is_shards(data.validation_file):
+            return []
+        if names and (prepared := [part for _, part in numbered_parts(data.validation_file, FLAG) if is_shards(part)]):
+            raise UserError(
+                f"{FLAG} = {data.validation_file}, {prepared[0]} is shards; sets with names are made of files of rows"
+            )
+        return find(data.validation_file, FLAG)
     return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
 
 
@@ -282,7 +301,7 @@ def passed_over(config: Config, kind: str) -> Rows:
         spec = getattr(config.data, name)
         with suppress(UserError, OSError):
             if spec and not is_shards(spec):
-                parts = [listing(part, f"--{name}") for part in parts_of(spec)]
+                parts = [listing(part, f"--{name}") for _, part in numbered_parts(spec, f"--{name}")]
                 holds_out = name == "train_file" and config.data.validation_file is None
                 table += _of_files(parts, holds_out)
                 firsts = [detect(part.taken[0], f"--{name}") for part in parts if part.taken]

@@ -55,7 +55,7 @@ class Job:
         validation: sources of the validation split; may be none.
         lengths: pairs and preferences are cut to these.
         max_samples: rows of `train` that are read; None: all.
-        parts: the names of the parts that `Source.part` counts.
+        parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
         dedup: none, exact or near; duplicates are looked for in `train`.
     """
@@ -70,6 +70,7 @@ class Job:
     skip_bad_rows: bool
     shard_rows: int
     parts: Sequence[str] = ("",)
+    sets: Sequence[str] = ()
     examples: Examples = field(default_factory=Examples)
     dedup: str = "none"
 
@@ -231,7 +232,8 @@ class Writing:
             for batch, encoded in encode(batches):
                 source = batch.end.source
                 shards = self._num_shards()
-                self._add(name, self.job.parts[sources[source].part] if name == TRAIN else "", batch, encoded, doubles)
+                names = self.job.parts if name == TRAIN else self.job.sets
+                self._add(name, names[sources[source].part] if names else "", batch, encoded, doubles)
                 split.position = batch.end
                 where = f"file {source + 1} of {len(sources)}" if len(sources) > 1 else ""
                 progress.add(len(batch.rows), encoded.text_bytes, where)

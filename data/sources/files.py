@@ -54,6 +54,7 @@ SPLIT_WORDS = {
 }  # fmt: skip
 # setting -> the splits of a folder that it means, the first that is there
 SPLITS_OF = {"--train_file": ("train",), "--validation_file": ("validation", "test")}
+_SET = re.compile(r"([\w-]+)=(.+)")  # a validation set with its name
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 COMPRESSION_BY_MAGIC = {
     b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
@@ -104,14 +105,14 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
 
     Args:
         spec: a file, a folder (the data files below it, in the order of their names, as `listing` sorts them), a glob, an
-        address of these, or several separated by commas. name: what messages call it.
+        address of these, or several separated by commas; of `--validation_file` also sets by name. name: what messages call it.
     Returns:
         one or more sources, without repetition.
     Raises:
         UserError: all problems at once.
     """
     sources, problems = dict[Place, Source](), list[str]()
-    for number, part in enumerate(parts_of(spec)):
+    for number, part in numbered_parts(spec, name):
         files: Sequence[Place] = ()
         with collected(problems):
             files = _files_of(part, name)
@@ -155,6 +156,38 @@ def parts_of(spec: str) -> list[str]:
     whole = spec.strip()
     is_file = os.path.exists(whole)  # which a list too long for a name is not; `Path.exists` would raise
     return [whole] if is_file else [part.strip() for part in whole.split(",") if part.strip()]
+
+
+def set_names(spec: str | None) -> list[str]:
+    """The names of the validation sets in `news=a.jsonl,law=b.jsonl`; none where no set has a name.
+
+    Raises:
+        UserError: some files stand before the first name.
+    """
+    names = [name for name, _ in _named_parts(spec or "")]
+    if names and not names[0] and any(names):
+        raise UserError(
+            f"--validation_file = {public(spec or '')}, has files before the first name; write NAME=FILE,NAME=FILE"
+        )
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def numbered_parts(spec: str, name: str) -> list[tuple[int, str]]:
+    """The parts of what the user named, each with the number that its rows are known by: of its set where sets have names."""
+    names = set_names(spec) if name == "--validation_file" else []
+    if not names:
+        return list(enumerate(parts_of(spec)))
+    return [(names.index(of), part) for of, part in _named_parts(spec)]
+
+
+def _named_parts(spec: str) -> list[tuple[str, str]]:
+    """Each part with the name of its set, which lasts until the next; empty before the first. A file that is there has no name."""
+    found, current = list[tuple[str, str]](), ""
+    for part in parts_of(spec):
+        named = None if os.path.exists(part) else _SET.fullmatch(part)
+        current, file = named.groups() if named else (current, part)
+        found.append((current, file))
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +36,20 @@ class Evaluation:
         """Name -> number, as metrics.jsonl tells it."""
         told = {"loss": self.loss, "perplexity": self.perplexity, "rows": self.rows, "tokens": self.tokens}
         return {**told, **self.metrics}
+
+
+def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
+    """The mean over validation sets, each of which counts alike, with the figures of each as `metrics`: `news/loss`."""
+    results = list(sets.values())
+    shared = {name: sum(each.metrics[name] for each in results) / len(results) for name in results[0].metrics}
+    own = {
+        f"{name}/{figure}": value
+        for name, result in sets.items()
+        for figure, value in {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}.items()
+    }
+    loss = sum(result.loss for result in results) / len(results)
+    tokens, rows = sum(result.tokens for result in results), sum(result.rows for result in results)
+    return Evaluation(loss, tokens, rows, {**shared, **own})
 
 
 def evaluate(blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
 from training.evaluation.answers import answer_all
-from training.evaluation.scores import AnswerScores, metric_names
+from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
 from training.report.run_log import RunLog
 
@@ -53,6 +53,8 @@ def generate_metrics(
     shown: int = 0,
     seed: int = 0,
     kept: AnswerBudget | None = None,
+    own: Mapping[str, OwnMetric] | None = None,
+    of: range | None = None,
 ) -> tuple[dict[str, float], list[Sample], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
@@ -62,23 +64,29 @@ def generate_metrics(
         names: scores, see `training.evaluation.scores.metric_names`.
         shown: samples to give back, of this process. seed: of answers that are drawn.
         kept: by which a batch is answered in parts where memory is nearer to its budget than predicted; None: never.
+        own: metrics of the user's own, by name. of: the rows of one validation set; None: all.
     Returns:
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
-    Memory: `model.decoding.generation.generate` for one batch; nothing grows with `rows`.
+    Raises:
+        UserError: a metric of the user's own failed, or gave no number.
+    Memory: `model.decoding.generation.generate` for one batch; with metrics of one's own the texts of all rows, else nothing grows
+        with `rows`.
     """
 
     def at_once(writing: Writing) -> int:
         return writing.rows if kept is None or not kept.excess_bytes else max(1, kept.most(writing))
 
     scores = AnswerScores(names)
-    samples, cut = list[Sample](), 0
-    for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size):
+    samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
+    for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
         answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
             prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
             cut += is_cut(answer, settings)
+            if own:
+                texts.append((sample.answer, sample.reference))
             if tokenizer.unk_id in target:
                 # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
                 reference = reference.replace(tokenizer.names["unk_token"], RARE_LETTER)
@@ -86,7 +94,12 @@ def generate_metrics(
             if len(samples) < shown:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
-    return scores.result(np.array(sums)), samples, int(all_cut)
+    found = scores.result(np.array(sums))
+    if own:
+        everyone = group.gather(texts)  # row n is of process n % size
+        in_order = [pair for pairs in itertools.zip_longest(*everyone) for pair in pairs if pair is not None]
+        found |= group.run_on_main(lambda: own_scores(own, in_order))
+    return found, samples, int(all_cut)
 
 
 def score_answers(
@@ -98,12 +111,15 @@ def score_answers(
     longest_answer: int,
     free_bytes: int,
     monitor: Monitor,
+    own: Mapping[str, OwnMetric] | None = None,
+    of: range | None = None,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
 
     Args:
         longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
         free_bytes: what may be taken now; so many rows are answered at once as fit, one at least. monitor: of the run.
+        own: metrics of the user's own. of: the rows of one validation set; None: all.
     Returns:
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
@@ -127,7 +143,7 @@ def score_answers(
     scores, samples, _ = generate_metrics(
         blockwise, loader, tokenizer, settings, group,
         rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
-        kept=None if blockwise.weight_store.is_collective else kept,
+        kept=None if blockwise.weight_store.is_collective else kept, own=own, of=of,
     )  # fmt: skip
     return scores, samples
 
@@ -160,9 +176,9 @@ def show_samples(
     return prompts[0] if prompts else None
 
 
-def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int) -> int:
-    """How many of the first `rows` held-out rows have a reference with unknown tokens, which no answer matches."""
-    return sum(tokenizer.unk_id in target for _, target in _first_rows(loader, rows))
+def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> int:
+    """How many of the first `rows` held-out rows, or those of a set, have a reference with unknown tokens, which no answer matches."""
+    return sum(tokenizer.unk_id in target for _, target in _first_rows(loader, rows, of))
 
 
 def _whole(text: str) -> str:
@@ -170,8 +186,8 @@ def _whole(text: str) -> str:
     return text.rstrip(BROKEN)
 
 
-def _first_rows(loader: StepLoader, count: int) -> Iterator[Row]:
-    batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1)
+def _first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:
+    batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1, of)
     return itertools.islice(itertools.chain.from_iterable(map(_rows, batches)), count)
 
 

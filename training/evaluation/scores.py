@@ -15,7 +15,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +23,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from settings.consistency import ROUGE, score_words
+from config import Config
+from data.sources.files import set_names
+from settings.consistency import ROUGE, score_words, writes_answers
 from settings.errors import UserError
-from settings.fields import AUTO
+from settings.fields import AUTO, not_known
+from training.evaluation.stopping import LOSS
 
 Sums = NDArray[np.float64]
+OwnMetric = Callable[[list[str], list[str]], float]  # of answers and references; more is better
+FIGURES = (
+    "event",
+    "step",
+    "loss",
+    "perplexity",
+    "rows",
+    "tokens",
+    "averaged_checkpoints",
+)  # of an evaluation beside its scores
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _CJK_LETTER = re.compile(f"([{_CJK}])")
@@ -116,6 +129,46 @@ def metric_names(asked: str) -> list[str]:
             f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join(_WORDS)}, rouge"
         )
     return [name for name in _WORDS if name in words]
+
+
+def check_decisive(config: Config, own: Collection[str]) -> None:
+    """Refuse metrics of one's own whose names are taken, and a `metric_for_best` that no evaluation has.
+
+    Args:
+        own: names of the user's own metrics.
+    Raises:
+        UserError: all problems at once.
+    """
+    best, sets = config.train.metric_for_best, set_names(config.data.validation_file)
+    taken = {*_WORDS, *FIGURES}
+    problems = [f"metrics[{name!r}], is the name of another figure, or none; use letters, digits and _" for name in own if name in taken or not name.isidentifier()]  # fmt: skip
+    if own and not writes_answers(config):
+        problems.append(
+            "--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64"
+        )
+    of_set, _, figure = best.rpartition("/")
+    if figure not in {LOSS, *_WORDS, *own} or (of_set and of_set not in sets):
+        known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS]
+        problems.append(f"--metric_for_best = {best}, {not_known(best, known)}")
+    if problems:
+        raise UserError(*problems)
+
+
+def own_scores(metrics: Mapping[str, OwnMetric], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """What the user's own metrics say of answers and references.
+
+    Raises:
+        UserError: one failed, or gave no number.
+    """
+    found = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = float(metric([answer for answer, _ in pairs], [reference for _, reference in pairs]))
+        except Exception as error:  # of code that is not ours
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            told = f"metrics[{name!r}], failed on {len(pairs)} answers ({reason}); it takes two lists of texts and gives a number"
+            raise UserError(told) from error
+    return found
 
 
 def load_libraries(names: Sequence[str]) -> None:

@@ -16,7 +16,12 @@ from typing import Any
 from language import say
 from settings.fields import counted
 
-LOSS = "loss"  # the only one of which less is better
+LOSS = "loss"  # the only one of which less is better, also of one validation set: news/loss
+
+
+def is_loss(metric: str) -> bool:
+    """Whether a metric is the loss, of all validation sets or of one."""
+    return metric.rpartition("/")[2] == LOSS
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class BestMetric:
             KeyError: it is not.
         """
         number = values[self.metric]
-        is_better = self.value is None or (number < self.value if self.metric == LOSS else number > self.value)
+        is_better = self.value is None or (number < self.value if is_loss(self.metric) else number > self.value)
         if math.isfinite(number) and is_better:
             self.value, self.step, self.evals_since = number, step, 0
             return True

@@ -29,7 +29,7 @@ from settings.program import program
 from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
-from training.evaluation.scores import metric_names
+from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, home_of, with_form_of
 from training.setup.hub import MODELS_DIR, download, how_to_fetch
 from training.setup.resolved import ResolvedRun, refuse
@@ -57,6 +57,7 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
     """
     metric_names(run.config.metrics.metrics)  # else unknown names would be found at the first evaluation, or never
+    check_decisive(run.config, run.metrics)
     try:
         base, told = choose_base(run.config, run.resumed_dir)
     except UserError as error:  # files may be missing as well, and would be told only once this is mended

@@ -15,7 +15,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
-from training.evaluation.stopping import LOSS, MeasuredOn
+from training.evaluation.stopping import LOSS, MeasuredOn, is_loss
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.resolved import ResolvedRun
 
@@ -139,7 +139,7 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
     is_score_anew = is_other or before["answered_rows"] != now["answered_rows"]
     if is_loss_anew:
         state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
-    if is_loss_anew if metric == LOSS else is_score_anew:
+    if is_loss_anew if is_loss(metric) else is_score_anew:
         state = dataclasses.replace(state, best_metric=None)
     if is_other:
         told = (
@@ -149,7 +149,9 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
         rows = {"before": counted(before["train_rows"], "row"), "now": counted(now["train_rows"], "row")}
         held_out = {"held_out": f"{before['held_out_rows']:,}", "now_held_out": f"{now['held_out_rows']:,}"}
         return state, [say(told, **rows, **held_out)]
-    compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (is_score_anew and metric != LOSS)
+    compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (
+        is_score_anew and not is_loss(metric)
+    )
     told = "the best {metric} is sought anew: evaluations measured it on {before}, and now on {now}"
     return state, [
         say(told, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row"))

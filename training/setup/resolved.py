@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from settings.errors import UserError
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState
+from training.evaluation.scores import OwnMetric
 from training.processes.group import Group
 from training.report.heartbeat import Heartbeat
 from training.setup.resolving import RunSpec
@@ -37,6 +39,7 @@ class ResolvedRun:
         resumed_dir: folder of the run that goes on; None: a new run.
         base: folder to load weights from; None: random weights. is_resumed: it is a checkpoint of this very run.
         state: how far the run is.
+        metrics: the user's own, by name.
         mirror: where checkpoints are copied; None: nowhere.
         base_bytes: what the process held before the weights.
     """
@@ -50,6 +53,7 @@ class ResolvedRun:
     base: Path | None = None
     is_resumed: bool = False
     state: TrainingState = field(default_factory=TrainingState)
+    metrics: Mapping[str, OwnMetric] = field(default_factory=dict)
     mirror: Mirror | None = None
     # each is set by its stage, and read by later ones alone
     budget: Budget = field(init=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from config import Config
+from training.evaluation.scores import OwnMetric
 from training.processes.group import Group
 from training.report.progress import Progress
 from training.setup.base import find_base
@@ -13,16 +15,20 @@ from training.setup.identify import identify
 from training.setup.resolved import ResolvedRun
 
 
-def stages_before_torch(config: Config, held: ExitStack, group: Group | None = None) -> ResolvedRun:
+def stages_before_torch(
+    config: Config, held: ExitStack, group: Group | None = None, metrics: Mapping[str, OwnMetric] | None = None
+) -> ResolvedRun:
     """Identify the run, find what it starts from, prepare its rows.
 
     Args:
         held: holds the run's lock, and whoever watches its memory. group: its processes; None: this one alone.
+        metrics: the user's own, by name.
     Raises:
         UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything is written.
         DoesNotFit: preparing was stopped for its memory. StaysStopped: the run was stopped as asked.
     """
     run = identify(config, held, group or Group())
+    run.metrics = metrics or {}
     with run.monitor.phase("prepare"), run.group.first_here():
         find_base(run)
         for text in run.told:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from data.batches.collate import Batch, Row
 from data.batches.loader import StepLoader
 from data.batches.order import Order, row_keys
 from data.prepare.preparing import prepare
+from settings.errors import UserError
 
 Rows = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 
@@ -101,6 +103,23 @@ def test_the_dataset_mode_changes_nothing(configure: Any, text_file: Path) -> No
     train_dir = prepare(config).train_dir
     modes = [StepLoader(train_dir, "span", config, ultra_low_mem=ultra) for ultra in (False, True)]
     assert rows_of(step(modes[0], 3, 9, 4)[0]) == rows_of(step(modes[1], 3, 9, 4)[0])
+
+
+def test_validation_sets_with_names_are_rows_apart(configure: Any, pairs_file: Path, tmp_path: Path) -> None:
+    for name, count in (("a", 5), ("b", 3), ("c", 4)):
+        rows = [{"prompt": f"{name}{number}", "response": "r"} for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"news={tmp_path}/b.jsonl,{tmp_path}/a.jsonl,law={tmp_path}/c.jsonl"
+    config = configure(train_file=pairs_file, objective="pairs", validation_file=spec)
+    prepared = prepare(config)
+    loader = StepLoader(prepared.validation_dir, "pairs", config)
+    assert loader.sets == {"news": range(8), "law": range(8, 12)}
+    read = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
+    assert read == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
+    with pytest.raises(UserError, match="before the first name"):
+        prepare(
+            configure(train_file=pairs_file, objective="pairs", validation_file=f"{tmp_path}/a.jsonl,b={pairs_file}")
+        )
 
 
 def test_evaluation_reads_the_first_rows_once_with_fixed_masks(loader: StepLoader) -> None:

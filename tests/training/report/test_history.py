@@ -24,16 +24,21 @@ from training.report.trackers import tracker_names
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("told")
     (folder / "text.txt").write_text("".join(f"line {n}: a river runs under bridge {n % 7}\n\n" for n in range(200)))
+    (folder / "law.txt").write_text("".join(f"article {n}: boats wait for the morning light\n\n" for n in range(40)))
     return folder
 
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
-    """A run that two listen to: a function, and TensorBoard where it is installed."""
+    """A run with two validation sets that two listen to: a function, and TensorBoard where it is installed."""
     pytest.importorskip("tensorboard")
     heard: list[dict[str, Any]] = []
-    config = configuration(folder, "heard", log_with="tensorboard", quiet=True)
-    return LowMemTrainer(config, callbacks=[heard.append]).train(), heard
+    config = configuration(
+        folder, "heard", log_with="tensorboard", quiet=True, eval_rows=2, metrics="f1", metric_for_best="law/loss",
+        validation_file=f"news={folder / 'text.txt'},law={folder / 'law.txt'}",
+    )  # fmt: skip
+    trainer = LowMemTrainer(config, callbacks=[heard.append], metrics={"mine": lambda answers, _: len(answers) + 0.5})
+    return trainer.train(), heard
 
 
 Told = tuple[Summary, list[dict[str, Any]]]
@@ -54,6 +59,25 @@ def test_columns_of_one_length(told: Told) -> None:
     assert summary.history("eval")["step"] == [0, 3, 6] and summary.history("nothing") == {}
     with pytest.raises(UserError, match="run = no_such_run, has no"):
         history("no_such_run")
+
+
+def test_each_validation_set_has_its_own_figures(told: Told) -> None:
+    evaluations = told[0].history("eval")
+    for name in ("loss", "perplexity", "f1", "mine"):
+        means = [(a + b) / 2 for a, b in zip(evaluations[f"news/{name}"], evaluations[f"law/{name}"], strict=True)]
+        assert name == "perplexity" or evaluations[name] == pytest.approx(means)
+    assert evaluations["mine"] == [2.5] * 3 and evaluations["rows"] == [4] * 3
+    best = min(range(3), key=lambda place: evaluations["law/loss"][place])
+    assert told[0].best_evaluation and told[0].best_evaluation["step"] == evaluations["step"][best]
+
+
+def test_a_metric_of_ones_own_that_fails_is_named(folder: Path) -> None:
+    config = configuration(folder, "wrong", eval_rows=2, metrics="f1")
+    with pytest.raises(UserError, match=r"metrics\['mine'\], failed .*ZeroDivisionError"):
+        LowMemTrainer(config, metrics={"mine": lambda answers, references: 1 / 0}).train()
+    with pytest.raises(UserError) as refused:
+        LowMemTrainer(config.changed(run_name="new", metric_for_best="min"), metrics={"mine": len, "loss": len}).train()
+    assert len(refused.value.problems) == 2 and "did you mean mine?" in str(refused.value)
 
 
 def test_an_event_that_lacks_a_figure_leaves_a_gap(tmp_path: Path) -> None:
