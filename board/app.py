@@ -60,13 +60,20 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
-    async def page(request: Request) -> Response:
-        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+    async def page(request: Request, code: int = 200) -> Response:
+        return FileResponse(STATIC / "index.html", code, headers={"Cache-Control": "no-cache"})
+
+    async def missing(request: Request, error: Exception) -> Response:
+        """What a browser opens gets a page that says so; a program gets JSON."""
+        is_opened = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if is_opened and not request.url.path.startswith(("/api/", "/static/")):
+            return await page(request, 404)
+        return Told({"problems": ["there is nothing at this address"]}, 404)
 
     app = Starlette(
         routes=[*(Route(path, page) for path in PAGES), *_api(board), Mount("/static", StaticFiles(directory=STATIC))],
         middleware=[Middleware(Guard, token=token, hosts=tuple(hosts)), Middleware(GZipMiddleware, minimum_size=2000)],
-        exception_handlers={UserError: _refused, ValueError: _refused, OSError: _refused},
+        exception_handlers={UserError: _refused, ValueError: _refused, OSError: _refused, 404: missing},
         lifespan=living,
     )
     app.router.redirect_slashes = False
@@ -184,9 +191,9 @@ async def _upload(board: Board, request: Request) -> Response:
     name = str(request.path_params["name"])
     place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
-        raise UserError(f"{name[:80]}, is no data file; allowed: {', '.join(DATA_SUFFIXES)}")
+        raise UserError(f"{name[:80]}, is not a data file; allowed: {', '.join(DATA_SUFFIXES)}")
     if place.exists():
-        raise UserError(f"{name}, is there already; rename the new one")
+        raise UserError(f"{name}, already exists; rename the new file")
     partial = place.with_name(f".upload-{secrets.token_hex(8)}")
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -209,12 +216,12 @@ async def _upload(board: Board, request: Request) -> Response:
 def _refuse_large(board: Board, name: str, size: int, more: int) -> None:
     """Refuse a file that is larger than allowed, or of which the disk cannot take so many bytes more."""
     if size > board.upload_limit:
-        raise UserError(f"{name}, is larger than {board.upload_limit:,} bytes, which is what may be uploaded")
+        raise UserError(f"{name}, is larger than the upload limit of {board.upload_limit:,} bytes")
     free = board.free_disk_bytes()
     if more > free - DISK_SPARE:
         raise UserError(
-            f"{name}, does not fit on the disk: it has only {format_size(free)} left, and {format_size(DISK_SPARE)} are "
-            "kept free; free space, or take a smaller file"
+            f"{name}, does not fit on the disk: {format_size(free)} are free, of which {format_size(DISK_SPARE)} "
+            "are reserved; free some space or use a smaller file"
         )
 
 
@@ -225,9 +232,9 @@ def _talk(board: Board, request: Request, body: dict[str, Any]) -> Response:
     load("chat", options)
     board.places.model(model)
     if not text.strip():
-        raise UserError("text, is empty; ask something")
+        raise UserError("text, is empty; type a message")
     if len(text) > LONGEST_QUESTION:
-        raise UserError(f"text, has {len(text):,} characters; allowed: {LONGEST_QUESTION:,}; ask with less")
+        raise UserError(f"text, has {len(text):,} characters; allowed: {LONGEST_QUESTION:,}; shorten the message")
     goes_on = body.get("goes_on") is True
 
     async def lines() -> AsyncIterator[bytes]:

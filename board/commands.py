@@ -54,11 +54,13 @@ def runs(config: Config) -> None:
 def _delete(places: Places, name: str, is_sure: bool) -> None:
     if name not in (names := places.names()):
         known = ", ".join(names[:20]) or "none"
-        raise UserError(f"--delete = {name}, is no run; there are: {known}")
+        raise UserError(f"--delete = {name}, is not a run; existing runs: {known}")
     size = format_size(size_of(places, name))
     if not is_sure:
         if not sys.stdin.isatty():
-            raise UserError(f"--delete = {name}, nobody can be asked here; add --yes=True to delete {size} for good")
+            raise UserError(
+                f"--delete = {name}, needs a terminal to confirm; add --yes=True to delete {size} permanently"
+            )
         question = say("delete {run} for good, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size)
         if input(question).strip().lower() not in (
             "y",

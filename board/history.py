@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ from typing import Any
 from board.series import Grid
 from run_files import EventReader
 
-MARKS, SAMPLES, NOTES = 500, 12, 100  # kept of each, the newest
+MARKS, SAMPLES, NOTES = 500, 36, 100  # kept of each, the newest
+LONGEST_SAMPLE = 1500  # characters of each of its texts
 INDEX_STEPS = 1000  # between two places in the file that are remembered
+LOSS = "loss"  # of an evaluation: the only metric of which less is better
 MOST_PHASES, MOST_STEPS = 20, 2**40
 DRAWN = ("step", "eval", "memory")
+# numbers of an `eval` event that are no metric
+COUNTS = ("step", "rows", "tokens", "time", "seconds", "averaged_checkpoints")
 ODD = (KeyError, TypeError, ValueError, OverflowError)  # what comes of events that no run writes
 
 
@@ -42,6 +47,7 @@ class History:
         self._clock, self._began = 0.0, math.nan  # seconds since the first step, and when that was
         self._index: list[tuple[int, int]] = []  # of steps, where the file goes on behind them
         self.settings: dict[str, Any] = {}
+        self.train_rows = 0  # of an epoch; 0: the run does not say
         self.first_plan: dict[str, Any] = {}
         self.last_eval: dict[str, Any] = {}
         self.best_eval: dict[str, Any] = {}
@@ -76,13 +82,15 @@ class History:
                 self._keep_peak("train" if kind == "step" else str(event["phase"])[:40], memory)
         if kind == "start":
             self.settings, self.end, self.first_plan = dict(event["settings"]), {}, {}
+            self.train_rows = int(event.get("train_rows") or 0)
         elif kind == "plan":
             self.first_plan = self.first_plan or event
         elif kind == "step" and (not self._index or step >= self._index[-1][0] + INDEX_STEPS):
             self._index.append((step, self._reader.offset))
         elif kind == "eval":
             self.last_eval = event
-            if values["eval_loss"] is not None and event["loss"] <= self.best_eval.get("loss", math.inf):
+            metric = deciding_metric(self.settings)
+            if is_better(metric, event.get(metric), self.best_eval.get(metric)):
                 self.best_eval = event
         elif kind == "cleanup" and event["kind"] == "full":
             self.cleanups.append([step, int(event["freed_bytes"])])
@@ -91,7 +99,7 @@ class History:
         elif kind == "recovery":
             self.notes.append({"step": step, "text": str(event.get("report", ""))[:1000]})
         elif kind == "sample":
-            texts = {name: str(event.get(name, ""))[:4000] for name in ("prompt", "answer", "reference")}
+            texts = {name: str(event.get(name, ""))[:LONGEST_SAMPLE] for name in ("prompt", "answer", "reference")}
             self.samples.append({"step": event.get("step"), **texts})
         elif kind == "end":
             self.end = event
@@ -133,7 +141,8 @@ def drawn_values(event: dict[str, Any]) -> dict[str, float | None]:
     if not 0 <= event["step"] < MOST_STEPS:
         raise ValueError
     if event["event"] == "eval":
-        return {"eval_loss": _number(event.get("loss"))}
+        metrics = {name: value for name, value in event.items() if _is_number(value) and name not in COUNTS}
+        return {"eval_loss": _number(event.get("loss")), **{f"eval_{name}": float(metrics[name]) for name in metrics}}
     if event["event"] == "memory":
         return {"memory": max(int(event["anon_bytes"]), int(event.get("device_bytes") or 0))}
     values = {
@@ -145,5 +154,22 @@ def drawn_values(event: dict[str, Any]) -> dict[str, float | None]:
     return values if memory is None else {**values, "memory": memory}
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def deciding_metric(settings: Mapping[str, Any]) -> str:
+    """The number of an evaluation by which a run chooses its best checkpoint."""
+    return str(settings.get("metric_for_best") or LOSS)
+
+
+def is_better(metric: str, value: object, than: object) -> bool:
+    """Whether a number of an evaluation is better than another, which may be missing."""
+    new, old = _number(value), _number(than)
+    if new is None or old is None:
+        return new is not None
+    return new < old if metric == LOSS else new > old
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if _is_number(value) else None

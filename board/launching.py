@@ -98,7 +98,9 @@ class Launcher:
         is_there, is_saved = self._is_there(name), self.places.saved(name).exists()
         taken = UserError(f"--run_name = {name}, exists already; choose another name")
         if is_resumed and not is_saved:
-            raise UserError(f"--run_name = {name}, has no checkpoint to go on from; start it anew under another name")
+            raise UserError(
+                f"--run_name = {name}, has no checkpoint to resume from; start a new run under another name"
+            )
         if (is_saved and not is_resumed) or (is_there and run_facts(self.places, name)["state"] in (*ALIVE, "waiting")):
             raise taken
         try:
@@ -127,7 +129,7 @@ class Launcher:
         """
         folder = self.places.logs(name)
         if word not in WISHES or not folder.is_dir():
-            raise Outside(f"{word[:20]!r} cannot be asked of {name}")
+            raise Outside(f"{word[:20]!r} is not a request that {name} accepts")
         with self._lock:
             with suppress(OSError):
                 if (folder / REQUEST_FILE).read_text(encoding="utf8", errors="replace").strip() == STOP:

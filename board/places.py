@@ -57,7 +57,7 @@ class Places:
             Outside: the name leads elsewhere.
         """
         if Path(name).name != name:
-            raise Outside(f"{shown_name(name)!r} is no name of a folder")
+            raise Outside(f"{shown_name(name)!r} is not a folder name")
         return inside(self.log_dir, name), inside(self.output_dir, name)
 
     def data(self, relative: str) -> Path:
@@ -132,7 +132,7 @@ def inside(folder: Path, relative: str) -> Path:
         Outside: it lies elsewhere.
     """
     if not relative or "\0" in relative or "\\" in relative or Path(relative).is_absolute():
-        raise Outside(f"{relative[:80]!r} is no path inside {folder}")
+        raise Outside(f"{relative[:80]!r} is not a path inside {folder}")
     path = folder / relative
     if ".." in Path(relative).parts or not _is_inside(folder, path):
         raise Outside(f"{relative[:80]!r} leads out of {folder}")

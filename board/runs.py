@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from board.history import deciding_metric, is_better
 from board.places import Places
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, OWNER_FILE, RUN_FILE, EventReader, read_record
 from storage import remove
@@ -52,15 +53,18 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
     beat, launch = read_record(folder / HEARTBEAT_FILE), read_record(folder / LAUNCH_FILE)
     record = read_record(saved / RUN_FILE)
     try:
-        return _facts(folder, saved, now, beat, launch, record, *_told(folder / METRICS_FILE))
+        latest, steps, evaluations = _told(folder / METRICS_FILE)
+        facts = _facts(folder, saved, now, beat, launch, record, latest, steps)
+        return {**facts, **_best(saved, latest, evaluations)}
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # somebody else has written them
         known = _facts(folder, saved, now, {}, {}, {}, {}, [])
-        return {**known, "state": "failed", "reason": "its files hold what no run writes"}
+        told = {"state": "failed", "reason": "the files of this run are damaged"}
+        return {**known, **told, "metric": "loss", "best_score": None, "best_step": None}
 
 
-def _told(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """The last event of each kind at a file's end, `start` and `plan` also at its beginning; and the last steps."""
-    latest, steps = dict[str, dict[str, Any]](), list[dict[str, Any]]()
+def _told(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The last event of each kind at a file's end, `start` and `plan` also at its beginning; the last steps and evaluations."""
+    latest, steps, evaluations = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     try:
         for event in EventReader(path).events(HEAD_BYTES):
             if event["event"] in ("start", "plan"):
@@ -72,9 +76,24 @@ def _told(path: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
                     latest.pop(ending, None)
             if event["event"] == "step":
                 steps.append(event)
+            if event["event"] == "eval":
+                evaluations.append(event)
     except OSError:
         pass
-    return latest, steps
+    return latest, steps, evaluations
+
+
+def _best(saved: Path, latest: dict[str, dict[str, Any]], evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best evaluation by the metric that decides: the one of the last checkpoint, or a later one."""
+    metric = deciding_metric(latest.get("start", {}).get("settings") or {})
+    kept = read_record(saved / "checkpoints" / "latest" / "state" / "training.json").get("best_metric")
+    found: tuple[Any, Any] = (None, None)
+    if isinstance(kept, dict) and kept.get("metric") == metric:
+        found = kept.get("value"), kept.get("step")
+    for event in [latest.get("end", {}).get("best_evaluation") or {}, *evaluations]:
+        if is_better(metric, event.get(metric), found[0]):
+            found = event[metric], event.get("step")
+    return {"metric": metric, "best_score": found[0], "best_step": found[1]}
 
 
 def _facts(

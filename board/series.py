@@ -2,7 +2,8 @@
 
 A grid cuts the steps into at most `POINTS` buckets of one width; where a step falls behind the last bucket, every two
 become one and the width doubles. Of each bucket the lowest, the highest and the mean value are kept, so that no spike is
-lost, and how many values were no number. What is held never grows with the run.
+lost, and how many values were no number. What is held never grows with the run: 20 KB for each quantity, of which there are
+`MOST_NAMES` at most.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 
 POINTS = 500
 NAMES = ("loss", "eval_loss", "learning_rate", "speed", "memory")
+MOST_NAMES = 48  # of series: those above and the metrics of evaluations
 PAUSES = 200
 BREAK_SECONDS, BREAK_FACTOR = 60.0, 20.0  # a pause this long, and this many times the usual one, parts a line in time
 
@@ -94,7 +96,7 @@ class Grid:
         """Take what was told of one step.
 
         Args:
-            step: at least `first`. seconds: since the run began. values: by the names of `NAMES`.
+            step: at least `first`. seconds: since the run began. values: by the names of `NAMES`, or of a metric.
         """
         place = (step - self.first) // self.width
         while place >= POINTS:
@@ -108,7 +110,11 @@ class Grid:
             self.times.append(seconds)
         self._watch_pause(step, seconds)
         for name, value in values.items():
-            self.series[name].add(place, value)
+            if name not in self.series and len(self.series) < MOST_NAMES:
+                self.series[name] = Series()
+                self.version += 1  # who has drawn the others has nothing of this one
+            if name in self.series:
+                self.series[name].add(place, value)
 
     def drawn(self, first: int = 0) -> dict[str, object]:
         """What a page draws: x by steps and by time, and every quantity, from the bucket `first` on."""
@@ -125,7 +131,7 @@ class Grid:
             "steps": [self.first + k * self.width for k in places],
             "seconds": [round(self.times[k], 2) for k in places],
             "breaks": sorted(place for place in breaks if max(1, first) <= place < self.size), "not_a_number": lost,
-            **{name: series.drawn(first, self.size) for name, series in self.series.items()},
+            "series": {name: series.drawn(first, self.size) for name, series in self.series.items()},
         }  # fmt: skip
 
     def _watch_pause(self, step: int, seconds: float) -> None:

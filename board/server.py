@@ -27,5 +27,5 @@ def serve(config: Config) -> None:
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
     app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
     where = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
-    print(f"the page is at {where}  (Ctrl-C ends it; runs go on)", flush=True)
+    print(f"the page is at {where}  (Ctrl-C stops the page; runs continue)", flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

@@ -31,7 +31,7 @@ from settings.fields import AUTO, is_encodable
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
-PREVIEW_SECONDS = 60.0
+PREVIEW_SECONDS, MOST_COMPARED = 60.0, 8
 MODEL_FILES = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json")
 
 
@@ -107,7 +107,7 @@ class Board:
             return {
                 **facts, "command": command, "settings": history.settings, "plan": plan, "end": history.end,
                 "planned_parts": plan.get("components", {}), "phase_peaks": dict(history.phase_peaks),
-                "best_eval": history.best_eval, "last_eval": history.last_eval, "cleanups": list(history.cleanups),
+                "best_eval": history.best_eval, "last_eval": history.last_eval, "train_rows": history.train_rows, "cleanups": list(history.cleanups),
                 "saves": list(history.saves), "notes": list(history.notes), "samples": list(history.samples),
             }  # fmt: skip
 
@@ -124,13 +124,17 @@ class Board:
         return text.partition("\n")[2] if size > LOG_BYTES else text
 
     def compare(self, names: list[str]) -> dict[str, Any]:
-        """The losses of several runs."""
-        found = {}
-        for name in names[:8]:
+        """What is drawn of several runs, and their settings as far as they differ: name -> values in the order of the runs."""
+        found, settings = {}, []
+        for name in names[:MOST_COMPARED]:
             history = self._read(checked_name(name))
             with history.lock:
                 found[name] = history.grid.drawn()
-        return {"runs": found}
+                settings.append(history.settings)
+        keys = {key: None for one in settings for key in one if key not in (*OWN, "run_name")}
+        values = {key: [one.get(key) for one in settings] for key in keys}
+        differ = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+        return {"runs": found, "differ": differ}
 
     # --- new runs ---
 

@@ -26,7 +26,7 @@ LONGEST_LINE = 2**20
 OPTIONS = ("temperature", "top_p", "max_new_tokens", "num_beams", "history_turns")
 
 
-BUSY = f"{MOST_TALKS} models are answering already, and no more are loaded at a time; ask again when one is done"
+BUSY = f"{MOST_TALKS} models are already answering, and no more can be loaded; try again when one has finished"
 
 
 class TalkFailed(Exception):

@@ -25,10 +25,16 @@ from training.report.wording import about, duration
 from units import format_size
 
 
-def announce(log: RunLog, config: Config, plan: Plan, step: int) -> None:
-    """What will be done from a step on, and the plan for it."""
+def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int) -> None:
+    """What will be done from a step on, and the plan for it.
+
+    Args:
+        train_rows: of an epoch.
+    """
     settings = public_values(config.as_dict())
-    log.event("start", step=step, time=time.time(), run_name=config.run.run_name, settings=settings)
+    log.event(
+        "start", step=step, time=time.time(), run_name=config.run.run_name, train_rows=train_rows, settings=settings
+    )
     log.plan(plan)
     disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
     log.table(say("plan"), [*plan_rows(plan, weight_counts(config.model)["total"]), (say("disk"), disk)])

@@ -79,7 +79,7 @@ export function showChat(place) {
       else if (told.forgotten) mine.before(h("p.note.small", {}, t("forgotten")));
       else if (told.note) mine.after(h("p.note.small", {}, told.note));
       else if (told.problem) { its.classList.add("bad"); its.replaceChildren(told.problem); }
-      else if (told.end) { pane.answered += 1; if (waiting.isConnected) waiting.replaceChildren("…"); }
+      else if (told.end) { pane.answered += 1; if (waiting.isConnected) waiting.replaceWith(h("span.faint", {}, t("empty_answer"))); }
       follow();
     };
     try {

@@ -2,6 +2,7 @@
 import { TEXTS } from "./texts.js";
 
 const stored = (key) => { try { return localStorage.getItem(key); } catch { return null; } };
+export const recalled = (key, fallback) => { const value = Number(stored(key) ?? fallback); return Number.isFinite(value) ? value : fallback; };
 export const remember = (key, value) => { try { localStorage.setItem(key, value); } catch { /* not kept */ } };
 
 const spoken = (navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en";
@@ -11,7 +12,8 @@ export const state = { language: stored("language") || spoken, theme: stored("th
 
 export function t(key, values = {}) {
   const text = TEXTS[state.language][key] ?? TEXTS.en[key] ?? key;
-  return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+  const filled = text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+  return filled.replace(/([\u4e00-\u9fff]) (?=[\u4e00-\u9fff])/g, "$1"); // a blank beside a Latin word is too much between two Chinese ones
 }
 export const has = (key) => key in TEXTS[state.language] || key in TEXTS.en;
 
@@ -77,6 +79,8 @@ export function figure(x, digits = 3) {
   if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) return x.toExponential(1).replace("e-", "e−").replace("e+", "e");
   return Math.abs(x) >= 1000 ? count(x) : x.toFixed(Math.abs(x) >= 100 ? 1 : digits);
 }
+// A number at an axis: as short as it can be.
+export const tick = (y) => (y !== 0 && (Math.abs(y) < 1e-3 || Math.abs(y) >= 1e6) ? figure(y) : y.toLocaleString(locale(), { maximumFractionDigits: 3 }));
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const s = Math.max(0, Math.round(seconds));
@@ -168,4 +172,23 @@ export const pill = (name) => h(`span.pill.${name}`, {}, h("i", {}), t(`state_${
 export function copyable(text) {
   return h("div.command", {}, h("code", {}, text), h("button.ghost", { type: "button", title: t("copy"), "aria-label": t("copy"),
     onclick: async () => { try { await navigator.clipboard.writeText(text); toast(t("copied")); } catch { toast(t("copy_failed")); } } }, icon("copy")));
+}
+
+export async function deleteRun(name) {
+  const path = `/api/runs/${encodeURIComponent(name)}`, size = await ask(`${path}/size`);
+  if (!(await confirmed(t("delete_title", { name }), t("delete_about", { size: bytes(size.bytes) }), t("delete")))) return false;
+  const told = await ask(`${path}/wish`, { word: "delete" });
+  told.problems ? toast(told.problems.join("\n"), "bad") : toast(t("deleted", { name }));
+  return !told.problems;
+}
+
+export function showMissing(place, title, about) {
+  document.title = `${title} · FrugalT5`;
+  place.replaceChildren(h("div.card.empty", {}, icon("search", 36), h("h1", {}, title), h("p", {}, about), link("/", { class: "button primary" }, t("all_runs"))));
+}
+
+// A slider for the weight of the moving average; what is chosen is remembered.
+export function smoothingSlider(value, change) {
+  return h("label.row.tight.small.soft", { title: t("smoothing_about") }, t("smoothing"),
+    h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value, id: "smoothing", oninput: (event) => { remember("smoothing", event.target.value); change(Number(event.target.value)); } }));
 }

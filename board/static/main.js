@@ -1,5 +1,5 @@
 // The frame around every part: navigation, theme, language, and which part an address shows.
-import { ask, bytes, h, icon, link, memoryBar, remember, state, t } from "./core.js";
+import { ask, bytes, h, icon, link, memoryBar, remember, showMissing, state, t } from "./core.js";
 import { showRuns } from "./runs.js";
 import { showRun } from "./run.js";
 import { showNew } from "./new.js";
@@ -66,8 +66,9 @@ function draw(frameOnly = false) {
   app.replaceChildren(frame(), main);
   const path = location.pathname;
   const run = path.match(/^\/run\/([^/]+)$/);
-  const show = run ? () => showRun(place, decodeURIComponent(run[1]))
-    : { "/new": () => showNew(place), "/plan": () => showPlan(place), "/chat": () => showChat(place) }[path] ?? (() => showRuns(place));
+  const parts = { "/": showRuns, "/new": showNew, "/plan": showPlan, "/chat": showChat };
+  const missing = () => showMissing(place, t("not_found"), t("not_found_about", { path }));
+  const show = run ? () => showRun(place, decodeURIComponent(run[1])) : () => (parts[path] ?? missing)(place);
   document.title = "FrugalT5";
   leave = show() ?? null;
   ask("/api/runs").then((told) => showMachine(told.machine));

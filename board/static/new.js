@@ -8,7 +8,7 @@ const LEARNT_BY = { pairs: true, conversations: true };
 export function showNew(place) {
   document.title = `${t("new_run")} · FrugalT5`;
   const flags = new URLSearchParams(location.search).get("model") ? { is_finetune: "True", finetune_from: new URLSearchParams(location.search).get("model") } : {};
-  let form = null, timer = null, asked = 0, plan = null, models = [], gone = false;
+  let form = null, timer = null, asked = 0, models = [], gone = false;
   const left = h("div.stack"), right = h("aside.card.stack.sticky", { "aria-live": "polite", id: "plan" });
   place.append(h("div.head", {}, h("div.grow", {}, h("h1", {}, t("new_run")), h("p", {}, t("new_about")))), h("div.split", {}, left, right));
 
@@ -166,37 +166,49 @@ export function showNew(place) {
 
   function replan(wait) {
     clearTimeout(timer);
+    const mine = ++asked;
+    drawBusy();
     timer = setTimeout(async () => {
-      const mine = ++asked;
-      right.classList.add("busy");
-      if (!plan) drawPlan(null);
       const told = await ask("/api/plan", { flags });
       if (mine !== asked || gone) return;
-      plan = told;
       right.classList.remove("busy");
       drawPlan(told);
     }, wait);
   }
 
-  function verdict(kind, glyph, text) { return h(`div.verdict${kind && "." + kind}`, { id: "verdict" }, h("span.badge", {}, icon(glyph, 22)), text); }
+  function verdict(kind, glyph, text) {
+    return h(`div.verdict${kind && "." + kind}`, { id: "verdict" }, h("span.badge", {}, glyph === "wait" ? h("span.spinner") : icon(glyph, 22)), text);
+  }
 
   // On a phone the plan stands below the form; this says the gist of it all the time.
   const quick = h("div.quick");
   place.append(quick);
   document.body.classList.add("has-quick");
   function drawQuick(told) {
-    const key = !told.plan ? (told.exit_code === 3 ? "fits_not" : "wrong") : told.fits_now === false ? "fits_later" : told.plan.peak_bytes > 0.9 * told.plan.budget_bytes ? "fits_tight" : "fits";
-    quick.replaceChildren(h("div.grow.small", {}, h("b", {}, t(key)), told.plan ? `${bytes(told.plan.peak_bytes)} / ${bytes(told.plan.budget_bytes)}` : ""),
+    const text = !told.plan ? refusal(told) : t(told.fits_now === false ? "fits_later" : told.plan.peak_bytes > 0.9 * told.plan.budget_bytes ? "fits_tight" : "fits");
+    quick.replaceChildren(h("div.grow.small", {}, h("b", {}, text), told.plan ? `${bytes(told.plan.peak_bytes)} / ${bytes(told.plan.budget_bytes)}` : ""),
       told.plan ? button(t(told.fits_now === false ? "start_queue" : "start"), { kind: "primary", glyph: "play", onclick: start }) : button("", { glyph: "warn", onclick: () => right.scrollIntoView({ block: "center" }) }));
   }
 
+  // What was said of other settings is not true of these: the verdict goes until the plan is there, the rest is dimmed.
+  function drawBusy() {
+    right.classList.add("busy");
+    const now = verdict("busy", "wait", t("planning")), old = right.querySelector("#verdict");
+    old ? old.replaceWith(now) : right.replaceChildren(now);
+    quick.querySelector("b")?.replaceChildren(t("planning"));
+    quick.querySelector("b")?.nextSibling?.remove();
+  }
+
+  function refusal(told) {
+    const n = Math.max(1, (told.problems ?? []).filter((problem) => problem.trim().startsWith("--")).length);
+    return told.exit_code === 3 ? t("fits_not") : t(n === 1 ? "wrong_one" : "wrong_many", { n });
+  }
+
   function drawPlan(told) {
-    if (told) drawQuick(told);
-    if (!told) { right.replaceChildren(verdict("busy", "auto", t("planning"))); return; }
+    drawQuick(told);
     const command = told.command ? h("div.stack.tight", {}, h("h3", {}, t("command")), copyable(told.command)) : null;
     if (!told.plan) {
-      const fits = told.exit_code === 3;
-      right.replaceChildren(verdict("no", "warn", t(fits ? "fits_not" : "wrong")), h("div.problems.small", {}, (told.problems ?? []).join("\n")), suggestions(told.problems ?? []), command ?? "");
+      right.replaceChildren(verdict("no", "warn", refusal(told)), h("div.problems.small", {}, (told.problems ?? []).join("\n")), suggestions(told.problems ?? []), command ?? "");
       return;
     }
     const p = told.plan, share = p.peak_bytes / p.budget_bytes;

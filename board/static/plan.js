@@ -54,7 +54,7 @@ export function showPlan(place) {
     if (!told.plan) { detail.replaceChildren(title, h("div.problems.small", {}, (told.problems ?? []).join("\n"))); return; }
     const p = told.plan, parts = Object.entries(p.components).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
     detail.replaceChildren(title,
-      h("p.small.soft", {}, [`${t("predicted_peak")} ${bytes(p.peak_bytes)} / ${bytes(p.budget_bytes)}`, t("per_step", { time: p.seconds < 1 ? `${p.seconds.toFixed(2)} s` : duration(p.seconds) }), p.choice.storage].join(" · ")),
+      h("p.small.soft", {}, [`${t("predicted_peak")} ${bytes(p.peak_bytes)} / ${bytes(p.budget_bytes)}`, t("per_step", { time: p.seconds < 1 ? `${p.seconds.toFixed(2)} s` : duration(p.seconds) }), t("storage_said", { dtype: p.choice.storage })].join(" · ")),
       partBar(parts, p.budget_bytes), partList(parts, 12));
   }
   return () => { gone = true; };

@@ -1,58 +1,75 @@
 // Part two: one run, live. Charts, what it says of itself, and what can be asked of it.
-import { ask, bytes, button, confirmed, copyable, count, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, t, toast, when, work } from "./core.js";
-import { chart, merged } from "./charts.js";
+import {
+  ask, bytes, button, confirmed, copyable, count, deleteRun, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, recalled, showMissing, smoothingSlider, t, tick,
+  toast, when, work,
+} from "./core.js";
+import { chart, evaluated, merged, metricName, scoreText } from "./charts.js";
 
 const PART_COLOURS = ["--accent", "--third", "--second", "--violet", "--warn", "--faint", "--over", "--soft"];
+const SET_COLOURS = ["--second", "--third", "--violet", "--warn", "--over", "--faint"];
 const ALIVE = ["running", "starting", "paused"];
 
 export function showRun(place, name) {
   document.title = `${name} · FrugalT5`;
   const path = `/api/runs/${encodeURIComponent(name)}`;
   let facts = null, data = null, zoomed = null, byTime = false, tab = "samples", drawnTab = "", logTimer = null;
+  let charts = [], madeOf = "", smoothing = recalled("smoothing", 0);
 
   const title = h("div.grow"), actions = h("div.row"), stats = h("div.stats"), problems = h("div");
   const nothing = h("div.card.empty", { hidden: true }), tabs = h("section.card.stack", { id: "tabs" });
   const unzoom = button(t("whole_run"), { glyph: "back", onclick: () => { zoomed = null; drawCharts(); } });
   const segments = h("div.segments", { role: "group", "aria-label": t("axis") });
-  const charts = makeCharts((first, last, time) => zoom(first, last, time));
-  const toolbar = h("div.row", { hidden: true }, h("h2.grow", {}, t("charts")), unzoom, segments);
-  const grid = h("div.charts", { id: "charts", hidden: true }, charts.map((one) => one.node));
+  const smoother = smoothingSlider(smoothing, (weight) => { smoothing = weight; drawCharts(); });
+  const toolbar = h("div.row.chart-bar", { hidden: true }, h("h2.grow", {}, t("charts")), unzoom, smoother, segments);
+  const grid = h("div.charts", { id: "charts", hidden: true });
   place.append(h("div", {}, link("/", { class: "small soft row back" }, icon("back", 15), t("all_runs"))),
     h("div.head", {}, title, actions), problems, stats, nothing, toolbar, grid, tabs);
 
   // --- charts ---
 
-  function makeCharts(onzoom) {
-    const common = { onzoom, group: "run" };
-    return [
-      chart({ ...common, title: t("loss"), about: t("loss_about"), tells_nan: true, height: 280, wide: true,
-        lines: [{ name: "loss", label: t("train_loss"), colour: "--accent" }, { name: "eval_loss", label: t("eval_loss"), colour: "--second", points: true }],
-        extra: [["tri", "--over", t("not_a_number")]], format: (y) => figure(y, 2), read: (y) => figure(y, 4) }),
-      chart({ ...common, title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
-        lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
-        extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("evaluation")], ["dash", "--second", t("save_or_eval")]],
-        incrs: Array.from({ length: 30 }, (_, k) => 2 ** (16 + k)), format: (y) => (y === 0 ? "0" : bytes(y, y >= 2 ** 30 && y % 2 ** 30 ? 1 : 0)), read: (y) => bytes(y),
-        limits: (now, low, high) => {
-          const top = Math.max(high, now.planned || 0);
-          return [0, now.budget && now.budget < 2.5 * top ? now.budget * 1.16 : top * 1.25];
-        },
-        marks: (tools, now, shown) => {
-          const top = tools.bbox.top;
-          shown?.eval_loss.mean.forEach((loss, k) => { if (loss !== null) tools.dot(shown.steps[k], "--second"); });
-          for (const step of now.saves ?? []) tools.vertical(step, "--second");
-          for (const [step] of now.cleanups ?? []) tools.triangle(step, "--accent");
-          if (now.planned) tools.horizontal(now.planned, "--faint", [2, 4], `${t("planned_peak")} ${bytes(now.planned)}`, "left");
-          if (!now.budget) return;
-          if (tools.level(now.budget) >= top) tools.horizontal(now.budget, "--over", [7, 5], `${t("budget")} ${bytes(now.budget)}`);
-          else {
-            const { ctx, ratio, bbox, css } = tools;
-            ctx.fillStyle = css("--over"); ctx.font = `${12 * ratio}px ${css("--font")}`; ctx.textAlign = "right";
-            ctx.fillText(`↑ ${t("budget_above", { budget: bytes(now.budget) })}`, bbox.left + bbox.width - 4 * ratio, top + 13 * ratio);
-          }
-        } }),
-      chart({ ...common, title: t("speed"), about: t("speed_about"), zero: true, lines: [{ name: "speed", label: t("tokens_per_second"), colour: "--violet" }], format: (y) => (y < 10 ? figure(y, 1) : count(y)), read: (y) => count(y) }),
-      chart({ ...common, title: t("learning_rate"), about: t("learning_rate_about"), zero: true, lines: [{ name: "learning_rate", label: t("learning_rate"), colour: "--second" }], format: (y) => (y === 0 ? "0" : y.toPrecision(2)), read: (y) => figure(y, 5) }),
-    ];
+  // The metric that decides first, then losses, other metrics, memory, speed and learning rate.
+  function makeCharts() {
+    const common = { onzoom: zoom };
+    const metrics = evaluated(Object.keys(data.series), facts?.settings).filter(([metric]) => metric !== "loss");
+    const deciding = facts?.metric ?? "loss", badge = t("decides");
+    const sets = evaluated(Object.keys(data.series), facts?.settings).find(([metric]) => metric === "loss")?.[1] ?? [];
+    const best = (draw, now, shown) => {
+      const k = shown.steps.findLastIndex((step) => step <= now.bestStep);
+      if (now.bestStep !== null && k >= 0 && shown.steps[k] + shown.width > now.bestStep) draw.ring(shown.steps[k], now.bestScore, "--second");
+    };
+    const losses = chart({ ...common, key: "loss", title: t("loss"), about: t("loss_about"), badge: deciding === "loss" && sets.length ? badge : "", tells_nan: true, smooths: true, trims: true,
+      height: 280, wide: true, marks: deciding === "loss" ? best : null,
+      lines: [{ name: "loss", label: t("train_loss"), colour: "--accent" },
+        ...sets.map(([set, name], n) => ({ name, label: set ? t("eval_loss_of", { set }) : t("eval_loss"), colour: SET_COLOURS[n % SET_COLOURS.length], points: true }))],
+      extra: [["tri", "--over", t("not_a_number")]], format: tick, read: (y) => figure(y, 4) });
+    const scores = metrics.sort((a, b) => (b[0] === deciding) - (a[0] === deciding) || (a[0] === "perplexity") - (b[0] === "perplexity")).map(([metric, names], n, all) => chart({
+      ...common, key: `eval_${metric}`, title: metricName(metric), about: has(`about_${metric}`) ? t(`about_${metric}`) : t("about_metric"), badge: metric === deciding ? badge : "",
+      wide: metric === deciding || (n === all.length - 1 && (all.length - (all[0][0] === deciding)) % 2 === 1), trims: metric === "perplexity", marks: metric === deciding ? best : null,
+      lines: names.map(([set, name], k) => ({ name, label: set || metricName(metric), colour: SET_COLOURS[k % SET_COLOURS.length], points: true })),
+      format: tick, read: (y) => scoreText(metric, y) }));
+    const memory = chart({ ...common, key: "memory", title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
+      lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
+      extra: [["dash", "--over", t("budget")], ["dash", "--faint", t("planned_peak")], ["tri", "--accent", t("cleanup")], ["dot", "--second", t("evaluation")], ["dash", "--second", t("save_or_eval")]],
+      incrs: Array.from({ length: 30 }, (_, k) => 2 ** (16 + k)), format: (y) => (y === 0 ? "0" : bytes(y, y >= 2 ** 30 && y % 2 ** 30 ? 1 : 0)), read: (y) => bytes(y),
+      limits: (now, low, high) => {
+        const top = Math.max(high, now.planned || 0);
+        return [0, now.budget && now.budget < 2.5 * top ? now.budget * 1.16 : top * 1.25];
+      },
+      marks: (draw, now, shown) => {
+        shown.series.eval_loss.mean.forEach((loss, k) => { if (loss !== null) draw.dot(shown.steps[k], "--second"); });
+        for (const step of now.saves ?? []) draw.vertical(step, "--second");
+        for (const [step] of now.cleanups ?? []) draw.triangle(step, "--accent");
+        if (now.planned) draw.horizontal(now.planned, "--faint", [2, 4], `${t("planned_peak")} ${bytes(now.planned)}`, "left");
+        if (!now.budget) return;
+        if (draw.level(now.budget) >= draw.top) draw.horizontal(now.budget, "--over", [7, 5], `${t("budget")} ${bytes(now.budget)}`);
+        else draw.note(`↑ ${t("budget_above", { budget: bytes(now.budget) })}`, "--over", "right");
+      } });
+    const speed = chart({ ...common, key: "speed", title: t("speed"), about: t("speed_about"), zero: true, smooths: true, lines: [{ name: "speed", label: t("tokens_per_second"), colour: "--violet" }],
+      format: tick, read: (y) => count(y) });
+    const rate = chart({ ...common, key: "learning_rate", title: t("learning_rate"), about: t("learning_rate_about"), zero: true, lines: [{ name: "learning_rate", label: t("learning_rate"), colour: "--second" }],
+      format: (y) => (y === 0 ? "0" : y.toPrecision(2)), read: (y) => (y === 0 ? "0" : figure(y, 5)) });
+    const first = deciding !== "loss" && metrics.length && metrics[0][0] === deciding ? [scores.shift()] : [];
+    return [...first, losses, ...scores, memory, speed, rate];
   }
 
   function drawCharts() {
@@ -61,7 +78,18 @@ export function showRun(place, name) {
     toolbar.hidden = grid.hidden = !some;
     unzoom.hidden = !zoomed;
     if (!some) return;
-    const now = { budget: facts?.budget_bytes, planned: facts?.planned_peak_bytes, cleanups: facts?.cleanups, saves: facts?.saves };
+    const made = JSON.stringify([Object.keys(data.series), facts?.metric, facts?.settings?.validation_file]);
+    if (made !== madeOf) {
+      madeOf = made;
+      charts.forEach((one) => one.end());
+      charts = makeCharts();
+      grid.replaceChildren(...charts.map((one) => one.node));
+    }
+    const each = facts?.train_rows / facts?.plan?.effective_batch_size;
+    const now = {
+      run: name, budget: facts?.budget_bytes, planned: facts?.planned_peak_bytes, cleanups: facts?.cleanups, saves: facts?.saves, isZoomed: !!zoomed, smoothing,
+      stepsPerEpoch: each > 1 ? each : 0, bestStep: facts?.best_step ?? null, bestScore: facts?.best_score,
+    };
     for (const one of charts) one.draw(shown, byTime, now);
   }
 
@@ -97,29 +125,24 @@ export function showRun(place, name) {
     if (f.state === "done" && f.max_steps) some.push(button(t("train_on"), { glyph: "play", onclick: async () => {
       if (await confirmed(t("train_on"), t("train_on_about", { most: count(2 * f.max_steps) }), t("train_on"), "primary")) asked("resume", { max_steps: 2 * f.max_steps })();
     } }));
-    if (!alive && f.state !== "waiting") some.push(button(t("delete"), { glyph: "trash", onclick: async () => {
-      const size = await ask(`${path}/size`);
-      if (!(await confirmed(t("delete_title", { name: f.name }), t("delete_about", { size: bytes(size.bytes) }), t("delete")))) return;
-      const told = await ask(`${path}/wish`, { word: "delete" });
-      told.problems ? toast(told.problems.join("\n"), "bad") : go("/");
-    } }));
+    if (!alive && f.state !== "waiting") some.push(button(t("delete"), { glyph: "trash", onclick: async () => { if (await deleteRun(f.name)) go("/"); } }));
     const sameButtons = some.map((node) => node.textContent).join() === [...actions.children].map((node) => node.textContent).join();
     if (!sameButtons) actions.replaceChildren(...some);
-    const told = f.state === "failed" ? f.reason : f.state === "waiting" ? (f.reason ? t("waits_for", { others: f.reason }) : t("waits")) : f.state === "died" ? t("died_about") : f.state === "paused" ? t("paused_about") : f.state === "stopped" && !f.step && !f.has_checkpoint ? t("stopped_about") : "";
+    const told = f.state === "failed" ? f.reason || t("failed_about") : f.state === "waiting" ? (f.reason ? t("waits_for", { others: f.reason }) : t("waits")) : f.state === "died" ? t("died_about") : f.state === "paused" ? t("paused_about") : f.state === "stopped" && !f.step && !f.has_checkpoint ? t("stopped_about") : "";
     problems.replaceChildren(told ? h(f.state === "failed" || f.state === "died" ? "div.problems" : "div.note", { role: "status" }, told) : "");
   }
 
   function drawStats() {
     stats.hidden = facts.state === "waiting" && !facts.step;
     const f = facts, alive = ALIVE.includes(f.state), share = f.max_steps ? Math.min(1, f.step / f.max_steps) : 0;
-    const best = f.end?.best_eval_loss ?? f.best_eval?.loss;
     const stat = (label, value, under, kind = "") => h(`div.stat${kind}`, {}, h("div.label", {}, label), h("div.value", {}, value), under ? h("div.under", {}, under) : null);
     const first = h("div.stat.progress-stat", {}, h("div.label", {}, t("progress")), h("div.value", {}, f.max_steps ? t("steps_of", { n: count(f.step), most: count(f.max_steps) }) : f.doing?.rows ? t("rows_so_far", { n: count(f.doing.rows) }) : count(f.step)),
       h(`div.progress${alive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${100 * share}%` } })));
     const phase = f.phase && has(`phase_${f.phase}`) ? t(`phase_${f.phase}`) : "";
     stats.replaceChildren(first,
       alive ? stat(t("time_left"), duration(f.seconds_left), phase) : stat(t("took"), duration(f.end?.seconds ?? data?.seconds?.at(-1)), f.ended ? t("ended_at", { time: when(f.ended) }) : ""),
-      stat(t("loss_now"), f.loss_is_number ? figure(f.loss) : "NaN", best === undefined ? "" : t("best_eval", { loss: figure(best) })),
+      stat(t("loss_now"), f.loss_is_number ? figure(f.loss) : t("not_a_number")),
+      f.best_score === null ? "" : stat(t("best_score", { metric: metricName(f.metric) }), scoreText(f.metric, f.best_score), t("at_step_small", { n: count(f.best_step) })),
       stat(t("tokens_per_second"), count(f.end?.tokens_per_second ?? f.tokens_per_second), t("tokens_about")),
       h("div.stat", {}, h("div.label", {}, t("peak_memory")), h("div.value", {}, bytes(f.peak_bytes)), h("div.under", {}, t("of_budget", { budget: bytes(f.budget_bytes) })), h("div.progress-gap", { style: { "margin-top": "9px" } }, memoryBar(f.peak_bytes, f.budget_bytes, { planned: f.planned_peak_bytes }))));
   }
@@ -142,7 +165,18 @@ export function showRun(place, name) {
     if (!facts.samples.length) { body.append(h("p.soft", {}, t(ALIVE.includes(facts.state) || facts.state === "waiting" ? "no_samples_yet" : "no_samples"))); return; }
     const gaps = facts.samples.some((one) => one.prompt.includes("<extra_id_"));
     body.append(h("p.small.soft", {}, [t("samples_about"), gaps && t("samples_gap")].filter(Boolean).join(" ")));
-    for (const one of facts.samples.slice().reverse()) body.append(h("dl.sample", {}, h("dt", {}, t("prompt")), h("dd", {}, one.prompt), h("dt", {}, t("answer")), h("dd.answer", {}, one.answer || "…"), one.reference && h("dt", {}, t("reference")), one.reference && h("dd.soft", {}, one.reference)));
+    const steps = [...new Set(facts.samples.map((one) => one.step))], rows = new Map();
+    for (const one of facts.samples) {
+      const key = JSON.stringify([one.prompt, one.reference]);
+      rows.set(key, { ...(rows.get(key) ?? {}), prompt: one.prompt, reference: one.reference, [`at ${one.step}`]: one.answer });
+    }
+    const title = (step) => (step === null ? t("at_the_end") : t("at_step", { n: count(step) })), hasReference = facts.samples.some((one) => one.reference);
+    const cell = (label, text, kind = "") => h(`td${kind}`, { "data-label": label }, h("div.text", {}, text === "" ? h("span.faint", {}, t("empty_answer")) : text ?? "–"));
+    const scroll = h("div.scroll", {}, h("table.samples", {},
+      h("thead", {}, h("tr", {}, [t("prompt"), ...(hasReference ? [t("reference")] : []), ...steps.map(title)].map((label) => h("th", { scope: "col" }, label)))),
+      h("tbody", {}, [...rows.values()].map((row) => h("tr", {}, cell(t("prompt"), row.prompt), hasReference && cell(t("reference"), row.reference, ".soft"), steps.map((step) => cell(title(step), row[`at ${step}`], ".answer")))))));
+    body.append(scroll);
+    scroll.scrollLeft = scroll.scrollWidth; // to the newest
   }
 
   function drawMeasured(body) {
@@ -158,7 +192,7 @@ export function showRun(place, name) {
     body.append(h("div.scroll", {}, h("table", {}, h("thead", {}, h("tr", {}, [t("phase"), t("planned"), t("measured"), t("deviation")].map((label, n) => h(n ? "th.num" : "th", { scope: "col" }, label)))),
       h("tbody", {}, rows.map(([label, p, m, d]) => h("tr", {}, h("td", {}, label), h("td.num", {}, bytes(p)), h("td.num", {}, bytes(m)), h("td.num", {}, d)))))));
     if (plan.seconds_total && facts.end?.seconds_since_plan) body.append(h("p.small.soft", {}, t("time_told", { planned: duration(plan.seconds_total), low: duration(plan.seconds_low), high: duration(plan.seconds_high), took: duration(facts.end.seconds_since_plan) })));
-    for (const note of facts.notes) body.append(h("div.note.small", {}, `${t("step")} ${count(note.step)}: ${note.text}`));
+    for (const note of facts.notes) body.append(h("div.note.small", {}, `${t("at_step", { n: count(note.step) })}: ${note.text}`));
   }
 
   function drawLog(body) {
@@ -195,7 +229,11 @@ export function showRun(place, name) {
   const stop = listen(`${path}/stream`, {
     chart: (change) => { data = merged(data, change); if (!zoomed) drawCharts(); if (facts) drawNothing(); },
     facts: (told) => { facts = told; drawHead(); drawStats(); drawTabs(); drawNothing(); if (!zoomed) drawCharts(); },
-    gone: () => { toast(t(facts?.state === "starting" ? "gone_early" : "gone")); go("/"); },
+    gone: () => {
+      if (!facts) { showMissing(place, t("run_not_found", { name }), t("run_not_found_about")); return; }
+      toast(t(facts.state === "starting" ? "gone_early" : "gone"));
+      go("/");
+    },
   });
   drawSegments();
   return () => { stop(); clearInterval(logTimer); charts.forEach((one) => one.end()); };

@@ -24,7 +24,7 @@ def test_what_was_added_is_drawn(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(json.dumps(step(2, None)) + "\n" + json.dumps(step(3, 1.5)) + "\n")
     found = drawn(history)
-    assert found["loss"]["mean"] == [None, 2.0, None, 1.5] and found["not_a_number"] == [2]
+    assert found["series"]["loss"]["mean"] == [None, 2.0, None, 1.5] and found["not_a_number"] == [2]
     assert history.generation == 1
 
 
@@ -35,7 +35,7 @@ def test_a_run_that_went_back_is_read_anew(tmp_path: Path) -> None:
     shorter = path.with_suffix(".tmp")
     shorter.write_text("".join(json.dumps(step(n, 1.0)) + "\n" for n in range(1, 4)))
     os.replace(shorter, path)
-    assert drawn(history)["loss"]["mean"] == [None, 1.0, 1.0, 1.0] and history.generation == 2
+    assert drawn(history)["series"]["loss"]["mean"] == [None, 1.0, 1.0, 1.0] and history.generation == 2
 
 
 def test_events_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_events_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
         {"event": "_begin"}, {"event": "cleanup", "kind": "full"}, {"event": "start", "settings": 7},
     ]  # fmt: skip
     history = History(write(places(tmp_path), "one", step(1), *odd, step(2)))
-    assert drawn(history)["loss"]["mean"] == [None, 2.0, 2.0]
+    assert drawn(history)["series"]["loss"]["mean"] == [None, 2.0, 2.0]
     assert dict(history.window(0, 9))["steps"] == [0, 1, 2]
 
 
@@ -85,6 +85,35 @@ def test_a_window_shows_each_step_at_its_time_with_evaluations_and_peaks(tmp_pat
     while history.refresh(20_000):  # a long file in pieces
         pass
     shown: dict[str, Any] = dict(history.window(2999, 3002))
-    assert shown["steps"] == [2999, 3000, 3001, 3002] and shown["loss"]["mean"] == [2999.0, 3000.0, 3001.0, 3002.0]
+    assert shown["steps"] == [2999, 3000, 3001, 3002] and shown["series"]["loss"]["mean"] == [
+        2999.0,
+        3000.0,
+        3001.0,
+        3002.0,
+    ]
     assert shown["seconds"] == sorted(set(shown["seconds"]))
-    assert shown["eval_loss"]["mean"] == [None, 3.5, None, None] and max(shown["memory"]["high"]) == 9000
+    assert (
+        shown["series"]["eval_loss"]["mean"] == [None, 3.5, None, None]
+        and max(shown["series"]["memory"]["high"]) == 9000
+    )
+
+
+def test_every_metric_of_an_evaluation_is_drawn_and_the_deciding_one_names_the_best(tmp_path: Path) -> None:
+    begin = start()
+    begin["settings"]["metric_for_best"] = "rouge_l"
+    evaluations = [
+        {
+            "event": "eval",
+            "step": step,
+            "loss": 3.0 - step,
+            "rouge_l": score,
+            "news/loss": 2.0,
+            "rows": 64,
+            "mine": True,
+        }
+        for step, score in ((1, 30.0), (2, 20.0))
+    ]
+    history = History(write(places(tmp_path), "one", begin, step(1), *evaluations))
+    series = drawn(history)["series"]
+    assert series["eval_rouge_l"]["mean"] == [None, 30.0, 20.0] and series["eval_news/loss"]["mean"][1] == 2.0
+    assert not {"eval_rows", "eval_mine"} & set(series) and history.best_eval["step"] == 1

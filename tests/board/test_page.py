@@ -130,6 +130,13 @@ def test_every_address_shows_the_page(client: TestClient) -> None:
         assert "main.js" in client.get(path).text
 
 
+def test_an_unknown_address_has_a_page_and_a_program_an_answer(client: TestClient) -> None:
+    opened = client.get("/nowhere", headers={"Accept": "text/html,*/*"})
+    assert opened.status_code == 404 and "main.js" in opened.text
+    for path in ("/nowhere", "/api/nowhere"):
+        assert client.get(path, headers={"Accept": "application/json"}).json()["problems"]
+
+
 def test_the_form_has_every_setting_of_training_once(client: TestClient) -> None:
     told = client.get("/api/form").json()
     names = [field["name"] for group in told["groups"] for field in group["fields"]]
@@ -171,16 +178,18 @@ def test_models_are_those_of_runs_and_checkpoints(client: TestClient, tmp_path: 
 
 def test_runs_are_compared(board: Board, client: TestClient) -> None:
     for name, loss in (("a", 1.0), ("b", 2.0)):
-        write(board.places, name, step(1, loss))
-    found = client.get("/api/compare?name=a&name=b").json()["runs"]
-    assert [found[name]["loss"]["mean"][1] for name in "ab"] == [1.0, 2.0]
+        write(board.places, name, start(max_steps=int(loss)), step(1, loss))
+    told = client.get("/api/compare?name=a&name=b").json()
+    assert [told["runs"][name]["series"]["loss"]["mean"][1] for name in "ab"] == [1.0, 2.0]
+    assert told["differ"] == {"max_steps": [1, 2]}
 
 
 def keys_of(language: str) -> dict[str, str]:
     text = (STATIC / "texts.js").read_text(encoding="utf8")
     block = text.partition(f"const {language} = {{")[2].partition("\n};")[0]
     return {
-        quoted or bare: value for quoted, bare, value in re.findall(r'(?:"([^"]+)"|(\w+)): "((?:[^"\\]|\\.)*)"', block)
+        quoted or bare: value
+        for quoted, bare, value in re.findall(r'(?:"([^"]+)"|(\w+)):\s+"((?:[^"\\]|\\.)*)"', block)
     }
 
 

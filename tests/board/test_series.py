@@ -24,10 +24,17 @@ def drawn(grid: Grid, first: int = 0) -> dict[str, Any]:
 
 def test_a_short_run_is_drawn_as_it_is_with_gaps_for_what_is_no_number() -> None:
     found = drawn(grid_of([1.0, None, 3.0, 4.0]))
-    assert found["steps"] == [0, 1, 2, 3] and found["loss"]["mean"] == [1.0, None, 3.0, 4.0]
+    assert found["steps"] == [0, 1, 2, 3] and found["series"]["loss"]["mean"] == [1.0, None, 3.0, 4.0]
     assert found["not_a_number"] == [1]
     part = drawn(grid_of([float(step) for step in range(50)]), 47)
-    assert part["loss"]["mean"] == [47.0, 48.0, 49.0] and part["first"] == 47
+    assert part["series"]["loss"]["mean"] == [47.0, 48.0, 49.0] and part["first"] == 47
+
+
+def test_a_metric_that_comes_later_is_drawn_anew() -> None:
+    grid = grid_of([1.0, 2.0])
+    version = grid.version
+    grid.add(2, 2.0, {"eval_mine": 7.0})
+    assert drawn(grid)["series"]["eval_mine"]["mean"] == [None, None, 7.0] and grid.version > version
 
 
 def test_a_long_run_has_few_points_and_keeps_its_spikes() -> None:
@@ -35,8 +42,8 @@ def test_a_long_run_has_few_points_and_keeps_its_spikes() -> None:
     losses[6_180], losses[1234] = 99.0, None
     found = drawn(grid_of(losses))
     assert POINTS / 2 <= len(found["steps"]) <= POINTS
-    assert max(found["loss"]["high"]) == 99.0 and min(found["loss"]["low"]) == 1.0
-    spike = found["steps"][found["loss"]["high"].index(99.0)]
+    assert max(found["series"]["loss"]["high"]) == 99.0 and min(found["series"]["loss"]["low"]) == 1.0
+    spike = found["steps"][found["series"]["loss"]["high"].index(99.0)]
     (lost,) = found["not_a_number"]
     assert spike <= 6_180 < spike + found["width"] and lost <= 1234 < lost + found["width"]
 
