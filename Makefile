@@ -11,7 +11,7 @@ INSTALLED_BOARD := $(VENV)/.installed-board
 SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
 SHUFFLED = --random-order --random-order-seed=$(ORDER)
 
-# the order of the tests is drawn anew by another number: make test ORDER=7
+# another number, another order of the tests: make test ORDER=7
 ORDER ?= 1
 
 .PHONY: help train test lint bench board coverage audit docs
@@ -19,10 +19,10 @@ ORDER ?= 1
 
 help:
 	echo 'make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"'
-	echo 'make board   a page in the browser: start runs, watch them, talk with what was trained; ARGS="--port=8300"'
-	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 draws another order'
+	echo 'make board   a page in the browser: start runs, watch them, talk to the result; ARGS="--port=8300"'
+	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 for another order'
 	echo 'make coverage   the tests, and the lines that none of them runs'
-	echo 'make audit   known holes in the packages used'
+	echo 'make audit   known vulnerabilities in the packages used'
 	echo 'make lint    ruff and mypy'
 	echo 'make docs    the pages of docs/ as a site'
 	echo 'make bench   speed and memory beside Hugging Face T5; ARGS="--help"'
@@ -44,7 +44,7 @@ lint: $(INSTALLED_DEV)
 	$(PY) -m ruff format --check --quiet . || { echo 'run: $(PY) -m ruff format .'; exit 1; }
 	$(PY) -m mypy
 
-# known holes in the packages of constraints.txt; asks pypi.org, and fails where that does not answer
+# known vulnerabilities in the packages of constraints.txt; asks pypi.org, and fails where that does not answer
 audit: $(PY)
 	test -x .audit-venv/bin/pip-audit || { $(PY) -m venv .audit-venv && .audit-venv/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1; }
 	.audit-venv/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
@@ -59,7 +59,7 @@ docs: $(INSTALLED_DEV)
 
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one: make PYTHON=python3.11")'
-	$(PYTHON) -c 'import platform, sys; sys.exit((platform.system(), platform.machine()) == ("Darwin", "x86_64") and "Intel Macs are not served: the wheels of torch for them end at 2.2.2, and 2.9 is needed; a Mac with Apple silicon and its own Python (arm64) is")'
+	$(PYTHON) -c 'import platform, sys; sys.exit((platform.system(), platform.machine()) == ("Darwin", "x86_64") and "Intel Macs are not supported: torch wheels for them end at 2.2.2, and 2.9 is needed; a Mac with Apple silicon and an arm64 Python is")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'venv is missing; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
 
 # The stamps make pip run again only when the requirements have changed.
