@@ -79,6 +79,11 @@ def english(value: Any) -> Any:
     return value.english if isinstance(value, Said) else value
 
 
+def translation(sentence: str, language: str) -> str:
+    """A sentence in a language, whichever is in use; English where it has none."""
+    return _words(language).get(sentence, sentence)
+
+
 def spoken() -> str:
     """The language in use."""
     return _spoken

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 # what a line may be broken after: blanks, and wide letters where no closing mark follows
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
-_CLOSING = "，。、；：！？）】》」』”’%"
+_CLOSING, _OPENING = "，。、；：！？）】》」』”’%", "（【《「『“‘"
 _PIECES = re.compile(
-    rf"\s*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
+    rf"\s*[{_OPENING}]*(?:[{_WIDE}](?=[^{_CLOSING}]|$)|[^\s{_WIDE}]+[{_CLOSING}]*|[{_WIDE}][{_CLOSING}]+|[{_CLOSING}]+)\s*|\s+"
 )
 _QUOTED, _KEPT = re.compile("`[^`]*`"), "\ue000"  # stands for a blank that is no place to break
 HANGING = 2  # columns
+_JOINER, _SKIN_TONES = "\u200d", "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 
 
 def width(text: str) -> int:
@@ -33,10 +34,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def one_line(text: str, letters: int = 160) -> str:
+def one_line(text: str, most: int = 160) -> str:
     """Text without line ends, cut where it is long."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= letters else flat[: letters - 3] + "..."
+    return flat if len(flat) <= most else "".join(letters(flat)[: most - 3]) + "..."
+
+
+def letters(text: str) -> list[str]:
+    """The letters that a reader sees: each character with the marks over it, an emoji with what is joined to it."""
+    found = list[str]()
+    for character in text:
+        is_mark = unicodedata.category(character)[0] == "M" or character == _JOINER or character in _SKIN_TONES
+        if found and (is_mark or found[-1][-1] == _JOINER):
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
 
 
 def folded(line: str, room: int, indent: int = 0) -> list[str]:
@@ -69,12 +82,13 @@ def fitted(line: str, columns: int) -> str:
 
 
 def shortened(name: str, columns: int) -> str:
-    """A name with its middle left out where it is wider than so many columns: its beginning says what it is, its end which."""
+    """A name without its middle where it is wider than so many columns: its beginning says what it is, its end which."""
     if width(name) <= columns:
         return name
     head = tail = ""
-    for place in range(len(name)):
-        letter = name[-1 - place // 2] if place % 2 else name[place // 2]
+    parts = letters(name)
+    for place in range(len(parts)):
+        letter = parts[-1 - place // 2] if place % 2 else parts[place // 2]
         if width(head + tail + letter) + 1 > columns:
             break
         head, tail = (head, letter + tail) if place % 2 else (head + letter, tail)

@@ -148,7 +148,7 @@ class LowMemTrainer:
             log.tell(text)
         if self.group.is_main and not config.train.is_keep_training:
             rows = table_of_shards(config, run.prepared, run.loader, run.tokenizer, SHOWN_ROWS)
-            log.table(say("rows as the model sees them"), rows)
+            log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows)
         controller = MemoryController(
             config, plan, run.budget, partial(plan_again, run), device=run.device, monitor=run.monitor, log=log,

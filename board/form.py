@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from config import GROUPS, Config, flags_of, places
+from language import translation
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets, run_presets
 from settings.program import FILE, IS_INSTALLED, PACKAGE
@@ -44,7 +45,7 @@ def _field(name: str, member: dataclasses.Field[Any]) -> dict[str, Any]:
     facts = member.metadata
     kind = facts["kind"] if isinstance(facts["kind"], str) else facts["kind"].__name__
     return {
-        "name": name, "help": facts["help"], "kind": kind, "unit": facts["unit"],
+        "name": name, "help": facts["help"], "help_zh": translation(facts["help"], "zh"), "kind": kind, "unit": facts["unit"],
         "default": None if member.default is None else show(member, member.default),
         "choices": [choice for choice in facts["choices"] if choice != AUTO],
         "auto": facts["auto"], "optional": facts["optional"], "allowed": allowed(facts),

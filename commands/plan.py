@@ -1,4 +1,4 @@
-"""What does `plan` show? The choice for this machine or another, its parts, what else could be done, and what helps.
+"""What does `plan` show? Whether it fits, on this machine or another; peak, time, their parts, and what takes less.
 
 Answers in a second or two: torch is not imported.
 """
@@ -36,7 +36,7 @@ from storage import only_if_made
 from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
 from training.report.progress import Progress
-from training.report.summary import plan_rows
+from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
 from training.setup.base import find_base
 from training.setup.resolved import ResolvedRun, refuse
@@ -213,39 +213,44 @@ def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
     where = say("this machine") if config.plan.target == AUTO else config.plan.target
     rows = found.spec.rows
-    title = say(
-        "plan of {model} on {machine}, {source} + {target} tokens ({objective})",
+    what = say(
+        "{model} on {machine}, {source} + {target} tokens ({objective})",
         model=_named(config), machine=where, source=rows.source_tokens, target=rows.target_tokens, objective=rows.objective,
     )  # fmt: skip
-    if seen := _rows(config):
-        progress.table(say("rows as the model will see them"), seen)
-    told = plan_rows(chosen, weight_counts(config.model)["total"])
-    if chosen.seconds_total is None:
-        untimed = say(
-            "about {step} a step, {thousand} for 1,000; of the whole run: name --train_file or --max_steps",
-            step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
-        )  # fmt: skip
-        told = [*told, (say("time"), untimed)]
+    title = say("fits: {what}", what=what)
     need = disk_need(config, chosen.choice.storage, chosen.choice, chosen.seconds)
     disk = need.describe()
     if config.plan.target == AUTO:  # what stands against it on this machine
         problems, notes = too_full(need, config.run.output_dir)
+        if problems:
+            title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *notes]) if problems or notes else free
-    progress.table(title, [*told, (say("disk"), disk)])
+    first, *told = plan_rows(chosen, weight_counts(config.model)["total"], disk)
+    if chosen.seconds_total is None:
+        untimed = say(
+            "about {step} a step, {thousand} for 1,000; name --train_file or --max_steps for the whole run",
+            step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
+        )  # fmt: skip
+        told = [(say("time"), untimed), *told]
+    progress.table(title, [first, *told])
+    progress.table(say("parts of the peak"), parts_rows(chosen))
     progress.table(say("peak by phase"), [(say(phase), format_size(size)) for phase, size in chosen.phases.items()])
     modes = [
         (f"--memory_mode={mode}", say("does not fit"), "") if one is None
         else (f"--memory_mode={mode}", format_size(one.peak_bytes), _speed(chosen, one.seconds))
         for mode, one in found.modes.items()
     ]  # fmt: skip
-    progress.table(say("the modes"), modes)
+    progress.table(say("memory modes"), modes)
     changes = list[tuple[str, str, str]]()
     for change in found.changes:
         saves, speed_told = format_size(chosen.peak_bytes - change.peak_bytes), _speed(chosen, change.seconds)
         peak = format_size(change.peak_bytes)
         changes.append((f"--{change.label}", peak, say("{size} less, {speed}", size=saves, speed=speed_told)))
-    progress.table(say("changes for less memory, each planned as if it were typed"), changes)
+    if changes:
+        progress.table(say("to use less memory"), changes)
+    if seen := _rows(config):
+        progress.table(say("examples exactly as the model receives them"), seen)
 
 
 def _about_rows(config: Config) -> int:

@@ -48,7 +48,7 @@ def prepare(config: Config) -> None:
 
 
 def _preview(config: Config) -> None:
-    """Show rows as the model will see them; writes no shards, and at most a tokenizer into the cache."""
+    """Show examples as the model receives them; writes no shards, and at most a tokenizer into the cache."""
     task, table = look(config, table_of_files, config, config.prepare.preview)
     if task.shards is not None:
         prepared = data.prepare.preparing.prepare(config)
@@ -56,4 +56,4 @@ def _preview(config: Config) -> None:
         table = table_of_shards(
             config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview
         )
-    Progress(1).table(join(" ", [say("rows as the model will see them"), f"({task.objective})"]), table)
+    Progress(1).table(join(" ", [say("examples exactly as the model receives them"), f"({task.objective})"]), table)

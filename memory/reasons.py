@@ -1,4 +1,4 @@
-"""Why was this plan chosen? In sentences for the user, beside its figures."""
+"""What is worth knowing of a plan beside its figures? In sentences for the user."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Ite
         told = "{rows} a step by the memory that is free; name your own with --effective_batch_size, the plan never changes it"
         yield say(told, rows=counted(batch_size * accumulation, "row"))
     sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
-    if choice.accumulation_passes == 1:
-        yield say("planned: {micro} x {times}, through each block together", **sizes)
-    else:
-        told = "planned: {micro} x {times}, in {passes} passes over the model, gradients held between them"
-        yield say(told, passes=choice.accumulation_passes, **sizes)
+    if choice.accumulation_passes > 1:
+        told = "micro-batches take {passes} passes over the model, with gradients kept between them"
+        yield say(told, passes=choice.accumulation_passes)
     asked, rows = train.gradient_accumulation_steps, choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     if asked not in (AUTO, choice.gradient_accumulation_steps):
         told = "--gradient_accumulation_steps = {asked}, is {times} here: {rows} of a step in micro-batches of {micro}"
@@ -72,9 +70,7 @@ def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
 
 def kernel_reasons(choice: ExecutionPlan, had_kernels: bool, missing: str) -> Iterator[str]:
     """Whether compiled kernels compute, where that is to be told."""
-    if choice.kernels:
-        yield say("computes with compiled kernels where they can")
-    elif had_kernels:
+    if had_kernels and not choice.kernels:
         yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
     if not choice.kernels and missing:
         yield say("computes without compiled kernels: {missing}", missing=missing)
@@ -101,13 +97,5 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
                 compute=choice.compute,
                 kind=kind,
             )
-    elif choice.compute == "bfloat16":
-        yield say("computes in bfloat16: such products are fast here ({kind})", kind=kind)
     elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        if choice.storage == "float32":
-            yield say("computes in float32: products in bfloat16 are slow here ({kind})", kind=kind)
-        else:
-            yield say(
-                "computes in float32: products in bfloat16 are slow here ({kind}); {storage} at rest saves memory",
-                kind=kind, storage=choice.storage,
-            )  # fmt: skip
+        yield say("computes in float32, as bf16 is slow here ({kind})", kind=kind)

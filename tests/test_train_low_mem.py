@@ -147,7 +147,7 @@ def test_the_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"FrugalT5 {VERSION} (Python ")
     assert f'version = "{VERSION}"' in (ROOT / "pyproject.toml").read_text("utf8")
     assert f"\n## [{VERSION}] - " in (ROOT / "CHANGELOG.md").read_text("utf8")
-    assert train_low_mem.main([]) == 2 and "commands:" in capsys.readouterr().err
+    assert train_low_mem.main([]) == 2 and "usage:" in capsys.readouterr().err
 
 
 def test_the_unforeseen_is_one_line_and_a_traceback_in_the_log(tmp_path: Path) -> None:

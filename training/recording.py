@@ -20,7 +20,15 @@ from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.report.card import push_command
 from training.report.run_log import RunLog
-from training.report.summary import Summary, next_commands, plan_rows, promised_time, summary_rows
+from training.report.summary import (
+    Summary,
+    detail_rows,
+    next_commands,
+    parts_rows,
+    plan_rows,
+    promised_time,
+    result_rows,
+)
 from training.report.wording import about, duration
 from units import format_size
 
@@ -37,7 +45,9 @@ def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int
     )
     log.plan(plan)
     disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
-    log.table(say("plan"), [*plan_rows(plan, weight_counts(config.model)["total"]), (say("disk"), disk)])
+    log.table(say("plan"), plan_rows(plan, weight_counts(config.model)["total"], disk))
+    log.table(say("parts of the peak"), parts_rows(plan), is_shown=False)
+    log.memory(step, "start")
 
 
 class Recorder:
@@ -112,15 +122,15 @@ class Recorder:
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         taken = log.seconds()
         log.event("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
-        rows = summary_rows(summary)
-        if promise := promised_time(self._plan):
-            told = say("{time} since the plan, which said {promise}", time=duration(taken), promise=promise)
-            rows.insert(-1, (say("time"), told))
-        log.table(say("done"), rows)
+        log.table(say("done"), result_rows(summary))
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
         log.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
+        rows = detail_rows(summary)
+        if promise := promised_time(self._plan):
+            rows.insert(1, (say("time"), say("{time} (predicted: {promise})", time=duration(taken), promise=promise)))
+        log.table(say("details"), rows)
         if config.run.quiet:
             log.progress.warn(summary.model_dir)
         return summary

@@ -1,6 +1,5 @@
 // Part three: a new run. What to learn from, what to do, and whether it fits, as one types.
 import { ask, bytes, button, copyable, count, duration, go, h, has, icon, memoryBar, state, t, toast } from "./core.js";
-import { SETTINGS_ZH } from "./settings_zh.js";
 import { partBar, partList } from "./run.js";
 
 const LEARNT_BY = { pairs: true, conversations: true };
@@ -43,7 +42,7 @@ export function showNew(place) {
 
   function field(one, plain = true) {
     const label = has(`label_${one.name}`) && plain ? t(`label_${one.name}`) : one.name, id = `f-${one.name}`;
-    const hint = has(`hint_${one.name}`) ? t(`hint_${one.name}`) : (state.language === "zh" && SETTINGS_ZH[one.name]) || one.help;
+    const hint = has(`hint_${one.name}`) ? t(`hint_${one.name}`) : state.language === "zh" ? one.help_zh : one.help;
     const common = { id, "data-flag": one.name, "aria-describedby": `${id}-hint`, autocomplete: "off" };
     const fallback = one.default === null ? t("none") : one.default;
     let input;
@@ -67,7 +66,7 @@ export function showNew(place) {
     const body = h("div.stack");
     const fill = () => {
       const words = find.value.trim().toLowerCase();
-      body.replaceChildren(...groups.map((group) => [group, group.fields.filter((one) => !words || `${one.name} ${one.help} ${SETTINGS_ZH[one.name] ?? ""}`.toLowerCase().includes(words))]).filter(([, fields]) => fields.length)
+      body.replaceChildren(...groups.map((group) => [group, group.fields.filter((one) => !words || `${one.name} ${one.help} ${one.help_zh}`.toLowerCase().includes(words))]).filter(([, fields]) => fields.length)
         .map(([group, fields]) => h("details", { open: !!words }, h("summary", {}, has(`group_${group.name}`) ? t(`group_${group.name}`) : group.name, h("span.small.soft", {}, String(fields.length))),
           h("div.fields", { style: { "margin-top": "14px" } }, fields.map((one) => field(one, false))))));
     };

@@ -23,8 +23,9 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import counted
 from storage import Once, make_once
+from terminal import letters, shortened
 
-LETTERS = 240  # of a text that are shown
+SHOWN_COLUMNS = 120  # of a text
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
 
@@ -39,7 +40,7 @@ def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, toke
         sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
         for place, ids in enumerate(sides):
             text = tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"])
-            table.append(_side(place, text.rstrip(BROKEN), len(ids)))
+            table.append(_side(place, text, len(ids)))
     return [*table, *lost_of_shards(config, prepared), *prepared.unread]
 
 
@@ -67,7 +68,7 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
         for row in list(zip(*sides, strict=True))[: min(count, encoded.num_rows)]:
             for place, ids in enumerate(row):
-                table.append(_side(place, tokenizer.decode_answer(ids).rstrip(BROKEN), len(ids)))
+                table.append(_side(place, tokenizer.decode_answer(ids), len(ids)))
         cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
     if found.bad_rows.count:
@@ -99,7 +100,7 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
     table = _cut_row(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"])
     for reason, entry in manifest.content.get("dropped", {}).items():
-        samples = ", ".join(repr(sample[:60]) for sample in entry["samples"])
+        samples = ", ".join(repr("".join(letters(sample)[:60])) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)
         table.append((say("left out: {reason}", reason=reason), example))
     if manifest.kind == STREAM and (tokens := counts[f"{TRAIN}_tokens"]):
@@ -130,7 +131,6 @@ def _cut_row(config: Config, kind: str, cut: int, rows: int, of_first: bool = Fa
 
 
 def shown(text: str) -> str:
-    """A text in one line, its end kept where its middle is left out; line ends as \\n."""
-    flat = text.replace("\r", "").replace("\n", "\\n")
-    half = LETTERS // 2
-    return flat if len(flat) <= LETTERS else f"{flat[:half]} ... {flat[-half:]}"
+    """A text in one line, its middle left out where it is long, without halves of letters; line ends as \\n."""
+    # where tokens are cut, or masked, in the middle of a letter's bytes, a decoder shows BROKEN for each half
+    return shortened(text.replace(BROKEN, "").replace("\r", "").replace("\n", "\\n"), SHOWN_COLUMNS)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from language import Said, say
 from memory.observe.high_water import read_marks
 from memory.observe.processes import ProcessTree, has_proc
 from units import format_size
@@ -210,19 +211,20 @@ class Monitor:
             else {"phase": last.phase, "anon_bytes": last.anon_bytes, "device_bytes": last.device_bytes}
         )
 
-    def line(self, step: int) -> str:
-        """The last sample as one line of the log."""
+    def line(self, step: int) -> Said:
+        """The last sample as one line, in the user's language."""
         last = self._latest()
-        share = f"{last.anon_bytes / self.budget_bytes:.0%}"
-        device = "host memory"
-        if self.device.memory_total_bytes():
-            peak = format_size(self.device.memory_peak_bytes())
-            device = f"{format_size(last.device_bytes)} (peak {peak})"
-        return (
-            f"{LINE_MARK} step {step} | 阶段 phase {last.phase} | 匿名 anonymous {format_size(last.anon_bytes)}"
-            f" | 文件 file-backed {format_size(last.file_bytes)} | 峰值 peak {format_size(self.peak_bytes)}"
-            f" | 预算 budget {format_size(self.budget_bytes)} ({share} in use) | 设备 {self.device.name} {device}"
-        )
+        line = say(
+            "{mark} step {step} | phase {phase} | anonymous {anonymous} | file-backed {file} | peak {peak} | budget {budget} ({share} in use)",
+            mark=LINE_MARK, step=step, phase=say(last.phase), anonymous=format_size(last.anon_bytes), file=format_size(last.file_bytes),
+            peak=format_size(self.peak_bytes), budget=format_size(self.budget_bytes), share=f"{last.anon_bytes / self.budget_bytes:.0%}",
+        )  # fmt: skip
+        if not self.device.memory_total_bytes():
+            return line
+        return say(
+            "{line} | {device} {size} (peak {peak})", line=line, device=self.device.name, size=format_size(last.device_bytes),
+            peak=format_size(self.device.memory_peak_bytes()),
+        )  # fmt: skip
 
     def _latest(self) -> Sample:
         return self._last or self.sample()

@@ -63,7 +63,7 @@ def test_metrics_hold_what_programs_read(pretrained: World) -> None:
     (renewed,) = [event["step"] for event in events if "seconds_left" in event]
     assert renewed == RENEWED_STEPS, "the time that is left is told anew, once"
     screen = (pretrained.place.folder / "screen.txt").read_text(encoding="utf8")
-    assert f"step {RENEWED_STEPS}: about" in screen and "since the plan, which said about" in screen
+    assert f"step {RENEWED_STEPS}: about" in screen and "(predicted: about" in screen
     end = events[-1]
     assert end["seconds_since_plan"] > 0
     assert 0 < end["measured_peak_bytes"] <= end["budget_bytes"]
@@ -80,7 +80,8 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
     for line in (
         "activation checkpointing: 0 of 3 blocks recomputed",
         "predicted peak: ",
-        "peak memory: planned ",
+        "peak memory: ",
+        "peak: planned ",
         "ended: all done",
     ):
         assert f"| {line}" in told, "who looks a day later has the log alone"
@@ -88,8 +89,20 @@ def test_the_log_answers_the_command_of_the_guides(pretrained: World) -> None:
 
 def test_the_screen_ends_with_plan_against_measured_and_samples(pretrained: World) -> None:
     screen = (pretrained.place.folder / "screen.txt").read_text("utf8")
-    assert re.search(r"peak memory +planned .*iB, measured .*iB", screen)
-    assert "inside" in screen and "reference" in screen and "generate --model=" in screen
+    assert re.search(r"peak +planned .*iB, measured .*iB", screen)
+    before, _, after = screen.partition("\ndone\n")
+    assert len(re.split(r"\nstep +1/", before)[0].splitlines()) <= 20, "what one reads before the first step"
+    assert (
+        after.index("model ")
+        < after.index("evaluation loss ")
+        < after.index("within the budget")
+        < after.index("generate --model=")
+    )
+    assert (
+        after.index("generate --model=") < after.index("details")
+        and "reference" in screen
+        and "generate --model=" in screen
+    )
 
 
 @pytest.mark.parametrize(

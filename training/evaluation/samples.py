@@ -182,8 +182,8 @@ def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range
 
 
 def _whole(text: str) -> str:
-    """A row's text without the letter that the longest length has cut through."""
-    return text.rstrip(BROKEN)
+    """A row's text without halves of letters, which a cut or a mask inside their bytes leaves."""
+    return text.replace(BROKEN, "")
 
 
 def _first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:

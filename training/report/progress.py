@@ -7,6 +7,7 @@ copy stay whole. Colours are rich's, which heeds NO_COLOR.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -58,6 +59,8 @@ class Progress:
         self._clock = clock
         self._timed_from: tuple[int, float] | None = None
         self.seconds_left: float | None = None
+        self._evaluated: Event | None = None  # the last evaluation
+        self._best_loss = math.inf
         self._console: Console | None = None
         self._live: Live | None = None
         if is_main and self._stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -94,9 +97,14 @@ class Progress:
         if not self.is_main or self._is_quiet:
             return
         if self._live is not None:
-            self._live.update(_live_lines(event, self.max_steps, left))
+            self._live.update(_live_lines(event, self.max_steps, left, self._evaluation_words()))
         elif number % self.log_steps == 0 or number in (self.start_step + 1, self.max_steps):
             self._print([_plain_line(event, self.max_steps, left)])
+
+    def evaluation(self, event: Event) -> None:
+        """Take up an evaluation, which the live lines show from the next step on."""
+        if self.is_main:
+            self._evaluated, self._best_loss = event, min(self._best_loss, event["loss"])
 
     def note(self, text: str) -> None:
         """Show sentences, one a line, above the live lines."""
@@ -144,6 +152,12 @@ class Progress:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process
 
+    def _evaluation_words(self) -> tuple[str, str]:
+        if self._evaluated is None:
+            return "", ""
+        step, best = self._evaluated["step"], f"{self._best_loss:.3f}"
+        return f"{self._evaluated['loss']:.3f}", say("at step {step}, lowest {best}", step=step, best=best)
+
     def _seconds_left(self, step: int) -> float | None:
         now = self._clock()
         if self._timed_from is None:
@@ -177,7 +191,7 @@ def _memory_words(event: Event) -> Said:
     return say("{now}, peak {peak} of {budget}", now=now, peak=peak, budget=budget)
 
 
-def _live_lines(event: Event, max_steps: int, left: str) -> RenderableType:
+def _live_lines(event: Event, max_steps: int, left: str, evaluation: tuple[str, str]) -> RenderableType:
     """One line a metric: name, bar where it has an end, figures; each cut where the terminal is narrow."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -201,6 +215,7 @@ def _live_lines(event: Event, max_steps: int, left: str) -> RenderableType:
             _memory_words(event),
         ),
         (say("loss"), f"{event['loss']:.3f}", say("learning rate {rate}", rate=f"{event['learning_rate']:.1e}")),
+        *([(say("evaluation"), *evaluation)] if evaluation[0] else []),
         (say("speed"), say("{speed} tokens/s", speed=f"{event['tokens_per_second']:,.0f}"), ""),
     ]
     for name, middle, figures in rows:

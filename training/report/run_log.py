@@ -28,7 +28,7 @@ from training.report.heartbeat import Heartbeat, reason_of_end
 from training.report.log_files import MetricsFile, open_log, plain
 from training.report.progress import Progress
 
-WATCH_SECONDS = 50.0  # from one line about memory to the next, at most; heartbeats come every two seconds
+WATCH_SECONDS = 30.0  # from one line about memory to the next, at most; heartbeats come every two seconds
 Listener = Callable[[dict[str, Any]], Any]  # takes an event
 
 
@@ -102,6 +102,8 @@ class RunLog:
         if name == "step":
             self._step = fields["step"]
             self.progress.step(fields)
+        elif name == "eval":
+            self.progress.evaluation(fields)
         for sink in self._sinks:
             sink(record)
         if sentence:
@@ -113,9 +115,10 @@ class RunLog:
             self.progress.note(text)
         logger.info("{}", english(text))
 
-    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
-        """The same rows on the screen and in the log file: who looks a day later has that alone."""
-        self.progress.table(title, rows)
+    def table(self, title: str, rows: Sequence[tuple[str, str]], is_shown: bool = True) -> None:
+        """Rows for the log file and, unless they would be too many there, the screen."""
+        if is_shown:
+            self.progress.table(title, rows)
         logger.info("{}:", english(title))
         for name, text in rows:
             logger.info("{}: {}", english(name), english(text))
@@ -124,7 +127,7 @@ class RunLog:
         """A memory record: one event, one line of the log file."""
         self._watched = self._clock()
         self.monitor.record(step, phase)
-        logger.info(self.monitor.line(step))
+        logger.info("{}", str(self.monitor.line(step)))  # in the user's language, as what is grepped for is
 
     def plan(self, plan: Plan) -> None:
         """How the run goes from now on."""
@@ -157,7 +160,7 @@ class RunLog:
         if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
             self._watched = now
             with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
-                logger.info(monitor.line(self._step))
+                logger.info("{}", str(monitor.line(self._step)))
         return {
             "step": self._step, "max_steps": self._max_steps, "seconds_left": self.progress.seconds_left, "log": str(self._file),
             "peak_bytes": monitor.peak_bytes, "budget_bytes": monitor.budget_bytes, **monitor.latest(),

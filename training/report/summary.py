@@ -1,4 +1,4 @@
-"""What is shown of a run: the plan before it, the summary after it."""
+"""What is shown of a run: the plan before it, its result and the details after it."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def promised_time(plan: Plan) -> str:
     return about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
 
 
-def plan_rows(plan: Plan, weights: int) -> Rows:
-    """The plan as two columns."""
+def plan_rows(plan: Plan, weights: int, disk: str) -> Rows:
+    """The plan as two columns, what decides first."""
     choice = plan.choice
     batch = counted(plan.effective_batch_size, "row")
     if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
@@ -85,25 +85,51 @@ def plan_rows(plan: Plan, weights: int) -> Rows:
             "{rows} = micro-batch {micro} x accumulation {times}",
             rows=batch, micro=choice.batch_size_per_gpu, times=choice.gradient_accumulation_steps,
         )  # fmt: skip
-    rows: Rows = [
+    peak = say(
+        "{peak} of {budget} ({share})", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes),
+        share=f"{plan.peak_bytes / plan.budget_bytes:.0%}",
+    )  # fmt: skip
+    rows: Rows = [(say("predicted peak"), peak)]
+    if promise := promised_time(plan):
+        rows.append((say("time"), promise))
+    return [
+        *rows,
         (
-            say("weights"),
+            say("parameters"),
             say("{count}, stored in {storage}, computed in {compute}",
                 count=f"{weights:,}", storage=choice.storage, compute=choice.compute),
         ),
         (say("effective batch"), batch),
         (say("activation checkpointing"), plan.recomputed()),
-        (say("predicted peak"), say("{peak} of {budget}", peak=format_size(plan.peak_bytes), budget=format_size(plan.budget_bytes))),
+        (say("disk"), disk),
+        *((say("note"), reason) for reason in plan.reasons),
     ]  # fmt: skip
-    shown = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
-    rows += [(join("", ["  ", say(name)]), format_size(size)) for name, size in shown.items()]
-    if promise := promised_time(plan):
-        rows.append((say("time"), promise))
-    return rows + [(say("why"), reason) for reason in plan.reasons]
 
 
-def summary_rows(summary: Summary) -> Rows:
-    """The summary as two columns."""
+def parts_rows(plan: Plan) -> Rows:
+    """What the predicted peak is made of, parts of more than a hundredth."""
+    return [(say(name), format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+
+
+def result_rows(summary: Summary) -> Rows:
+    """What a run has given: model, score, peak against budget."""
+    s, rows = summary, Rows([(say("model"), summary.model_dir)])
+    if s.first_eval_loss is not None and s.best_eval_loss is not None:
+        first = f"{s.first_eval_loss:.3f}"
+        loss: str = say("{loss} before training, never lower since", loss=first)
+        if s.best_eval_loss < s.first_eval_loss:
+            loss = f"{first} -> {s.best_eval_loss:.3f}"
+        rows.append((say("evaluation loss"), loss))
+    size = format_size(s.budget_bytes)
+    budget = say("{peak}, within the budget of {budget}", peak=format_size(s.measured_peak_bytes), budget=size)
+    if s.first_over is not None:
+        told = "{peak}, OVER the budget of {budget}, first {when}"
+        budget = say(told, peak=format_size(s.measured_peak_bytes), budget=size, when=s.first_over)
+    return [*rows, (say("peak memory"), budget)]
+
+
+def detail_rows(summary: Summary) -> Rows:
+    """How a run went: steps, plan against measurement, peaks by phase."""
     s = summary
     took = {"time": duration(s.seconds), "speed": f"{s.tokens_per_second:,.0f}"}
     if not s.steps_here:
@@ -112,36 +138,25 @@ def summary_rows(summary: Summary) -> Rows:
         steps = say("{steps}, the last {here} in {time}, {speed} tokens/s", steps=s.steps, here=s.steps_here, **took)
     else:
         steps = say("{steps} in {time}, {speed} tokens/s", steps=s.steps, **took)
-    rows: Rows = [(say("steps"), steps)]
-    if s.first_eval_loss is not None and s.best_eval_loss is not None:
-        first = f"{s.first_eval_loss:.3f}"
-        loss: str = say("{loss} at the beginning, and no lower since", loss=first)
-        if s.best_eval_loss < s.first_eval_loss:
-            loss = f"{first} -> {s.best_eval_loss:.3f}"
-        rows.append((say("evaluation loss"), loss))
     peak = say(
         "planned {planned}, measured {measured} ({deviation})",
         planned=format_size(s.planned_peak_bytes), measured=format_size(s.run_peak_bytes),
         deviation=f"{s.run_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
-    size = format_size(s.budget_bytes)
-    budget = say("{budget}: inside", budget=size)
-    if s.first_over is not None:
-        budget = say("{budget}: OVER, first {when}", budget=size, when=s.first_over)
-    rows += [(say("peak memory"), peak), (say("budget"), budget)]
+    rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
     phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.steps_here:
         cost = {"seconds": f"{s.care_seconds:.1f}", "share": f"{s.care_seconds / s.watched_seconds:.1%}"}
-        rows.append((say("watching and cleaning"), say("{seconds} s, {share} of the run", **cost)))
+        rows.append((say("monitoring and cleanup"), say("{seconds} s, {share} of the run", **cost)))
     if s.skipped_batches or s.rate_factor < 1:
         batches = counted(s.skipped_batches, "batch")
-        lost = say("{batches} left out", batches=batches)
+        lost = say("{batches} skipped", batches=batches)
         if s.rate_factor < 1:
             lost = say("{batches}, learning rate x {factor}", batches=lost, factor=f"{s.rate_factor:g}")
         rows.append((say("inf or nan"), lost))
-    return [*rows, (say("model"), s.model_dir)]
+    return rows
 
 
 def _example(prompt: str) -> str:

@@ -15,6 +15,7 @@ from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of
 from data.prepare.task import Rows, passed_over
 from data.shards.store import PAIRS
 from data.tokenizers.tokenizer import Tokenizer
+from terminal import one_line
 
 Configure = Callable[..., Config]
 
@@ -90,3 +91,9 @@ def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file
 def test_long_texts_keep_both_ends() -> None:
     assert shown("a\nb") == "a\\nb"
     assert len(shown("x" * 1000 + "end")) < 260 and shown("x" * 1000 + "end").endswith("end")
+    family = "\U0001f468\u200d\U0001f469"
+    cut = shown(f"�好{'e' + chr(0x301)}" + "x" * 200 + f"é{family}�")
+    assert "�" not in cut and cut.endswith(f"é{family}") and cut.startswith(f"好e{chr(0x301)}")
+    assert one_line("y" * 9 + "e" + chr(0x301) * 2 + "z" * 9, 13) == "y" * 9 + "e" + chr(0x301) * 2 + "...", (
+        "no halves of letters"
+    )

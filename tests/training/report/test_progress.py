@@ -58,9 +58,12 @@ def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest
         progress.step(reading(1))
         progress.note("evaluation [loss] 2.0 " + "x" * 90)
         progress.lines("next", ["python train_low_mem.py " + "--max_steps=1 " * 9])
+        progress.evaluation({"step": 5, "loss": 3.25})
+        progress.evaluation({"step": 9, "loss": 3.5})
         progress.step(reading(10, peak_bytes=4 * 2**30))
     text = out.getvalue()
-    assert "10/10 100%" in text and "loss    2.500" in text and "peak 4.00 GiB of 3.00 GiB" in text
+    assert re.search(r"evaluation +3\.500 +at step 9, lowest 3\.250", text)
+    assert "10/10 100%" in text and re.search("loss +2.500", text) and "peak 4.00 GiB of 3.00 GiB" in text
     assert "evaluation [loss] 2.0\n" + "x" * 90 in text, "markup is left alone, lines break between words"
     assert "  python train_low_mem.py " + "--max_steps=1 " * 9 in text, "commands can be copied whole"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"

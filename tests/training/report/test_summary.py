@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config import load
-from training.report.summary import Summary, next_commands, resume_command, summary_rows
+from training.report.summary import Summary, detail_rows, next_commands, result_rows, resume_command
 
 DONE = Summary(
     steps=40, steps_here=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
@@ -15,34 +15,36 @@ DONE = Summary(
 
 
 def test_the_summary_tells_what_was_left_out() -> None:
-    assert "inf or nan" not in dict(summary_rows(DONE))
-    assert dict(summary_rows(replace(DONE, skipped_batches=1)))["inf or nan"] == "1 batch left out"
+    assert "inf or nan" not in dict(detail_rows(DONE))
+    assert dict(detail_rows(replace(DONE, skipped_batches=1)))["inf or nan"] == "1 batch skipped"
     slower = replace(DONE, skipped_batches=4, rate_factor=0.5)
-    assert dict(summary_rows(slower))["inf or nan"] == "4 batches left out, learning rate x 0.5"
+    assert dict(detail_rows(slower))["inf or nan"] == "4 batches skipped, learning rate x 0.5"
 
 
 def test_the_summary_of_a_run() -> None:
-    rows = dict(summary_rows(DONE))
+    assert result_rows(DONE) == [
+        ("model", "model_save/x"), ("evaluation loss", "9.500 -> 3.250"), ("peak memory", "190.0 MiB, within the budget of 1.00 GiB")
+    ]  # fmt: skip
+    rows = dict(detail_rows(DONE))
     assert rows["steps"] == "40 in 20s, 1,234 tokens/s"
-    assert rows["evaluation loss"] == "9.500 -> 3.250"
-    assert rows["peak memory"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
-    assert rows["watching and cleaning"] == "0.5 s, 2.0% of the run"
+    assert rows["peak"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
+    assert rows["monitoring and cleanup"] == "0.5 s, 2.0% of the run"
     assert rows["  in load"] == "150.0 MiB" and "  in samples" not in rows
 
 
 def test_the_plan_is_held_against_the_run_and_not_its_probe() -> None:
     """A probe is a second process beside this one, counted to the budget; the plan speaks of the run alone."""
     phases = {"start": 90 << 20, "prepare": 40 << 20, "probe": 350 << 20, "load": 150 << 20, "train": 210 << 20}
-    rows = dict(summary_rows(replace(DONE, measured_peak_bytes=350 << 20, phase_peaks=phases)))
-    assert rows["peak memory"] == "planned 200.0 MiB, measured 210.0 MiB (+5%)" and rows["  in probe"] == "350.0 MiB"
-    lower = dict(summary_rows(replace(DONE, measured_peak_bytes=210 << 20, phase_peaks={**phases, "probe": 150 << 20})))
-    assert lower["peak memory"] == rows["peak memory"] and "  in probe" not in lower
+    rows = dict(detail_rows(replace(DONE, measured_peak_bytes=350 << 20, phase_peaks=phases)))
+    assert rows["peak"] == "planned 200.0 MiB, measured 210.0 MiB (+5%)" and rows["  in probe"] == "350.0 MiB"
+    lower = dict(detail_rows(replace(DONE, measured_peak_bytes=210 << 20, phase_peaks={**phases, "probe": 150 << 20})))
+    assert lower["peak"] == rows["peak"] and "  in probe" not in lower
 
 
 def test_a_run_that_was_done_before_tells_no_rates() -> None:
-    rows = dict(summary_rows(replace(DONE, steps_here=0, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
+    rows = dict(detail_rows(replace(DONE, steps_here=0, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
     assert rows["steps"] == "40, all done before; --max_steps=80 would train on"
-    assert "watching and cleaning" not in rows and "evaluation loss" not in rows
+    assert "monitoring and cleanup" not in rows and len(result_rows(replace(DONE, first_eval_loss=None))) == 2
 
 
 def test_the_next_commands_take_a_short_prompt() -> None:
@@ -51,9 +53,9 @@ def test_the_next_commands_take_a_short_prompt() -> None:
 
 
 def test_a_run_over_its_budget_says_when_and_what_would_hold_it() -> None:
-    assert DONE.over_budget() == "" and dict(summary_rows(DONE))["budget"] == "1.00 GiB: inside"
+    assert DONE.over_budget() == ""
     over = replace(DONE, measured_peak_bytes=(1 << 30) + 1, first_over="at step 7")
-    assert dict(summary_rows(over))["budget"] == "1.00 GiB: OVER, first at step 7"
+    assert dict(result_rows(over))["peak memory"].endswith("OVER the budget of 1.00 GiB, first at step 7")
     told = over.over_budget()
     assert "first at step 7" in told and "saved in model_save/x" in told and "--memory_budget=1025M" in told
 
