@@ -1,5 +1,5 @@
 // Lines over steps or time: a mean with the band between lowest and highest, gaps where there is nothing to show.
-import { count, duration, figure, h, t } from "./core.js";
+import { count, duration, figure, h, has, t } from "./core.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const wash = (colour, share) => `color-mix(in srgb, ${colour} ${share}%, transparent)`;
@@ -47,18 +47,20 @@ function nearest(values, k) {
   return null;
 }
 
-// From the lowest value to the highest that is not one of the first few far above all others.
+// From the lowest value to the highest that is not one of the first few, far above the others.
 function trimmedRange(lines) {
   let low = Infinity, top = -Infinity, highest = -Infinity;
   for (const { mean, lows = mean, highs = mean } of lines) {
     const places = [...mean.keys()].filter((k) => mean[k] !== null && mean[k] !== undefined);
     if (!places.length) continue;
-    const begin = places.length < 4 ? 0 : Math.ceil(places.length * FIRST_SHARE);
+    const few = places.length < 4 ? 0 : Math.ceil(places.length * FIRST_SHARE);
     const least = (some) => Math.min(...some.map((k) => lows[k])), most = (some) => Math.max(...some.map((k) => highs[k]));
-    const rest = places.slice(begin), all = most(places);
-    const room = most(rest) - least(rest) || Math.abs(most(rest)) * 0.05;
+    const rest = places.slice(few), all = most(places);
+    const limit = 2 * most(rest) - least(rest) || most(rest) + Math.abs(most(rest)) * 0.05;
     low = Math.min(low, least(places));
-    top = Math.max(top, all > most(rest) + room ? most(rest) + 0.3 * room : all);
+    let begin = 0;
+    while (begin < few && most(places.slice(begin)) > limit) begin += 1;
+    top = Math.max(top, most(places.slice(begin)));
     highest = Math.max(highest, all);
   }
   return { low, top, hidden: highest > top ? highest : null };
@@ -274,7 +276,7 @@ export function chart(spec) {
     };
     drawEpochs(draw, ctx, bbox);
     spec.marks?.(draw, context, shown);
-    if (hidden !== null) draw.note(`↑ ${t("outliers_above", { value: (spec.read ?? spec.format)(hidden) })}`, "--faint", "right");
+    if (hidden !== null) draw.note(`↑ ${t("outliers_above", { value: spec.format(Number(hidden.toPrecision(3))) })}`, "--faint", "right");
     for (const step of shown?.not_a_number ?? []) if (spec.tells_nan) draw.triangle(step, "--over");
     ctx.restore();
   }
@@ -306,7 +308,7 @@ export function chart(spec) {
       const value = near === null ? null : values[near], text = value === null || value === undefined ? "–" : read(value);
       readouts[n].textContent = text;
       const other = line.points && !isAway && near !== null && places[near] !== places[k];
-      lines.push(tipLine(line.points ? "dot" : "", line.colour, line.label, other ? `${text} (${t("at_step", { n: count(shown.steps[places[near]]) })})` : text));
+      lines.push(tipLine(line.points ? "dot" : "", line.colour, line.label, other ? `${text} (${t("at_step_only", { n: count(shown.steps[places[near]]) })})` : text));
     });
     if (isAway) return null;
     const n = shown.steps[places[k]], last = n + shown.width - 1;
@@ -364,7 +366,7 @@ export function comparison(place, buttons, runs, quantity, now) {
   const u = plot(place, {
     data, pointed: () => true, byTime: () => byTime, format, height: 280, range, isLog: now.isLog,
     series: [{}, ...names.map((name, n) => ({ label: name, scale: "y", stroke: css(COLOURS[n]), width: 2, spanGaps: true, points: { show: quantity.startsWith("eval_"), size: 6 } }))],
-    ondraw: (self) => { if (hidden !== null) drawNote(self, `↑ ${t("outliers_above", { value: format(hidden) })}`, "--faint", "right"); },
+    ondraw: (self) => { if (hidden !== null) drawNote(self, `↑ ${t("outliers_above", { value: format(Number(hidden.toPrecision(3))) })}`, "--faint", "right"); },
     oncursor: (k) => {
       if (k === null || k === undefined) return null;
       const head = byTime ? duration(data[0][k]) : t("at_step", { n: count(data[0][k]) });
@@ -383,8 +385,16 @@ export function comparison(place, buttons, runs, quantity, now) {
 
 // --- the metrics of evaluations ---
 
-export const metricName = (metric) => { const key = `metric_${metric}`, text = t(key); return text === key ? metric : text; };
-export const scoreText = (metric, value) => figure(value, metric === "loss" ? 3 : 2);
+// Also of one validation set: news/loss.
+export const isLoss = (metric) => metric.split("/").at(-1) === "loss";
+export function metricName(metric) {
+  if (has(`metric_${metric}`)) return t(`metric_${metric}`);
+  const [set, ...rest] = metric.split("/");
+  return rest.length ? t("metric_of", { metric: metricName(rest.join("/")), set }) : metric;
+}
+// Within a sentence: eval loss, but ROUGE-L.
+export const metricInText = (metric) => metricName(metric).replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase());
+export const scoreText = (metric, value) => figure(value, isLoss(metric) ? 3 : 2);
 
 // Series of a run's evaluations by metric: [[metric, [[set, series], ...]], ...]; the set is "" for the validation data as a whole.
 export function evaluated(names, settings) {

@@ -223,7 +223,7 @@ export function showNew(place) {
       later ? verdict("tight", "auto", t("fits_later")) : share > 0.9 ? verdict("tight", "check", t("fits_tight")) : verdict("", "check", t("fits")),
       ...(later ? [h("div.note.small", {}, t("fits_later_about", { reserved: bytes(told.reserved_bytes) }))] : told.reserved_bytes ? [h("p.small.soft", {}, t("beside", { reserved: bytes(told.reserved_bytes) }))] : []),
       h("div", { style: { padding: "4px 0" } }, memoryBar(p.peak_bytes, p.budget_bytes, { label: t("memory_said", { peak: bytes(p.peak_bytes), budget: bytes(p.budget_bytes) }) })),
-      h("dl.facts", {}, facts.map(([label, value]) => [h("dt", {}, label), h("dd", {}, value)])),
+      h("dl.facts", {}, facts.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
       p.seconds_total ? "" : h("p.small.soft", {}, t("unknown_time")),
       button(t(later ? "start_queue" : "start"), { kind: "primary.wide", glyph: "play", id: "start", onclick: start }),
       command,

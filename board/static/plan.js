@@ -9,10 +9,11 @@ export function showPlan(place) {
   let gone = false, mode = "", chosen = null, turn = 0;
   const table = h("div.scroll"), detail = h("section.card.stack", { hidden: true, "aria-live": "polite" });
   const pick = h("select.input", { "aria-label": t("mode"), style: { width: "auto" }, onchange: () => { mode = pick.value; fill(); } }, ["", "standard", "low", "ultra"].map((one) => h("option", { value: one }, t(`mode_${one || "auto"}`))));
+  const hint = h("p.small.soft.row.tight");
   let families = { T5: MODELS }, machines = [];
   const family = h("select.input", { "aria-label": t("model"), style: { width: "auto" }, onchange: () => fill() });
   place.append(h("div.head", {}, h("div.grow", {}, h("h1", {}, t("plan")), h("p", {}, t("plan_about"))), family, pick),
-    h("section.card.stack", {}, table, h("p.small.soft", {}, t("plan_hint"))), detail);
+    h("section.card.stack", {}, table, hint), detail);
 
   ask("/api/form").then((form) => {
     if (gone) return;
@@ -31,11 +32,13 @@ export function showPlan(place) {
     const mine = ++turn, models = families[family.value] ?? MODELS, cells = new Map();
     table.replaceChildren(h("table.matrix", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("model")), machines.map((machine) => h("th", { scope: "col" }, named(machine))))),
       h("tbody", {}, models.map((model) => h("tr", {}, h("th", { scope: "row" }, model), machines.map((machine) => { const cell = h("td", {}, h("span.wait")); cells.set(`${model} ${machine}`, cell); return cell; }))))));
+    hint.replaceChildren(h("span.spinner"), t("planning"));
     for (const model of models) {
       const told = await ask(`/api/plans?model_preset=${encodeURIComponent(model)}&memory_mode=${mode}`);
       if (mine !== turn || gone) return;
       for (const machine of machines) put(cells.get(`${model} ${machine}`), model, machine, told[machine] ?? told);
     }
+    hint.replaceChildren(t("plan_hint"));
   }
 
   function put(cell, model, machine, told) {

@@ -3,7 +3,7 @@ import {
   ask, bytes, button, confirmed, copyable, count, deleteRun, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, recalled, showMissing, smoothingSlider, t, tick,
   toast, when, work,
 } from "./core.js";
-import { chart, evaluated, merged, metricName, scoreText } from "./charts.js";
+import { chart, evaluated, merged, metricInText, metricName, scoreText } from "./charts.js";
 
 const PART_COLOURS = ["--accent", "--third", "--second", "--violet", "--warn", "--faint", "--over", "--soft"];
 const SET_COLOURS = ["--second", "--third", "--violet", "--warn", "--over", "--faint"];
@@ -23,7 +23,7 @@ export function showRun(place, name) {
   const toolbar = h("div.row.chart-bar", { hidden: true }, h("h2.grow", {}, t("charts")), unzoom, smoother, segments);
   const grid = h("div.charts", { id: "charts", hidden: true });
   place.append(h("div", {}, link("/", { class: "small soft row back" }, icon("back", 15), t("all_runs"))),
-    h("div.head", {}, title, actions), problems, stats, nothing, toolbar, grid, tabs);
+    h("div.head.run-head", {}, title, actions), problems, stats, nothing, toolbar, grid, tabs);
 
   // --- charts ---
 
@@ -31,21 +31,21 @@ export function showRun(place, name) {
   function makeCharts() {
     const common = { onzoom: zoom };
     const metrics = evaluated(Object.keys(data.series), facts?.settings).filter(([metric]) => metric !== "loss");
-    const deciding = facts?.metric ?? "loss", badge = t("decides");
+    const deciding = facts?.metric ?? "loss", badge = t("decides"), decides = (names) => names.some(([, name]) => name === `eval_${deciding}`);
     const sets = evaluated(Object.keys(data.series), facts?.settings).find(([metric]) => metric === "loss")?.[1] ?? [];
     const best = (draw, now, shown) => {
       const k = shown.steps.findLastIndex((step) => step <= now.bestStep);
       if (now.bestStep !== null && k >= 0 && shown.steps[k] + shown.width > now.bestStep) draw.ring(shown.steps[k], now.bestScore, "--second");
     };
-    const losses = chart({ ...common, key: "loss", title: t("loss"), about: t("loss_about"), badge: deciding === "loss" && sets.length ? badge : "", tells_nan: true, smooths: true, trims: true,
-      height: 280, wide: true, marks: deciding === "loss" ? best : null,
+    const losses = chart({ ...common, key: "loss", title: t("loss"), about: t("loss_about"), badge: decides(sets) ? badge : "", tells_nan: true, smooths: true, trims: true,
+      height: 280, wide: true, marks: decides(sets) ? best : null,
       lines: [{ name: "loss", label: t("train_loss"), colour: "--accent" },
-        ...sets.map(([set, name], n) => ({ name, label: set ? t("eval_loss_of", { set }) : t("eval_loss"), colour: SET_COLOURS[n % SET_COLOURS.length], points: true }))],
+        ...sets.map(([, name], n) => ({ name, label: metricName(name.slice(5)), colour: SET_COLOURS[n % SET_COLOURS.length], points: true }))],
       extra: [["tri", "--over", t("not_a_number")]], format: tick, read: (y) => figure(y, 4) });
-    const scores = metrics.sort((a, b) => (b[0] === deciding) - (a[0] === deciding) || (a[0] === "perplexity") - (b[0] === "perplexity")).map(([metric, names], n, all) => chart({
-      ...common, key: `eval_${metric}`, title: metricName(metric), about: has(`about_${metric}`) ? t(`about_${metric}`) : t("about_metric"), badge: metric === deciding ? badge : "",
-      wide: metric === deciding || (n === all.length - 1 && (all.length - (all[0][0] === deciding)) % 2 === 1), trims: metric === "perplexity", marks: metric === deciding ? best : null,
-      lines: names.map(([set, name], k) => ({ name, label: set || metricName(metric), colour: SET_COLOURS[k % SET_COLOURS.length], points: true })),
+    const scores = metrics.sort((a, b) => decides(b[1]) - decides(a[1]) || (a[0] === "perplexity") - (b[0] === "perplexity")).map(([metric, names], n, all) => chart({
+      ...common, key: `eval_${metric}`, title: metricName(metric), about: has(`about_${metric}`) ? t(`about_${metric}`) : t("about_metric"), badge: decides(names) ? badge : "",
+      wide: decides(names) || (n === all.length - 1 && (all.length - decides(all[0][1])) % 2 === 1), trims: metric === "perplexity", marks: decides(names) ? best : null,
+      lines: names.map(([, name], k) => ({ name, label: metricName(name.slice(5)), colour: SET_COLOURS[k % SET_COLOURS.length], points: true })),
       format: tick, read: (y) => scoreText(metric, y) }));
     const memory = chart({ ...common, key: "memory", title: t("memory_against_budget"), about: t("memory_about"), wide: true, filled: true, height: 250,
       lines: [{ name: "memory", label: t("memory"), colour: "--third" }],
@@ -68,7 +68,7 @@ export function showRun(place, name) {
       format: tick, read: (y) => count(y) });
     const rate = chart({ ...common, key: "learning_rate", title: t("learning_rate"), about: t("learning_rate_about"), zero: true, lines: [{ name: "learning_rate", label: t("learning_rate"), colour: "--second" }],
       format: (y) => (y === 0 ? "0" : y.toPrecision(2)), read: (y) => (y === 0 ? "0" : figure(y, 5)) });
-    const first = deciding !== "loss" && metrics.length && metrics[0][0] === deciding ? [scores.shift()] : [];
+    const first = metrics.length && decides(metrics[0][1]) ? [scores.shift()] : [];
     return [...first, losses, ...scores, memory, speed, rate];
   }
 
@@ -142,7 +142,7 @@ export function showRun(place, name) {
     stats.replaceChildren(first,
       alive ? stat(t("time_left"), duration(f.seconds_left), phase) : stat(t("took"), duration(f.end?.seconds ?? data?.seconds?.at(-1)), f.ended ? t("ended_at", { time: when(f.ended) }) : ""),
       stat(t("loss_now"), f.loss_is_number ? figure(f.loss) : t("not_a_number")),
-      f.best_score === null ? "" : stat(t("best_score", { metric: metricName(f.metric) }), scoreText(f.metric, f.best_score), t("at_step_small", { n: count(f.best_step) })),
+      f.best_score === null ? "" : stat(t("best_score", { metric: metricInText(f.metric) }), scoreText(f.metric, f.best_score), t("at_step_small", { n: count(f.best_step) })),
       stat(t("tokens_per_second"), count(f.end?.tokens_per_second ?? f.tokens_per_second), t("tokens_about")),
       h("div.stat", {}, h("div.label", {}, t("peak_memory")), h("div.value", {}, bytes(f.peak_bytes)), h("div.under", {}, t("of_budget", { budget: bytes(f.budget_bytes) })), h("div.progress-gap", { style: { "margin-top": "9px" } }, memoryBar(f.peak_bytes, f.budget_bytes, { planned: f.planned_peak_bytes }))));
   }

@@ -2,11 +2,11 @@
 import {
   ask, bytes, button, count, deleteRun, duration, figure, go, h, icon, link, listen, memoryBar, pill, recalled, smoothingSlider, state, t, toast, when, work,
 } from "./core.js";
-import { COLOURS, comparison, evaluated, metricName, scoreText } from "./charts.js";
+import { COLOURS, comparison, evaluated, isLoss, metricName, scoreText } from "./charts.js";
 
 const ALIVE = ["running", "starting", "paused"];
 const upwards = (a, b) => (a ?? Infinity) - (b ?? Infinity) || 0; // what is not known comes last
-const errorOf = (run) => (run.best_score === null || run.metric === "loss" ? run.best_score : -run.best_score);
+const errorOf = (run) => (run.best_score === null || isLoss(run.metric) ? run.best_score : -run.best_score);
 const ORDERS = {
   newest: () => 0, // as the server sends them
   name: (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),

@@ -73,15 +73,16 @@ def test_without_a_sign_of_life_its_events_tell(where: Places) -> None:
 
 
 def test_the_best_evaluation_is_that_of_the_metric_that_decides(where: Places) -> None:
-    begin = start()
-    begin["settings"]["metric_for_best"] = "bleu"
-    write(where, "one", begin, step(5), {"event": "eval", "step": 5, "loss": 2.0, "bleu": 9.0})
     state = where.output_dir / "one" / "checkpoints" / "latest" / "state"
     state.mkdir(parents=True)
-    for kept, expected in ((12.5, (12.5, 3)), (7.0, (9.0, 5))):
-        (state / "training.json").write_text(json.dumps({"best_metric": {"metric": "bleu", "value": kept, "step": 3}}))
+    told = [("bleu", 12.5, (12.5, 3)), ("bleu", 7.0, (9.0, 5)), ("news/loss", 12.5, (9.0, 5))]
+    for metric, kept, expected in told:
+        begin = start()
+        begin["settings"]["metric_for_best"] = metric
+        write(where, "one", begin, step(5), {"event": "eval", "step": 5, "loss": 2.0, metric: 9.0})
+        (state / "training.json").write_text(json.dumps({"best_metric": {"metric": metric, "value": kept, "step": 3}}))
         found = run_facts(where, "one")
-        assert (found["metric"], found["best_score"], found["best_step"]) == ("bleu", *expected)
+        assert (found["metric"], found["best_score"], found["best_step"]) == (metric, *expected)
 
 
 @pytest.mark.parametrize(
