@@ -151,7 +151,8 @@ class Worker:
         detail = f"exit code {code}"
         if self._errors is not None:
             self._errors.seek(0)
-            detail = (self._errors.read().decode(errors="replace").strip().splitlines() or [detail])[-1]
+            lines = self._errors.read().decode(errors="replace").strip().splitlines() or [detail]
+            detail = next((line for line in reversed(lines) if "Error" in line), lines[-1])  # hints may follow it
         reason = FAILED
         if code in (OUT_OF_MEMORY, -getattr(signal, "SIGKILL", 9)) or (self._is_limited and code == -signal.SIGABRT):
             reason = MEMORY  # C++ and Rust abort where they cannot allocate

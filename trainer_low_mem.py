@@ -39,7 +39,7 @@ from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
-from training.processes.launch import foreign_engines, local_processes, local_rank
+from training.processes.launch import foreign_engines, local_processes, local_rank, num_processes
 from training.recording import Recorder, announce
 from training.recovering import after_step, after_unsound, end_sharded, give_up
 from training.report.card import write_card
@@ -98,11 +98,12 @@ class LowMemTrainer:
             raise UserError(*problems)
         tune_malloc("small")  # until the plan has chosen
         known = self.config if self.run is None else self.run.config  # of a run that goes on, what it has saved
-        device = devices.pick(known.run.device, local_rank())
+        device = devices.pick(known.run.device, local_rank(), local_processes())
         self.accelerator = Accelerator(
             cpu=device.name == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)], log_with=tracker_names(known) or None,
             project_dir=self.config.run.log_dir,
         )  # fmt: skip
+        assert self.accelerator.num_processes >= num_processes(), "processes that know nothing of each other"
         with ExitStack() as held:
             self.group = held.enter_context(Group(self.accelerator))
             run = self.run or stages_before_torch(self.config, held, self.group, self.metrics)

@@ -149,6 +149,7 @@ class Device(ABC):
 
     name: str  # "cpu", "cuda" or "mps"
     copies_beside = False  # whether copies to and from the host run beside the computation
+    serves_several = True  # whether several processes can train on such devices together
     is_separate_memory = False  # whether its tensors lie outside the machine's RAM
     out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
     largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them

@@ -26,24 +26,30 @@ def backends() -> dict[str, type[CudaDevice | MpsDevice | CpuDevice]]:
     return {kind.name: kind for kind in (CudaDevice, MpsDevice, CpuDevice)}
 
 
-def pick(requested: str = AUTO, local_rank: int = 0) -> Device:
+def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -> Device:
     """Choose the device of this process. Imports torch.
 
     Args:
         requested: "auto" or one of `DEVICES`.
-        local_rank: number of this process on this machine, from 0; each gets a GPU of its own.
+        local_rank: number of this process on this machine, from 0; each gets a GPU of its own. local_processes: of the same run.
     Raises:
         UserError: the device asked for is not here, or there are more processes than GPUs.
     """
     known = backends()
-    missing = {name: backend.why_missing() for name, backend in known.items()}
-    here = [name for name, reason in missing.items() if not reason]
-    name = here[0] if requested == AUTO else requested
-    if name not in missing:
-        raise UserError(f"--device = {requested}, is not known; allowed: auto, {', '.join(missing)}")
-    if missing[name]:
+    serving = [name for name, backend in known.items() if backend.serves_several or local_processes == 1]
+    # a backend that is not asked for is not asked whether it is here: the question loads the driver of a GPU
+    name = requested if requested != AUTO else next(name for name in serving if not known[name].why_missing())
+    if name not in known:
+        raise UserError(f"--device = {requested}, is not known; allowed: auto, {', '.join(known)}")
+    if reason := known[name].why_missing():
+        here = [other for other, backend in known.items() if not backend.why_missing()]
         raise UserError(
-            f"--device = {requested}, is not here ({missing[name]}); here: {', '.join(here)}; use one of them or auto"
+            f"--device = {requested}, is not here ({reason}); here: {', '.join(here)}; use one of them or auto"
+        )
+    if name not in serving:
+        raise UserError(
+            f"--device = {requested}, cannot be shared by {local_processes} processes: torch.distributed has no backend for it; "
+            "start one process, or use --device=cpu"
         )
     count = known[name].count()
     if count is not None and local_rank >= count:

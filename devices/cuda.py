@@ -10,12 +10,18 @@ Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers)
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from devices.base import Device
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
+OLD_CARDS = (
+    "builds for CUDA 12.6 have them for cards from Maxwell on, up to torch 2.14: pip install torch --index-url "
+    "https://download.pytorch.org/whl/cu126"
+)
 # First capability -> nominal FLOP/s of large products on one multiprocessor: fp32 (TF32 where the card has it), 16 bits.
 # They rank ways to run, and are a guess from what such cards are known to reach; speeds for people are measured.
 MULTIPROCESSOR_RATES = {
@@ -25,6 +31,26 @@ MULTIPROCESSOR_RATES = {
     (8, 6): (0.4e12, 0.9e12),
     (9, 0): (2.8e12, 5.0e12),
 }
+
+
+def why_no_kernels(index: int) -> str:
+    """Why this build of torch computes nothing on a card, though it finds it; empty where it does.
+
+    Machine code serves the later cards of its own generation, PTX every later one. Source: torch.cuda._check_cubins.
+    """
+    major, minor = torch.cuda.get_device_capability(index)
+    builds = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch) for arch in torch.cuda.get_arch_list()]
+    kinds = [(found[1], (int(found[2]), int(found[3])), found[4]) for found in builds if found]  # ROCm's are none
+    for kind, (of, low), suffix in kinds:
+        is_later = (of, low) == (major, minor) if suffix == "a" else (of, low) <= (major, minor)
+        if is_later and (kind == "compute" or of == major):
+            return ""
+    if not kinds:
+        return ""
+    return (
+        f"torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(index)} (compute capability {major}.{minor}, it has "
+        f"{', '.join(sorted({f'{of}.{low}' for _, (of, low), _ in kinds}))}); {OLD_CARDS}"
+    )
 
 
 class CudaDevice(Device):
@@ -52,15 +78,17 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("cuda", index))
+        if reason := why_no_kernels(index):  # `why_missing` has looked at the first
+            raise RuntimeError(reason)
         torch.cuda.set_device(self.torch_device)
 
     @classmethod
     def why_missing(cls) -> str:
         if not torch.backends.cuda.is_built() and torch.version.hip is None:
             return "this build of torch has no CUDA"
-        return (
-            "" if torch.cuda.is_available() and torch.cuda.device_count() > 0 else "torch finds no CUDA driver or GPU"
-        )
+        if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
+            return "torch finds no CUDA driver or GPU"
+        return why_no_kernels(0)
 
     @classmethod
     def count(cls) -> int:

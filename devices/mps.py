@@ -66,6 +66,7 @@ class MpsDevice(Device):
     """The GPU of an Apple Silicon Mac; its memory is a share of the RAM."""
 
     name = "mps"
+    serves_several = False  # no backend of torch.distributed sums tensors that lie on it
     largest_side = 2048
     speed_class = "mps"
     threads = 1

@@ -89,6 +89,7 @@ class ProbeRequest:
         steps: the micro-batches of each worst step; evaluation: the largest evaluation batch.
         base: model folder to start from; None: from scratch. local_rank: which of the machine's devices is meant.
         data: of the run; None: there is none, as where a model is only tried out.
+        computes_on: the card, or the processor. limit_bytes: of the device's own memory.
     """
 
     config: Config
@@ -98,6 +99,8 @@ class ProbeRequest:
     base: Path | None = None
     local_rank: int = 0
     data: ProbeData | None = None
+    computes_on: str = ""
+    limit_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ def fingerprint(request: ProbeRequest) -> str:
     code = [Path(ROOT) / "limits.py", Path(ROOT) / "optimizers.py", *files]  # what decides what a step takes
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
-        FORMAT, settings, request.choice.as_dict(), request.steps, request.evaluation, request.base is None, request.data is None,
+        FORMAT, settings, request.choice.as_dict(), request.steps, request.evaluation, request.base is None, request.data is None, request.computes_on,
         platform.machine(), sorted(processor.flags_of() or [platform.processor()]), processor.here().describe(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
         importlib.metadata.version("torch"), [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in code],
     ]  # fmt: skip

@@ -24,6 +24,7 @@ from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_pre
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
+from devices.base import Device
 from devices.cores import use_threads
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
@@ -42,12 +43,27 @@ LEAST_STEPS = 4  # the optimizer's state is made in the first, and the heap sett
 
 
 def measure(request: ProbeRequest) -> dict[str, Any]:
-    """The parts of a run in their order, in a process that is there for it alone: `base_bytes`, the peaks of `phases`, `step_seconds`."""
+    """The parts of a run in their order, in a process that is there for it alone: `base_bytes`, the peaks of `phases`, `step_seconds`.
+
+    Raises:
+        MemoryError: the device has too little, or the plan takes more than its limit.
+    """
+    tune_malloc("small")  # as a run, until the plan has chosen
+    device = devices.pick(request.config.run.device, request.local_rank)
+    if request.limit_bytes and device.is_separate_memory:
+        device.limit_memory(request.limit_bytes)
+    try:
+        return _measure(request, device)
+    except Exception as error:
+        if device.is_out_of_memory(error):
+            raise MemoryError from error
+        raise
+
+
+def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000")
     config, choice = request.config, request.choice
-    tune_malloc("small")  # as a run, until the plan has chosen
-    device = devices.pick(config.run.device, request.local_rank)
     Accelerator(cpu=device.name == "cpu")  # a run holds it too
     use_threads(config.run.num_threads)
     high_water, cleaner, phases = HighWater(), Cleaner(device), dict[str, int]()

@@ -37,7 +37,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     """A GPU of 8 GiB: 5 free, 2 held by us of which 1.5 in tensors, 1 by others."""
     answers = {
         "set_device": None, "memory_reserved": 2 * GIB, "memory_allocated": 3 * GIB // 2, "max_memory_reserved": 3 * GIB,
-        "mem_get_info": (5 * GIB, 8 * GIB), "get_device_name": "NVIDIA Test", "is_available": True, "device_count": 2,
+        "mem_get_info": (5 * GIB, 8 * GIB), "get_device_name": "NVIDIA Test", "is_available": True, "device_count": 2, "get_device_capability": (8, 6),
+        "get_arch_list": ["sm_75", "sm_80", "sm_90a", "compute_120"],
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
@@ -76,6 +77,31 @@ def test_a_gpu_is_taken_first_and_each_local_rank_has_its_own(gpu: CudaDevice) -
         devices.pick("auto", 2)
     with pytest.raises(UserError, match="--device = tpu"):
         devices.pick("tpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_taken"), [((6, 1), False), ((8, 9), True), ((9, 0), True), ((10, 0), False), ((12, 1), True)]
+)
+def test_a_card_that_this_torch_has_no_kernels_for_is_passed_over(
+    gpu: CudaDevice, capability: tuple[int, int], is_taken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: capability)
+    assert (devices.pick().name == "cuda") == is_taken
+    if is_taken:
+        return
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (told,) = passed_over("auto", devices.pick(), tmp_path)
+    assert "NVIDIA Test" in told and "cu126" in told
+    with pytest.raises(UserError, match="--device = cuda, is not here.*cu126"):
+        devices.pick("cuda")
+
+
+def test_processes_of_one_run_do_not_train_on_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    become_mac(monkeypatch, "apple_silicon")
+    assert devices.pick("auto", 0, 1).name == "mps" and devices.pick("auto", 0, 2).name == "cpu"
+    with pytest.raises(UserError, match="--device = mps"):
+        devices.pick("mps", 0, 2)
 
 
 def test_a_gpu_that_others_hold_is_told(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

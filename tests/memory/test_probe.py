@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import devices
 from childproc import FAILED, MEMORY, TIME, ChildDied
 from config import load
 from memory.estimate.peaks import peak_of, predict
@@ -22,6 +24,8 @@ from memory.probe import (
     for_later_steps,
     probe,
 )
+from tests.fake_device import FakeDevice
+from training import probing
 from units import GIB, MIB
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
@@ -54,6 +58,22 @@ def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     assert peak_of(phases)[1] == pytest.approx(peak, rel=0.05)
     machine = Machine(GIB, GIB, result.base_bytes, correction=correction_of(result, phases))
     assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak, rel=0.001)
+
+
+def test_a_device_that_runs_out_of_memory_says_that_the_plan_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(request: ProbeRequest, device: FakeDevice) -> None:
+        with device.watched():
+            torch.ones(2 * MIB)
+
+    card = FakeDevice(64 * MIB)
+    monkeypatch.setattr(devices, "pick", lambda *args: card)
+    monkeypatch.setattr(probing, "_measure", run_out)
+    monkeypatch.setattr(probing, "tune_malloc", lambda kind: None)
+    request = request_of()
+    assert probing.measure(request) is None
+    with pytest.raises(MemoryError):  # the run's own limit counts
+        probing.measure(dataclasses.replace(request, limit_bytes=4 * MIB))
+    assert fingerprint(dataclasses.replace(request, computes_on="another card")) != fingerprint(request)
 
 
 def test_a_cache_that_cannot_be_written_costs_only_the_memory_of_it(

@@ -72,7 +72,7 @@ def check_torch_can_load(config: Config) -> None:
 
 def _load_device_and_trackers(config: Config) -> None:
     speak(config.run.language)  # in a process of its own, too
-    pick(config.run.device, local_rank())
+    pick(config.run.device, local_rank(), local_processes())
     tracker_names(config)
 
 

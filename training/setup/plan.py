@@ -193,9 +193,10 @@ def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan) -> ProbeResult:
     steps = rows.lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
     evaluation = rows.evaluation.worst_steps(choice.eval_batch_size_per_gpu)[-1]
     request = ProbeRequest(
-        run.config, choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
+        run.config.changed(device=run.device.name), choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
         run.base, local_rank(),
         ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, run.loader.reopens),
+        run.device.computes_on, run.budget.limit(),
     )  # fmt: skip
     if rank() != 0:
         return ProbeResult(failed="left to the first process, whose plan is taken by all")
