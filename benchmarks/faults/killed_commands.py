@@ -73,7 +73,7 @@ def cases_of(world: World) -> list[Case]:
             "resume",
             world,
             one.train,
-            {"training.setup.data:load_data": "resume"},
+            {"training.setup.stages:load_data": "resume"},
             one.cut,
             until="symlink step_00000006",
         ),
