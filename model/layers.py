@@ -18,7 +18,7 @@ from config import T5ModelConfig
 from devices.base import traits_of
 from devices.kernels.calls import kernels, takes
 from model.dropout import Dropout
-from model.quantization import add_product, product, product_back
+from model.quantization import add_product, is_split, product, product_back
 from model.shapes import is_gated
 
 
@@ -120,11 +120,18 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
         grad_x, grad_weight = product_back(grad, weight) if needs_x else None, None
-        if needs_weight and _adds_in_place and weight.grad is not None:
+        if needs_weight and _adds_in_place and weight.is_leaf and weight.grad is not None:
             add_product(weight.grad, grad, x)
         elif needs_weight:
             grad_weight = add_product(None, grad, x)
         return grad_x, grad_weight, None
+
+
+def trained_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one product."""
+    if is_split(x, len(x)):
+        return _Product.apply(x, weight, False)  # type: ignore[no-any-return,no-untyped-call]
+    return F.linear(x, weight)
 
 
 class Linear(nn.Module):

@@ -240,7 +240,7 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
-    if weight.dtype == grad.dtype and not _is_split(grad, len(weight)):
+    if weight.dtype == grad.dtype and not is_split(grad, len(weight)):
         return grad @ weight
     if is_int4(weight) and traits_of(weight.device).is_host:
         return _back_by_columns(grad, weight)
@@ -264,7 +264,7 @@ def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
-    if not _is_split(left, len(left)):
+    if not is_split(left, len(left)):
         return left.t() @ right if total is None else total.addmm_(left.t(), right)
     step = traits_of(left.device).largest_inner or len(left)
     for start in range(0, len(left), step):
@@ -274,7 +274,7 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return total
 
 
-def _is_split(x: Tensor, terms: int) -> bool:
+def is_split(x: Tensor, terms: int) -> bool:
     """Whether a product's sums of so many terms are too long for one product on this device."""
     return terms > (traits_of(x.device).largest_inner or terms)
 

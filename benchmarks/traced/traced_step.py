@@ -27,6 +27,8 @@ from limits import DEVICE_SCORES
 from memory.estimate.peaks import predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.t5 import T5
 
@@ -39,7 +41,7 @@ class TracedWork:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
         scores: see `devices.base`. processes: that train together; here only what the first of them does. is_sharded: each
-            holds its rows of the weights. max_grad_norm: of clipping; 0: off.
+            holds its rows of the weights. max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none.
     """
 
     model: T5ModelConfig
@@ -55,6 +57,7 @@ class TracedWork:
     processes: int = 1
     is_sharded: bool = False
     max_grad_norm: float = 0.0
+    lora_rank: int = 0
 
     @property
     def shapes(self) -> Shapes:
@@ -119,11 +122,15 @@ def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
         model.initialise(0)
     elif shards is not None:
         shards.cut(model, "meta")
+    if work.lora_rank:
+        add_adapters(model, LoraSettings(work.lora_rank, work.lora_rank))
     store = weight_store_for(dtype, dtype) if shards is None else ShardedWeightStore(dtype, shards)
     blockwise = Blockwise(
         model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout
     )  # fmt: skip
-    optimizer = OPTIMIZERS[work.optimizer](dict(model.named_parameters()), shards=shards)
+    optimizer = OPTIMIZERS[work.optimizer](
+        {name: weight for name, weight in model.named_parameters() if weight.requires_grad}, shards=shards
+    )
     reducer = Reducer(shards) if work.processes > 1 else None
     update = OptimizerInBackward(optimizer, work.max_grad_norm, None, store, reducer, shards)
     return Engine(blockwise, update, device or MetaDevice(work.device), choice)

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.dropout import Dropout
-from model.layers import Linear
+from model.layers import Linear, trained_product
 from model.lora.form import LoraSettings, adapted_paths
 from model.quantization import dequantize, is_int4, is_int8, product, row_pieces, shape_of
 from model.t5 import T5, WithWeights, in_place
@@ -50,8 +49,8 @@ class LoraAdapter(nn.Module):
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
         """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""
         dropped = x if dropout is None else dropout(x)
-        low = F.linear(dropped, self.a.to(x.dtype))  # (N, r)
-        y = torch.add(y, F.linear(low, self.b.to(x.dtype)), alpha=self.scaling)
+        low = trained_product(dropped, self.a.to(x.dtype))  # (N, r)
+        y = torch.add(y, trained_product(low, self.b.to(x.dtype)), alpha=self.scaling)
         return y if self.magnitude is None else y * (self.magnitude / self.lengths(weight)).to(x.dtype)
 
     @torch.no_grad()

@@ -93,7 +93,7 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_passed_over(
     (tmp_path / "dev/nvidiactl").touch()
     (told,) = passed_over("auto", devices.pick(), tmp_path)
     assert "NVIDIA Test" in told and "cu126" in told
-    with pytest.raises(UserError, match="--device = cuda, is not here.*cu126"):
+    with pytest.raises(UserError, match=r"--device = cuda, is not here.*cu126"):
         devices.pick("cuda")
 
 
