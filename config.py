@@ -72,7 +72,7 @@ class DataConfig:
 
     train_file: str | None = defining(
         None,
-        "file, folder or glob to train on, or several separated by commas; none: the built-in sample",
+        "file, folder, glob or address (s3://, hf://OWNER/NAME) to train on, or several separated by commas; none: the built-in sample",
         kind=str,
         optional=True,
     )
@@ -152,7 +152,7 @@ class TrainConfig:
         kind=bool, auto=True,
     )  # fmt: skip
     finetune_from: str | None = setting(
-        AUTO, "model folder to start from, or a Hugging Face hub name with allow_download; auto: the newest finished "
+        AUTO, "model folder to start from, hf://OWNER/NAME, or with allow_download a Hugging Face hub name; auto: the newest finished "
         "pretraining run whose tokenizer suits the data, else none; none: random weights", kind=str, auto=True, optional=True,
     )  # fmt: skip
     allow_download: bool = setting(
@@ -373,6 +373,10 @@ class RunConfig:
         None, "experiment trackers to report to, separated by commas: tensorboard, wandb, trackio, mlflow, aim, comet_ml, "
         "clearml, dvclive, swanlab; none: nothing leaves this machine",
         kind=str, optional=True,
+    )  # fmt: skip
+    push_to_hub: str | None = setting(
+        None, "Hugging Face Hub repository to upload the finished model and its card to, OWNER/NAME or NAME; needs a login (hf auth login "
+        "or HF_TOKEN); none: nothing is uploaded", kind=str, optional=True,
     )  # fmt: skip
     quiet: bool = setting(False, "print only results, warnings and errors; the log stays complete", kind=bool)
 

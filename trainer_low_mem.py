@@ -50,6 +50,7 @@ from training.report.summary import Summary, resume_command
 from training.report.trackers import tracker_names, trackers
 from training.saving import save
 from training.setup.commit import commit, headline
+from training.setup.hub import push
 from training.setup.machine import fit_machine
 from training.setup.plan import choose_plan, plan_again
 from training.setup.reference import attach_reference
@@ -90,7 +91,7 @@ class LowMemTrainer:
         Returns:
             what was planned and measured.
         Raises:
-            UserError: wrong settings or data, before anything is written. DoesNotFit: no plan fits the budget.
+            UserError: wrong settings or data, before anything is written; or, all being saved, the hub did not take the model. DoesNotFit: no plan fits the budget.
             Interrupted: stopped by a signal; saved, resumable.
         """
         speak(self.config.run.language)
@@ -253,5 +254,10 @@ class LowMemTrainer:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(run.run_dir, run.run_dir)
         self.group.wait()
-        self.accelerator.end_training()
+        try:
+            if (repository := self.config.run.push_to_hub) is not None and live.checkpoints.latest() is not None:
+                address = self.group.run_on_main(lambda: push(repository, run.run_dir))
+                log.tell(say("uploaded: {address}", address=address))
+        finally:
+            self.accelerator.end_training()
         return summary

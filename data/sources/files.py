@@ -55,6 +55,7 @@ SPLIT_WORDS = {
 # setting -> the splits of a folder that it means, the first that is there
 SPLITS_OF = {"--train_file": ("train",), "--validation_file": ("validation", "test")}
 _SET = re.compile(r"([\w-]+)=(.+)")  # a validation set with its name
+_HUB_SPLIT = re.compile(r"(hf://[^:?]+):([\w-]+)")  # a split of a data set
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 COMPRESSION_BY_MAGIC = {
     b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
@@ -241,7 +242,12 @@ def listing(part: str, name: str = "--train_file") -> Listing:
     if is_address(part):
         path = local_path(part)
         if path is None:
-            remote = list_remote(part, name)
+            by_split = _HUB_SPLIT.fullmatch(part)
+            remote = list_remote(by_split[1] if by_split else part, name)
+            if by_split:  # as the hub names files: data/test-00000-of-00001.parquet, test/0000.parquet, test.jsonl
+                begins = re.compile(rf"{re.escape(by_split[2])}([-._]|$)")
+                inside_split = [file for file, inside in remote if any(map(begins.match, inside.parts))]
+                return Listing([file for file in inside_split if _belongs_to_folder(PurePath(file.name))])
             is_glob = any(letter in part.partition("?")[0] for letter in "*[")
             if is_glob or not all(inside.name for _, inside in remote):
                 return Listing([file for file, _ in remote])

@@ -1,4 +1,4 @@
-"""Where is a file: on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://)?
+"""Where is a file: on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by huggingface_hub)?
 
 Both kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
 which it is. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the
@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from settings.errors import UserError, reason_of
+from settings.program import needs
 
 # a name and a password, which may hold a slash (a name with a colon is no bucket), or in the query one of these
 _SECRET = re.compile(
@@ -66,8 +67,12 @@ class RemoteFile:
         return _system(self.uri).open_input_file(self.path)
 
     def stat(self) -> State:
-        """Ask for size and time of change."""
-        info = _system(self.uri).get_file_info(self.path)
+        """Ask for size and time of change; of the hub's files, which have none, for a number that changes with the content."""
+        system = _system(self.uri)
+        if self.uri.startswith(HUB):
+            facts = system.handler.fs.info(self.path)
+            return State(int(facts["size"]), int(str(facts.get("blob_id") or "0")[:15], 16))
+        info = system.get_file_info(self.path)
         return State(int(info.size or 0), int(info.mtime_ns or 0))
 
     def resolve(self) -> RemoteFile:
@@ -76,6 +81,10 @@ class RemoteFile:
 
 
 Place = Path | RemoteFile
+HUB, HUB_KINDS = (
+    "hf://",
+    ("datasets", "models", "spaces", "buckets"),
+)  # what an address without one of these means: a data set
 
 
 def is_address(text: str) -> bool:
@@ -120,7 +129,7 @@ def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
     is_glob = fixed != address
     base = fixed.rsplit("/", 1)[0] if is_glob else address.rstrip("/")
     with readable(f"{name} = {public(uri)}"):
-        system, path = fs.FileSystem.from_uri(f"{base}?{query}" if query else base)
+        system, path = _opened(f"{base}?{query}" if query else base)
         info = system.get_file_info(path)
         if info.type == fs.FileType.File:
             return [(_remote(base, query, path, path), PurePosixPath())]
@@ -139,11 +148,22 @@ def _remote(base: str, query: str, base_path: str, path: str) -> RemoteFile:
     return RemoteFile(f"{address}?{query}" if query else address, path)
 
 
-@lru_cache(maxsize=8)
-def _system_of(origin: str) -> Any:
+def _opened(uri: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it."""
     from pyarrow import fs
 
-    return fs.FileSystem.from_uri(origin)[0]
+    if not uri.startswith(HUB):
+        system, path = fs.FileSystem.from_uri(uri)
+        return system, str(path)
+    hub = needs("huggingface_hub", uri)
+    path = uri.removeprefix(HUB)
+    kind = path.partition("/")[0]
+    return fs.PyFileSystem(fs.FSSpecHandler(hub.HfFileSystem())), path if kind in HUB_KINDS else f"datasets/{path}"
+
+
+@lru_cache(maxsize=8)
+def _system_of(origin: str) -> Any:
+    return _opened(origin)[0]
 
 
 def _system(uri: str) -> Any:
@@ -151,11 +171,25 @@ def _system(uri: str) -> Any:
     return _system_of(f"{parts.scheme}://{parts.netloc}/" + (f"?{parts.query}" if parts.query else ""))
 
 
+def _is_of_the_web(error: Exception) -> bool:
+    """Whether an error is one that the hub's client lets pass."""
+    return type(error).__module__.partition(".")[0] in (
+        "httpx",
+        "httpcore",
+        "httpx2",
+        "httpcore2",
+        "requests",
+        "huggingface_hub",
+    )
+
+
 @contextmanager
 def readable(what: str, is_far: bool = True) -> Iterator[None]:
     """A context in which the complaint of a service, or of this machine, becomes one sentence."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, (pa.ArrowException, OSError)) and not _is_of_the_web(error):
+            raise
         told = f"cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
         raise UserError(f"{what}, {told if is_far else f'cannot be read: {reason_of(error)}'}") from None

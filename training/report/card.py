@@ -1,7 +1,7 @@
 """The README.md of a published model: what it is, its data, plan, measured peak, time and scores.
 
 Written from the run's own files (`settings.json`, `metrics.jsonl`) when a run ends and when a model is exported. Files are
-told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded: the command that
+told by name, without their folders. A card that its owner has changed is left alone. Nothing is uploaded here: the command that
 would is told.
 Source: Hugging Face's model cards, YAML between two lines of dashes, then Markdown.
 """
@@ -143,10 +143,14 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
     return True
 
 
-def push_command(folder: Path) -> str:
-    """The command that uploads a folder, for the user to type: nothing here does."""
-    left_out = "".join(f" --exclude '{name}'" for name in OWN_FILES if any(folder.glob(name)))
-    return f"hf upload YOUR_NAME/{shlex.quote(folder.name)} {shlex.quote(str(folder))} .{left_out}"
+def push_command(folder: Path, name: str = "") -> str:
+    """The command that uploads a folder, for the user to type.
+
+    Args:
+        name: of the repository; empty: the user's, named like the folder.
+    """
+    left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES if any(folder.glob(pattern)))
+    return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
 
 
 def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> str:

@@ -31,7 +31,7 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, home_of, with_form_of
-from training.setup.hub import MODELS_DIR, download, how_to_fetch
+from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
 from training.setup.resolved import ResolvedRun, refuse
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -71,6 +71,8 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
             # so that a resume before the first checkpoint chooses the same
             config = config.changed(finetune_from=None if base is None else str(base.absolute()))
     if base is not None:
+        if is_new and ADDRESS.fullmatch(str(config.train.finetune_from)):
+            config = config.changed(finetune_from=str(base))  # as if it had been fetched before
         home = home_of(base, config)
         for place in dict.fromkeys((base, home) if is_new else (home,)):
             if reads_weights:
@@ -229,6 +231,11 @@ def _named_base(config: Config, named: str) -> Path:
     folder = Path(named)
     if _holds_model(folder):
         return folder
+    if named.startswith("hf://"):
+        if (address := ADDRESS.fullmatch(named)) is None:
+            raise UserError(f"--finetune_from = {named}, is no model on the hub; write hf://OWNER/NAME")
+        name, revision = address.groups()
+        return download(name, Path(MODELS_DIR, Path(name).name), revision)
     if not folder.is_dir() and _HUB_NAME.fullmatch(named):
         fetched = Path(MODELS_DIR, folder.name)
         if config.train.allow_download:

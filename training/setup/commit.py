@@ -19,6 +19,7 @@ from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import create_run, resume_run
 from training.processes.launch import launch_marks
 from training.setup.adapter_settings import home_of
+from training.setup.hub import create_repository
 from training.setup.resolved import ResolvedRun, kind_of, refuse
 from training.setup.schedules import long_run_rate
 from units import format_size
@@ -32,11 +33,13 @@ def commit(run: ResolvedRun) -> None:
     """Check disk and mirror, collect the warnings, then make the run's folder, or reopen it.
 
     Raises:
-        UserError: the disk or the mirror cannot be used; nothing was written.
+        UserError: the disk, the mirror or the hub's repository cannot be used; nothing was written.
     """
     run.mirror = _mirror(run)
     run.notes += warnings_of(run)
     run.notes += run.group.run_on_main(lambda: _room_on_disk(run))
+    if (repository := run.config.run.push_to_hub) is not None:
+        run.group.run_on_main(lambda: create_repository(repository))
     run.group.run_on_main(lambda: _open_folder(run))
     run.notes += [run.lock.warning] if run.lock.warning else []
 

@@ -1,18 +1,24 @@
-"""Checkpoints of the Hugging Face hub: the command that fetches one, and, where the user allows it, fetching it at once.
+"""The Hugging Face hub: checkpoints fetched from it, as a command to type or, where the user asks for it, at once; and the finished
+model uploaded with `push_to_hub`.
 
-`HF_ENDPOINT` names a mirror, for both ways.
+`HF_ENDPOINT` names a mirror. Whoever uploads is logged in by `hf auth login` or `HF_TOKEN`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePath
 
+from childproc import ChildDied, call
 from language import say
 from settings.errors import UserError
-from settings.program import program
+from settings.fields import TRUE_WORDS
+from settings.program import needs, program
+from training.report.card import OWN_FILES, push_command
 
-MODELS_DIR = "models"
+MODELS_DIR, HUB_PACKAGE = "models", "huggingface_hub"
+ADDRESS = re.compile(r"hf://(?:models/)?([\w.-]+/[\w.-]+)(?:@([^@\s]+))?")  # a model's, with its revision
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
 OWNERS = {
     "flan-t5": "google", "t5-v1_1": "google", "mt5": "google", "umt5": "google", "byt5": "google", "t5-": "google-t5",
@@ -43,27 +49,24 @@ def name_on_hub(name: str) -> str:
     return f"{owner}/{path.name}"
 
 
-def download(name: str, folder: Path) -> Path:
+def download(name: str, folder: Path, revision: str | None = None) -> Path:
     """Fetch a checkpoint into a folder; files that are there and whole are kept.
+
+    Args:
+        revision: branch, tag or commit; None: the main branch.
 
     Raises:
         UserError: huggingface_hub is not installed, or the hub did not give it, or it is in an old format.
     """
+    hub = needs(HUB_PACKAGE, f"--finetune_from = {name}")
+    at = {} if revision is None else {"revision": revision}
     try:
-        from huggingface_hub import list_repo_files, snapshot_download
-    except ImportError:
-        raise UserError(
-            f"--allow_download = True, needs huggingface_hub (pip install huggingface_hub); or {how_to_fetch(name, folder)}"
-        ) from None
-    try:
-        has_plain = any(file.endswith(".safetensors") for file in list_repo_files(name))
+        has_plain = any(file.endswith(".safetensors") for file in hub.list_repo_files(name, **at))
         wanted = list(FETCHED if has_plain else FETCHED + PICKLES)
-        snapshot_download(name, local_dir=str(folder), allow_patterns=wanted)
+        hub.snapshot_download(name, local_dir=str(folder), allow_patterns=wanted, **at)
     except Exception as error:  # of many libraries: network, rights, names
-        reason = " ".join(str(error).split())[:200]
-        where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
         raise UserError(
-            f"--finetune_from = {name}, {where} did not give it ({type(error).__name__}: {reason}); check the name and the "
+            f"--finetune_from = {name}, {_hub()} did not give it ({_reason(error)}); check the name and the "
             f"network, or {how_to_fetch(name, folder)}"
         ) from None
     if not has_plain:
@@ -72,3 +75,70 @@ def download(name: str, folder: Path) -> Path:
             f"  {program()} convert --model={folder} --output={folder}-plain --allow_pickle=True"
         )
     return folder
+
+
+def check_push(name: str) -> None:
+    """Find, before anything is done, whether somebody is logged in who may upload.
+
+    Raises:
+        UserError: the name is none of a repository, the package is missing, or the hub does not know the user.
+    """
+    if name.lower() in TRUE_WORDS or not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
+        raise UserError(
+            f"--push_to_hub = {name}, is no name of a repository; write OWNER/NAME, or NAME for one of yours"
+        )
+    _ask(name, "whoami")
+
+
+def create_repository(name: str) -> None:
+    """Make the repository that a run will be uploaded to, where there is none yet.
+
+    Raises:
+        UserError: the hub does not let this user write there.
+    """
+    _ask(name, "create_repo", name, exist_ok=True)
+
+
+def push(name: str, folder: Path) -> str:
+    """Upload a finished model with its card.
+
+    Returns:
+        the address of what was uploaded.
+    Raises:
+        UserError: the hub did not take it; how to do so by hand.
+    """
+    try:
+        return _ask(name, "upload_folder", repo_id=name, folder_path=str(folder), ignore_patterns=list(OWN_FILES))
+    except UserError as error:
+        problem = f"{error.problems[0]}; the model is done, in {folder}; upload it later: {push_command(folder, name)}"
+        raise UserError(problem) from None
+
+
+def _ask(name: str, method: str, *arguments: str, **more: object) -> str:
+    """What a method of the hub's client answers, in a child: its libraries take 60 MB."""
+    try:
+        return call(_answer, name, method, arguments, more)
+    except ChildDied as died:
+        raise UserError(f"--push_to_hub = {name}, uploading has ended without an answer ({died})") from None
+
+
+def _answer(name: str, method: str, arguments: tuple[str, ...], more: dict[str, object]) -> str:
+    hub = needs(HUB_PACKAGE, f"--push_to_hub = {name}")
+    if hub.get_token() is None:
+        raise UserError(f"--push_to_hub = {name}, nobody is logged in; run: hf auth login")
+    try:
+        api = hub.HfApi()
+        if method == "upload_folder" and "/" not in name:
+            more["repo_id"] = f"{api.whoami()['name']}/{name}"
+        return str(getattr(api, method)(*arguments, **more))
+    except Exception as error:  # of many libraries: network, rights, names
+        told = f"{_hub()} refuses ({_reason(error)}); check the name, the network and the rights of `hf auth whoami`"
+        raise UserError(f"--push_to_hub = {name}, {told}") from None
+
+
+def _hub() -> str:
+    return os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

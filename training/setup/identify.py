@@ -31,6 +31,7 @@ from training.report.endings import StaysStopped
 from training.report.heartbeat import Heartbeat
 from training.report.summary import resume_command
 from training.report.trackers import tracker_names
+from training.setup.hub import check_push
 from training.setup.resolved import ResolvedRun, kind_of, refuse
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from units import format_size
@@ -119,6 +120,8 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     else:
         run.config = config.changed(run_name=name)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
+    if (repository := run.config.run.push_to_hub) is not None:
+        group.run_on_main(lambda: check_push(repository))
     run.told += run.budget.warnings
     if group.is_main:
         run.heartbeat.begin(Path(config.run.log_dir, name), partial(_first_facts, run.config, run.monitor))

@@ -125,6 +125,11 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
+    run = ResolvedRun(flags := settings(tmp_path, finetune_from="hf://google/flan-t5-base"), flags)
+    find_base(run)
+    assert run.base == Path("models/flan-t5-base") and run.config.train.finetune_from == str(run.base)
+    with pytest.raises(UserError, match="write hf://OWNER/NAME"):
+        choose_base(settings(tmp_path, finetune_from="hf://flan-t5-base"), None)
 
 
 def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path) -> None:
