@@ -23,9 +23,9 @@ HEAD = """# Settings
 Made from `config.py` by `python docs/make_settings.py`; change it there.
 
 Every setting is a flag (`--name=value`) and a line of a YAML or JSON file (`--config=FILE`).
-Order: defaults < preset < file < flags. True and False may also be written yes, no, on, off, 1, 0; sizes 6G, 512M, 1.5GiB
+Precedence: defaults < preset < file < flags. Booleans may be written True, False, yes, no, on, off, 1, 0; sizes 6G, 512M, 1.5GiB
 or bytes (1 G = 1024^3). `python train_low_mem.py COMMAND --help` shows the same in a terminal.
-A setting marked • defines its run: a run that goes on keeps its own, and another value is refused.
+A setting marked • defines the run: a resumed run keeps its value, and another value is refused.
 """
 
 
