@@ -166,7 +166,7 @@ class TrainConfig:
         kind=float, unit="epochs", above=0.0, auto=True,
     )  # fmt: skip
     effective_batch_size: int | str = defining(
-        AUTO, "rows per step over all micro-batches and processes; no automatic decision changes it",
+        AUTO, "rows per step over all micro-batches and processes; auto: by the memory free at the start; a number given is never changed",
         kind=int, unit="rows", low=1, auto=True,
     )  # fmt: skip
     batch_size_per_gpu: int | str = setting(

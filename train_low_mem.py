@@ -172,6 +172,9 @@ def _run(name: str, config: Config) -> None:
         from devices.kernels.build import library_here
 
         library_here()  # compiled now, while this process is small
+    learns_pairs, data = config.train.is_finetune and config.train.is_keep_training is False, config.data.train_file
+    if name == "train" and learns_pairs and data is None:
+        _print_once(say("no --train_file: finetuning on the built-in samples, pairs from the Python standard library"))
     for note in unheeded(config, name):
         _print_once(note)
     if name in ("train", "dpo"):

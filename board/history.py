@@ -24,7 +24,7 @@ LOSS = "loss"  # of an evaluation: the only metric of which less is better, also
 MOST_PHASES, MOST_STEPS = 20, 2**40
 DRAWN = ("step", "eval", "memory")
 # numbers of an `eval` event that are no metric
-COUNTS = ("step", "rows", "tokens", "time", "seconds", "averaged_checkpoints")
+COUNTS = ("step", "rows", "tokens", "answered_rows", "time", "seconds", "averaged_checkpoints")
 ODD = (KeyError, TypeError, ValueError, OverflowError)  # what comes of events that no run writes
 
 

@@ -49,7 +49,7 @@ class Planner:
         Args:
             flags: of `train`, raw. reserved_bytes: what the others may still take.
         Returns:
-            `plan` and what else `plan --json` says, `available_bytes` with the others set aside, and `fits_now`; or
+            `plan` and what else `plan --json` says, such as what the run starts from (`start`), `available_bytes` with the others set aside, and `fits_now`; or
             `problems` and `exit_code`.
         """
         words = plan_words(flags)

@@ -137,7 +137,7 @@ def _table(
         (say("rows"), measured),
         (say("target tokens"), f"{result.tokens:,}"),
         (say("loss"), f"{result.loss:.4f}"),
-        (say("perplexity"), f"{result.perplexity:,.2f}"),
+        (say("perplexity"), result.shown_perplexity()),
     ]
     rows += [(say("cut"), say("{count} to the longest length", count=counted(cut, "row")))] if cut else []
     if bad := prepared.counts.get("validation_bad_rows", 0):

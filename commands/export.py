@@ -6,6 +6,7 @@ here, and the numbers must agree before the folder appears; where it cannot, wha
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
+from settings.program import python
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
@@ -38,11 +40,13 @@ PROGRAM_BYTES = 8 * MIB  # of another program's library
 SLACK = 1e-3  # other orders of sums, and tables of GELU
 # format -> what writes a model into a folder, what runs it there or reads it back, and how it is used
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]] = {
-    "gguf": (write_gguf, check_gguf, 'llama-cli -m {file} -p "..."'),
+    "gguf": (write_gguf, check_gguf, 'llama-completion -m {file} -p "Your text"'),
     "ctranslate2": (
-        write_ctranslate2, check_ctranslate2, "python -c 'import ctranslate2; ctranslate2.Translator(\"{folder}\")'",
+        write_ctranslate2, check_ctranslate2, "{python} -c 'import ctranslate2, sys; ctranslate2.Translator(sys.argv[1])' {folder}",
     ),
-    "onnx": (write_onnx, check_onnx, "python -c 'import onnxruntime; onnxruntime.InferenceSession(\"{file}\")'"),
+    "onnx": (
+        write_onnx, check_onnx, "{python} -c 'import onnxruntime, sys; onnxruntime.InferenceSession(sys.argv[1])' {file}",
+    ),
 }  # fmt: skip
 
 
@@ -97,7 +101,8 @@ def export(config: Config) -> float | None:
     size = format_size(sum(path.stat().st_size for path in output.iterdir()))
     progress = Progress(1)
     progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])
-    progress.lines(say("next"), [use.format(folder=output, file=output / file.name), push_command(output)])
+    typed = {"python": python(), "folder": shlex.quote(str(output)), "file": shlex.quote(str(output / file.name))}
+    progress.lines(say("next"), [use.format(**typed), push_command(output)])
     return difference
 
 

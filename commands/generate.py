@@ -69,6 +69,10 @@ def generate(config: Config) -> None:
         )
         Progress(1, stream=sys.stderr).note(told)
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
+    dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
+    storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    told = "{model}: weights in {storage}, computed in {compute}"
+    Progress(1, stream=sys.stderr).note(say(told, model=folder, storage=storage, compute=compute))
     encoder = Encoder(trained, config)
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):

@@ -6,13 +6,14 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import torch
 
 from commands.convert import DTYPES, probe_logits
 from commands.loading import converting, find_model
-from commands.new_folder import copy_companions, new_folder
+from commands.new_folder import copy_companions, keep_generation_settings, new_folder
 from config import Config, UserError
 from language import say
 from model import hf_format
@@ -22,6 +23,7 @@ from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import inner_width
 from model.t5 import T5
+from run_files import SETTINGS_FILE
 from settings.program import program
 from training.report.progress import Progress
 from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
@@ -78,7 +80,13 @@ def merge(config: Config) -> float:
         difference = float((probe_logits(model) - before).norm() / before.norm())
         with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
             hf_format.save(model, made)
-            copy_companions(tokenizer_folder(learnt_last(folder, adapters), home), home, made)
+            last = learnt_last(folder, adapters)
+            keep_generation_settings(last, made)
+            copy_companions(tokenizer_folder(last, home), home, made)
+            # columns and lengths, by which `evaluate` reads rows
+            run = next((place for place in (last, *last.parents[:2]) if (place / SETTINGS_FILE).is_file()), None)
+            if run is not None:
+                shutil.copyfile(run / SETTINGS_FILE, made / SETTINGS_FILE)
         output = config.answer.output
         rows = [
             (say("folder"), str(output)),

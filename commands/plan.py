@@ -63,13 +63,13 @@ def show(config: Config) -> None:
         for target in targets:
             asked = config.changed(target=target.strip())
             try:
-                answers.append(_as_json(asked, _found(asked, done)))
+                answers.append(_as_json(asked, _found(asked, done), told))
             except UserError as error:
                 problems = [english(problem) for problem in error.problems]
                 answers.append({"problems": problems, "exit_code": error.exit_code})
         print(json.dumps(answers, indent=1))
     elif config.plan.json:
-        print(json.dumps(_as_json(config, _found(config, done)), indent=1))
+        print(json.dumps(_as_json(config, _found(config, done), told), indent=1))
     else:
         for text in told:
             print(text)
@@ -199,10 +199,10 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
     return resolve(config, machine).plan
 
 
-def _as_json(config: Config, found: _Found) -> dict[str, Any]:
+def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:
     modes = {mode: None if one is None else one.as_dict() for mode, one in found.modes.items()}
     return {
-        "plan": found.plan.as_dict(), "modes": modes,
+        "plan": found.plan.as_dict(), "start": told, "modes": modes,
         "alternatives": [one.as_dict() for one in [Alternative.of("planned", found.plan), *found.changes]],
         "changes": [change.as_dict() for change in found.changes], "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),

@@ -152,9 +152,11 @@ def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[st
     known = {*taken[command], "config", "preset", "model_preset"}
     others = [other for other, names in taken.items() if name in names]
     longer = sorted(flag for flag in known if "_" in name and flag.startswith(f"{name}_"))
-    meant = alias(name, value, known)
-    if others and not longer:
-        hint: str = say(" of {command}, but of {others}", command=command, others=", ".join(others))
+    meant = alias(f"{command}.{name}", value, known) or alias(name, value, known)
+    if others and meant:
+        hint: str = say(" of {command}; {advice}", command=command, advice=meant)
+    elif others and not longer:
+        hint = say(" of {command}, but of {others}", command=command, others=", ".join(others))
     elif others:  # a longer name is meant, whatever other commands call by the shorter one
         hint = say("; did you mean --{near}?", near=longer[0])
     else:

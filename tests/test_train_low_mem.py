@@ -72,7 +72,10 @@ def test_mistakes_are_answered_before_torch_and_nothing_is_written(tmp_path: Pat
     result = run(tmp_path / "here", fake, "train", "--seed=x", RANK="1", WORLD_SIZE="2")
     assert (result.returncode, result.stderr) == (2, ""), "the first process of a launch tells"
     assert list((tmp_path / "here").iterdir()) == []
-    assert run(tmp_path / "here", fake, "train", "--max_steps=1").returncode == TORCH_IMPORTED
+    result = run(tmp_path / "here", fake, "train", "--is_finetune=True")
+    assert result.returncode == TORCH_IMPORTED and "--train_file" in result.stderr.splitlines()[0], (
+        "it learns the samples"
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from config import PREFERENCES
 from language import join, say
 from memory.cleanup import free_failed
-from settings.fields import counted
+from settings.fields import AUTO
 from training.evaluation import losses
 from training.evaluation.losses import Evaluation
 from training.evaluation.samples import Sample, score_answers
@@ -35,17 +35,28 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         scores, samples = _scores(live)
     if not result.tokens:
         return False
-    is_best = live.evaluated(result.loss, {**result.figures(), **scores}, is_mean=averaged > 0)
+    asked, held_out = live.config.metrics.eval_generate_rows, live.run.validation.num_rows
+    answered = {}
+    if scores and asked != AUTO:
+        answered["answered_rows"] = sum(min(int(asked), len(rows)) for rows in sets.values() or [range(held_out)])
+    is_best = live.evaluated(result.loss, {**result.figures(), **scores, **answered}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
-    shown = {name: value for name, value in {**result.metrics, **scores}.items() if not name.endswith("/perplexity")}
-    further = [f", {name} {value:.3f}" for name, value in shown.items()]
+    further = [f", {name} {value:.3f}" for name, value in result.metrics.items() if not name.endswith("/perplexity")]
     if live.config.data.objective != PREFERENCES:
-        further.insert(0, say(", perplexity {perplexity}", perplexity=f"{result.perplexity:,.1f}"))
+        further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
-        "step {step}: evaluation loss {loss}{further} ({rows})",
-        step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=counted(result.rows, "row"),
+        "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
+        step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=f"{result.rows:,}", all=f"{held_out:,}",
     )  # fmt: skip
-    live.log.event("eval", sentence, step=step, **result.figures(), **scores, **means)
+    if answered:
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        of_answers = say("{scores} ({rows} rows)", scores=shown, rows=f"{answered['answered_rows']:,}")
+        sentence = join("; ", [sentence, of_answers])
+    if live.best.step and not is_best:
+        sentence = join(
+            "; ", [sentence, say("step {step} is still the best, and the model to be published", step=live.best.step)]
+        )
+    live.log.event("eval", sentence, step=step, **result.figures(), **scores, **answered, **means)
     for sample in samples:
         live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
         live.log.event("sample", step=step, **asdict(sample))

@@ -225,6 +225,7 @@ export function showNew(place) {
       h("div", { style: { padding: "4px 0" } }, memoryBar(p.peak_bytes, p.budget_bytes, { label: t("memory_said", { peak: bytes(p.peak_bytes), budget: bytes(p.budget_bytes) }) })),
       h("dl.facts", {}, facts.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)))),
       p.seconds_total ? "" : h("p.small.soft", {}, t("unknown_time")),
+      ...(told.start ?? []).map((text) => h("p.small.soft", { "data-start": "" }, text)),
       button(t(later ? "start_queue" : "start"), { kind: "primary.wide", glyph: "play", id: "start", onclick: start }),
       command,
       h("details", {}, h("summary", {}, t("made_of")), h("div.stack", { style: { "margin-top": "12px" } }, partBar(parts, p.peak_bytes), partList(parts, 12))),

@@ -23,6 +23,8 @@ from settings.program import needs
 
 CONTEXT_TOKENS = 512  # what llama.cpp assumes of a T5, which has no limit of its own
 MAX_DISTANCE = 128  # beyond which llama.cpp has one bucket, whatever a file says
+# llama.cpp loads no byte-level vocabulary without a merge: this one is of bytes 0xC0 and 0xC1, which UTF-8 never has
+NO_MERGE = "\u00c0 \u00c1"
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PARTS = {
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_o", "bias table": "attn_rel_b",
@@ -142,7 +144,7 @@ def _write_vocabulary(writer: Any, gguf: ModuleType, vocabulary: Vocabulary, sta
     writer.add_token_list(vocabulary.pieces)
     writer.add_token_types([types[kind] for kind in vocabulary.kinds])
     if is_bpe:
-        writer.add_token_merges(vocabulary.merges)
+        writer.add_token_merges(vocabulary.merges or [NO_MERGE])
     else:
         writer.add_token_scores(vocabulary.scores)
         if vocabulary.charsmap:

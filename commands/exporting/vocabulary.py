@@ -81,7 +81,8 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     return Vocabulary(
         model["type"], pieces, kinds, scores, merges, tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, charsmap, collapses,
         any(step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps),
-        any(step["type"] == "ByteLevel" and step.get("use_regex", True) for step in steps),
+        # without merges, as of ByT5, it does not matter how words are split
+        any(step["type"] == "ByteLevel" and (step.get("use_regex", True) or not merges) for step in steps),
     )  # fmt: skip
 
 

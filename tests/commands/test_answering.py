@@ -186,3 +186,10 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     found, problems = answers_by(tmp_path / "merged")
     assert found == {**KEPT, "num_beams": 2, "max_new_tokens": 128}
     assert "eos_token_id = [1, 9], an answer has one end token" in problems[0]
+    for path in adapter.glob("tokenizer*"):  # as other programs save adapters
+        path.unlink()
+    keep_answers(adapter, GenerateConfig(max_new_tokens=9))
+    (adapter / "settings.json").write_text('{"max_seq_len": 77}')
+    merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "again"))
+    assert answers_by(tmp_path / "again")[0]["max_new_tokens"] == 9
+    assert "77" in (tmp_path / "again" / "settings.json").read_text()

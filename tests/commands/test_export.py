@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
-    return {kind: train_tokenizer(TEXTS, kind, 700, 2**20) for kind in ("bpe", "unigram")}
+    return {kind: train_tokenizer(TEXTS, kind, 700, 2**20) for kind in ("bpe", "unigram", "byte")}
 
 
 def saved(folder: Path, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32, **fields: Any) -> tuple[Path, T5]:
@@ -57,7 +57,7 @@ def settings(source: Path, output: Path, form: str, **flags: str) -> Config:
     return load("export", {"model": str(source), "output": str(output), "format": form, **flags})
 
 
-@pytest.mark.parametrize(("family", "kind"), [("t5", "bpe"), ("umt5", "unigram")])
+@pytest.mark.parametrize(("family", "kind"), [("t5", "bpe"), ("umt5", "unigram"), ("t5", "byte")])
 def test_llama_cpp_finds_all_it_looks_for(
     family: str, kind: str, tokenizers: dict[str, Tokenizer], tmp_path: Path
 ) -> None:
@@ -81,7 +81,11 @@ def test_llama_cpp_finds_all_it_looks_for(
     assert told("t5.attention.key_length") == 16 and told("t5.attention.relative_buckets_count") == 32
     assert told("t5.decoder_start_token_id") == told("tokenizer.ggml.bos_token_id") == model.config.start_token_id
     assert told("tokenizer.ggml.padding_token_id") == tokenizer.pad_id
-    assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "unigram": "t5"}[kind]
+    assert told("tokenizer.ggml.model") == {"bpe": "gpt2", "byte": "gpt2", "unigram": "t5"}[kind]
+    if kind == "byte":  # as of the demo's model: no merge ever applies
+        (merge,) = told("tokenizer.ggml.merges")
+        used = {tokenizer.id_to_token(number) for ids in tokenizer.encode_batch(TEXTS) for number in ids.tolist()}
+        assert not used & {*merge.split()}
     pieces, kinds = told("tokenizer.ggml.tokens"), told("tokenizer.ggml.token_type")
     assert len(pieces) == model.config.vocab_size and kinds[tokenizer.eos_id] == gguf.TokenType.CONTROL
     assert {kinds[number] for number in tokenizer.sentinel_ids} == {gguf.TokenType.USER_DEFINED}
@@ -147,6 +151,26 @@ def test_onnx_gives_the_same_logits(family: str, dtype: str, tokenizers: dict[st
     source, _ = saved(tmp_path / "model", tokenizers["unigram"], **SHAPES[family])
     difference = export(settings(source, tmp_path / "out", "onnx", dtype=dtype))
     assert difference is not None and difference < 1e-5
+
+
+def test_the_code_of_a_card_runs_as_it_is(
+    tokenizers: dict[str, Tokenizer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    tokenizer = tokenizers["bpe"]
+    source, model = saved(tmp_path / "model", tokenizer)
+    export(settings(source, tmp_path / "out", "onnx"))
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path / "out")
+    capsys.readouterr()
+    exec(code, {})
+    (prompt,) = tokenizer.encode_prompts(["Your text"])
+    (answer,) = generate(model, [[*prompt, tokenizer.eos_id]], max_new_tokens=63)
+    assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(answer).rstrip("\n")
 
 
 def test_a_missing_package_is_told_with_its_command(

@@ -175,3 +175,9 @@ def test_what_train_refuses_is_not_planned(
     with pytest.raises(UserError) as refused:
         told(capsys, **flags)
     assert words in " ".join(refused.value.problems)
+
+
+def test_a_plan_says_what_the_run_starts_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"output_dir": tmp_path / "runs", "is_finetune": True}
+    (line,) = told(capsys, **flags)["start"]
+    assert "random weights" in line and "--finetune_from" in line

@@ -100,6 +100,11 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
         ("train", "lr_scheduler_type", "warmup_stable_decay", "--lr_schedule=wsd"),
         ("train", "model_path", "folder", "--finetune_from=folder"),
         ("chat", "model_path", "folder", "--model=folder"),
+        ("train", "resume", "True", "--is_keep_training=True"),
+        ("train", "use_lora", "True", "--lora_rank=8"),
+        ("train", "streaming", "True", "leave it out"),
+        ("train", "output", "out", "--output_dir=out"),
+        ("tokenizer", "output", "out", "--tokenizer_dir=out"),
         ("merge", "lr", "1", "--help"),  # it has nothing of the kind
     ],
 )

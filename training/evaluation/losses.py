@@ -32,6 +32,14 @@ class Evaluation:
         """exp(loss), infinite where that overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
+    def shown_perplexity(self) -> str:
+        """As people read it: large ones as 1.2e7."""
+        return (
+            f"{self.perplexity:,.2f}"
+            if self.perplexity < 10_000
+            else f"{self.perplexity:.1e}".replace("e+0", "e").replace("e+", "e")
+        )
+
     def figures(self) -> dict[str, float]:
         """Name -> number, as metrics.jsonl tells it."""
         told = {"loss": self.loss, "perplexity": self.perplexity, "rows": self.rows, "tokens": self.tokens}

@@ -64,59 +64,73 @@ A T5{{ about }}, made with FrugalT5. Its licence is for its owner to name.
 
 ## Scores
 
-On {{ "{:,}".format(best.rows) }} held-out rows, at step {{ best.step }}\
+On {{ "{:,}".format(best.rows) }} held-out rows{% if best.answered_rows %} (scores of answers: {{ "{:,}".format(best.answered_rows) }}){% endif %}, at step {{ best.step }}\
 {% if first_loss is not none %}; loss before training {{ "%.4f" | format(first_loss) }}{% endif %}.
 
 | | |
 |---|---|
-{% for name, value in best.items() if name not in ("event", "step", "rows", "tokens") and value is number %}
+{% for name, value in best.items() if name not in ("event", "step", "rows", "tokens", "answered_rows") and value is number %}
 | {{ name }} | {{ "%.4f" | format(value) }} |
 {% endfor %}
 {% endif %}
 
 ## Use
 
+In this folder:
+
 {% if form == "transformers" %}
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-tokenizer, model = AutoTokenizer.from_pretrained("{{ name }}"), AutoModelForSeq2SeqLM.from_pretrained("{{ name }}")
-answer = model.generate(**tokenizer("...", return_tensors="pt"), max_new_tokens=64)
+tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")
+answer = model.generate(**tokenizer("Your text", return_tensors="pt"), max_new_tokens=64)
 print(tokenizer.decode(answer[0], skip_special_tokens=True))
 ```
 {% elif form == "gguf" %}
 ```
-llama-cli -m {{ name }}/model-*.gguf -p "..."
+llama-completion -m {{ file }} -p "Your text"
 ```
+
+In llama.cpp before December 2025 that program is called `llama-cli`.
 {% elif form == "ctranslate2" and has_spiece %}
 ```python
 import ctranslate2, sentencepiece
 
-translator = ctranslate2.Translator("{{ name }}", compute_type="int8")
-tokenizer = sentencepiece.SentencePieceProcessor(model_file="{{ name }}/spiece.model")
-answer = translator.translate_batch([tokenizer.encode("...", out_type=str)], max_decoding_length=64)[0].hypotheses[0]
+translator = ctranslate2.Translator(".", compute_type="int8")
+tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
+pieces = tokenizer.encode("Your text", out_type=str)
+answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
 print(tokenizer.decode(answer))
 ```
 {% elif form == "ctranslate2" %}
 ```python
 import ctranslate2, tokenizers
 
-translator = ctranslate2.Translator("{{ name }}", compute_type="int8")
-tokenizer = tokenizers.Tokenizer.from_file("{{ name }}/tokenizer.json")
-pieces = tokenizer.encode("...", add_special_tokens=False).tokens
+translator = ctranslate2.Translator(".", compute_type="int8")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+pieces = tokenizer.encode("Your text", add_special_tokens=False).tokens
 answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
 print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
 ```
 {% else %}
 ```python
-import onnxruntime
+import json
+import numpy, onnxruntime, tokenizers
 
-encoder = onnxruntime.InferenceSession("{{ name }}/encoder_model.onnx")
-decoder = onnxruntime.InferenceSession("{{ name }}/decoder_model.onnx")
+config = json.load(open("config.json"))
+encoder = onnxruntime.InferenceSession("encoder_model.onnx")
+decoder = onnxruntime.InferenceSession("decoder_model.onnx")
+tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+source = {"input_ids": numpy.array([tokenizer.encode("Your text").ids])}
+source["attention_mask"] = numpy.ones_like(source["input_ids"])
+(states,) = encoder.run(None, source)
+answer = [config["decoder_start_token_id"]]
+while len(answer) < 64 and answer[-1] != config["eos_token_id"]:
+    inputs = {"input_ids": numpy.array([answer]), "encoder_attention_mask": source["attention_mask"]}
+    (logits,) = decoder.run(["logits"], {**inputs, "encoder_hidden_states": states})
+    answer.append(int(logits[0, -1].argmax()))
+print(tokenizer.decode(answer))
 ```
-
-`encoder` takes `input_ids` and `attention_mask`; `decoder` takes `input_ids` (the answer so far, from `decoder_start_token_id` of `config.json` on),
-`encoder_hidden_states` and `encoder_attention_mask`, and gives `logits`.
 {% endif %}
 """
 
@@ -139,7 +153,8 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
         except ValueError:  # no text of ours
             return False
     has_spiece = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
-    write_text(path, card(model, form, has_spiece))
+    file = next((found.name for found in folder.glob("*.gguf")), "")
+    write_text(path, card(model, form, has_spiece, file))
     return True
 
 
@@ -153,11 +168,11 @@ def push_command(folder: Path, name: str = "") -> str:
     return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
 
 
-def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> str:
+def card(model: Path, form: str = "transformers", has_spiece: bool = False, file: str = "") -> str:
     """The text of a model's card.
 
     Args:
-        has_spiece: whether the tokenizer beside it is `spiece.model` alone.
+        has_spiece: whether the tokenizer beside it is `spiece.model` alone. file: with the model, where its format has one file.
         model: a run's folder, whose log folder its settings name; of any other folder little is known.
     Memory: one event at a time.
     """
@@ -170,7 +185,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False) -> s
     files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
-        form=form, mark=MARK, name=model.name, has_spiece=has_spiece, about=_about(model, settings), settings=settings,
+        form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(model, settings), settings=settings,
         data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
         training=_training(settings, events), first_loss=end.get("first_eval_loss"),
         best=end.get("best_evaluation") or events.get("best") or events.get("eval"),  # the log may begin after it: on another machine
