@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from settings.help import VERSION
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 # of the tree, in no wheel
@@ -27,6 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_program_below_one_name(wheel: Path) -> None:
+    assert wheel.name.startswith(f"frugalt5-{VERSION}-")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.split("/")[0].split("-")[0] for name in names} == {"frugalt5"}
     modules = [path.relative_to(ROOT) for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"))]

@@ -126,7 +126,9 @@ class Recorder:
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
         lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
-        log.progress.lines(say("next"), [*lines, push_command(Path(summary.model_dir))])
+        if config.run.push_to_hub is None:
+            lines = [*lines, push_command(Path(summary.model_dir))]
+        log.progress.lines(say("next"), lines)
         rows = detail_rows(summary)
         if promise := promised_time(self._plan):
             rows.insert(1, (say("time"), say("{time} (predicted: {promise})", time=duration(taken), promise=promise)))

@@ -54,7 +54,7 @@ SPLIT_WORDS = {
 }  # fmt: skip
 # setting -> the splits of a folder that it means, the first that is there
 SPLITS_OF = {"--train_file": ("train",), "--validation_file": ("validation", "test")}
-_SET = re.compile(r"([\w-]+)=(.+)")  # a validation set with its name
+_SET = re.compile(r"([\w.-]+)=(.+)")  # a validation set with its name
 _HUB_SPLIT = re.compile(r"(hf://[^:?]+):([\w-]+)")  # a split of a data set
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 COMPRESSION_BY_MAGIC = {

@@ -18,7 +18,7 @@ from config import PREFERENCES, T5ModelConfig
 from data.sources.places import public
 from model.formats.shape_file import read_config
 from model.shapes import weight_counts
-from run_files import METRICS_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
+from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text, write_text
@@ -26,7 +26,7 @@ from training.report.wording import duration
 from units import format_size
 
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
-OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE)  # not for others
+OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)  # not for others
 SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",

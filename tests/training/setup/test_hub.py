@@ -64,12 +64,25 @@ def test_a_model_is_uploaded_with_its_card_and_nothing_else(
 ) -> None:
     model = tmp_path / "model"
     (model / "checkpoints" / "step_1").mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", CARD_FILE, "run.json", "settings.json", "checkpoints/step_1/x"):
+    for name in (
+        "config.json",
+        "model.safetensors",
+        CARD_FILE,
+        "run.json",
+        "settings.json",
+        "owner.json",
+        "checkpoints/step_1/x",
+    ):
         (model / name).write_text("---\ntags:\n- t5\n---\n" if name == CARD_FILE else "{}")
     create_repository("mine")
     push("mine", model)
     there = {path.name for path in hub.repository("me/mine").rglob("*")}
-    assert there >= {"config.json", "model.safetensors", CARD_FILE} and not there & {"run.json", "settings.json", "x"}
+    assert there >= {"config.json", "model.safetensors", CARD_FILE} and not there & {
+        "run.json",
+        "settings.json",
+        "owner.json",
+        "x",
+    }
     with pytest.raises(UserError, match=r"--push_to_hub = other/mine, .*403"):
         create_repository("other/mine")
 
