@@ -22,7 +22,7 @@ from devices import machine_file
 from devices.environment import prepare_environment
 from language import english, join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
-from memory.estimate.workload import BASE_BYTES, Machine
+from memory.estimate.workload import Machine
 from memory.homes import weights_folder
 from settings.fields import AUTO, counted
 from training.report.progress import Progress
@@ -94,17 +94,11 @@ def shape_of(config: Config) -> T5ModelConfig:
 
 def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:
     """`torch` and `devices`, and the machine that a run would plan for; imports torch."""
-    import devices
     from devices import inventory
-    from memory.budget import measure_budget
-    from training.setup.plan import machine_of
+    from training.setup.plan import machine_for
 
     found = inventory.look(config.run.device)
-    if not measures:
-        return found, None
-    device = devices.pick(config.run.device)
-    budget = measure_budget(config.memory.memory_budget, device)
-    return found, machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
+    return found, machine_for(config) if measures else None
 
 
 # --- tables

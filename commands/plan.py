@@ -1,17 +1,19 @@
 """What does `plan` show? Whether it fits, on this machine or another; peak, time, their parts, and what takes less.
 
-Answers in a second or two: torch is not imported.
+Answers in a second or two: torch is not imported here; where there is a GPU, a child asks it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from childproc import ChildDied, call
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
@@ -23,9 +25,11 @@ from data.prepare.task import decide, kind_of
 from data.shards.store import STREAM
 from data.sources.peek import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
+from devices.environment import may_have_gpu, prepare_environment
 from language import english, join, say
 from memory.changes import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
+from memory.estimate.workload import Machine
 from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
@@ -44,6 +48,7 @@ from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size
 
+MACHINE = "training.setup.plan:machine_for"  # in a child: it imports torch
 MODES = ("standard", "low", "ultra")
 MOST_CHANGES = 3
 SHOWN_ROWS = 2
@@ -117,11 +122,28 @@ class _Found:
         return self.spec.plan
 
 
-def _found(config: Config, done: int) -> _Found:
+def _machine(config: Config) -> Machine:
+    """The machine that is named, or this one with the device that `train` would take.
+
+    Raises:
+        UserError: the machine or the device is not there.
+    """
     target, budget = config.plan.target, config.memory.memory_budget
-    here, threads = weights_folder(config), config.run.num_threads
-    machine = this_machine(budget, threads, here) if target == AUTO else target_machine(target, budget)
-    machine = with_libraries(machine, config)
+    if target != AUTO:
+        return target_machine(target, budget)
+    here = this_machine(budget, config.run.num_threads, weights_folder(config))
+    if config.run.device == "cpu" or (config.run.device == AUTO and not may_have_gpu()):
+        return here
+    try:
+        machine: Machine = call(MACHINE, config, setup=prepare_environment, is_quiet=True)
+    except ChildDied as death:
+        print(say("planned for the CPU, as torch does not start: {error}", error=str(death)), file=sys.stderr)
+        return here
+    return machine if machine.device else here
+
+
+def _found(config: Config, done: int) -> _Found:
+    machine = with_libraries(_machine(config), config)
     try:
         spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:
@@ -211,7 +233,7 @@ def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:
 
 def _show_tables(config: Config, found: _Found) -> None:
     chosen, progress = found.plan, Progress(1)
-    where = say("this machine") if config.plan.target == AUTO else config.plan.target
+    where = found.spec.machine.device or say("this machine") if config.plan.target == AUTO else config.plan.target
     rows = found.spec.rows
     what = say(
         "{model} on {machine}, {source} + {target} tokens ({objective})",

@@ -7,8 +7,9 @@ Source: PyTorch notes "MPS environment variables" and "CUDA memory management"; 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
@@ -38,6 +39,18 @@ def prepare_environment(
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
     return new
+
+
+def may_have_gpu(environ: Mapping[str, str] = os.environ, platform: str = sys.platform, root: Path = Path("/")) -> bool:
+    """Whether a GPU may be here: a driver's file, or a Mac's own chip. Torch alone knows; it takes seconds to ask.
+
+    Args: as of `prepare_environment`.
+    """
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    if platform == "linux":
+        return any((root / name).exists() for name in ("dev/nvidiactl", "dev/dxg", "dev/kfd"))
+    return platform == "darwin" or shutil.which("nvidia-smi") is not None
 
 
 def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:

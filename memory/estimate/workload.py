@@ -118,6 +118,7 @@ class Machine:
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why a CPU has none.
         disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
+        device: what computes where that is not the CPU. has_own_memory: whether the budget is of memory beside the RAM.
         is_another: whether it is not this machine, whose disks tell nothing of it.
         host_bytes: RAM that checkpointed activations and weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
@@ -140,6 +141,8 @@ class Machine:
     disk_rates: tuple[float, float] = (1e9, 5e8)
     measured_disk: tuple[float, float] | None = None
     is_another: bool = False
+    device: str = ""
+    has_own_memory: bool = False
 
     def rate(self, dtype: str) -> float:
         """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""

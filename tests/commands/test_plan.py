@@ -13,7 +13,10 @@ from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
 from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
+from tests.fake_device import FakeDevice
 from tests.training.small_trained import save_trained
+from training.setup import plan as planning
+from units import GIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
 SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "1G", "json": "True"}
@@ -92,6 +95,23 @@ def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[
         plan_command.show(load("plan", {**SHAPE, "json": "False", **flags}))
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]
         assert words in line
+
+
+def test_the_device_is_the_one_that_train_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = FakeDevice(GIB, name="fake GPU")
+    monkeypatch.setattr(planning, "pick", lambda asked: card)
+    monkeypatch.setattr(plan_command, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(plan_command, "call", lambda function, config, **limits: planning.machine_for(config))
+    found = told(capsys, memory_budget="2G")
+    assert found["machine"]["device"] == "fake device" and found["machine"]["has_own_memory"]
+    assert 0 < found["plan"]["budget_bytes"] <= GIB
+    assert told(capsys, device="cpu")["machine"]["device"] == ""
+    monkeypatch.undo()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match="--device = cuda"):
+        told(capsys, device="cuda")
 
 
 def test_several_targets_are_planned_in_one_go(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from config import Config
+from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from language import say
-from memory.budget import FLAG, Budget
+from memory.budget import FLAG, Budget, measure_budget
 from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
-from memory.estimate.workload import ExecutionPlan, Machine, choice_fields
+from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine, choice_fields
 from memory.homes import weights_folder
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
@@ -138,7 +139,20 @@ def machine_of(
         no_kernels=(why_none() or "") if device.name == "cpu" else "",
         measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
+        device="" if device.name == "cpu" else device.describe(),
+        has_own_memory=device.is_separate_memory,
     )
+
+
+def machine_for(config: Config) -> Machine:
+    """The machine that a run of these settings plans for, as far as it is known before it starts; imports torch.
+
+    Raises:
+        UserError: the device is not here.
+    """
+    device = pick(config.run.device)
+    budget = measure_budget(config.memory.memory_budget, device)
+    return machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
 
 
 def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, ExecutionPlan | None], RunSpec]) -> RunSpec:
