@@ -257,7 +257,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
 
 def _print_refusal(name: str, error: UserError) -> None:
     if isinstance(error, OverBudget):
-        heading = say("done, but over its memory budget")
+        heading = say("done, but over the memory budget")
     elif isinstance(error, DoesNotFit):
         heading = say("does not fit the memory budget")
     else:
@@ -299,7 +299,7 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
             print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
             return
     summary = " ".join(str(error).split())[:200]
-    told = "unforeseen {error}: {summary}; the traceback is in {place}"
+    told = "unexpected {error}: {summary}; the traceback is in {place}"
     _print_once(say(told, error=type(error).__name__, summary=summary, place=place), is_own=True)
 
 

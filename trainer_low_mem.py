@@ -142,8 +142,8 @@ class LowMemTrainer:
             log.tell(text, is_shown=False)
         if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products
             told = (
-                "torch was imported before trainer_low_mem: if it has computed already, what it keeps of products is not bounded, and "
-                "the run may go over its budget; import trainer_low_mem first, in a fresh kernel"
+                "torch was imported before trainer_low_mem: its matrix-product caches may already be unbounded, and the "
+                "run may exceed its budget; import trainer_low_mem first, in a fresh kernel"
             )
             log.tell(say(told))
         for text in (*run.notes, headline(run)):
@@ -248,7 +248,10 @@ class LowMemTrainer:
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
         if live.mirror is not None and (lacking := live.mirror.lacks) is not None:
-            told = "the mirror has no copy of the last checkpoint, of step {step} (why: above); copy {folder} elsewhere yourself"
+            told = (
+                "the mirror has no copy of the last checkpoint, step {step} (reason above); copy {folder} elsewhere "
+                "yourself"
+            )
             log.tell(say(told, step=lacking, folder=run.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):

@@ -63,19 +63,19 @@ def demo(config: Config) -> None:
         train_file=dates.train, validation_file=dates.valid,
     )  # fmt: skip
     screen.note("")
-    screen.note(say("3 of 3: dates that it has not seen"))
+    screen.note(say("3 of 3: dates it has never seen"))
     trained, settings = _load(config, second)
-    screen.table(say("right answers, of rows kept from training"), list(_scores(trained, settings, dates)))
+    screen.table(say("accuracy on held-out data"), list(_scores(trained, settings, dates)))
     answers = _answers(trained, settings, list(QUESTIONS))
     questions = [
-        (text, answer, say("right") if answer == iso else say("wrong, it is {iso}", iso=iso))
+        (text, answer, say("correct") if answer == iso else say("wrong, should be {iso}", iso=iso))
         for (text, iso), answer in zip(QUESTIONS.items(), answers, strict=True)
     ]
-    screen.table(say("five questions"), questions)
+    screen.table(say("five sample questions"), questions)
     runs = {say("pretraining"): first, say("finetuning"): second}
     screen.table(say("peak memory"), [_memory(name, Path(config.run.log_dir) / run.name) for name, run in runs.items()])
     command = f"{program()} generate {shlex.quote(f'--model={second}')}" + f' --input="{next(iter(QUESTIONS))}"'
-    screen.lines(say("all done in {time}; try it", time=duration(time.monotonic() - began)), [command])
+    screen.lines(say("done in {time}; try it", time=duration(time.monotonic() - began)), [command])
 
 
 def _run(config: Config, title: str, **flags: object) -> None:
@@ -123,9 +123,9 @@ def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
 
 def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:
     parts = {
-        say("years never seen ({count} of 200)", count=len(HELD_OUT_YEARS)): dates.years,
-        say("a form never seen: {form}", form="March the 3rd, 2021"): dates.english,
-        say("a form never seen: {form}", form="二〇二一年3月3日"): dates.chinese,
+        say("years not in training ({count} of 200)", count=len(HELD_OUT_YEARS)): dates.years,
+        say("a format not in training: {form}", form="March the 3rd, 2021"): dates.english,
+        say("a format not in training: {form}", form="二〇二一年3月3日"): dates.chinese,
     }
     for name, path in parts.items():
         rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]

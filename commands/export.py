@@ -95,9 +95,9 @@ def export(config: Config) -> float | None:
                     "try --dtype=fp32, and report the model's config.json"
                 )
     output = Path(str(config.answer.output))
-    checked = say("read back, name by name")
+    checked = say("read back and compared, tensor by tensor")
     if difference is not None:
-        checked = say("run there: numbers differ by {difference}", difference=f"{difference:.1e}")
+        checked = say("run there: outputs differ by {difference}", difference=f"{difference:.1e}")
     size = format_size(sum(path.stat().st_size for path in output.iterdir()))
     progress = Progress(1)
     progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])

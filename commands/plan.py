@@ -105,8 +105,8 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         return config, [assumed], 0
     if run.resumed_dir is not None and run.base is not None and run.is_resumed:
         done = step_of(run.base)
-        return run.config, [say("{run} goes on after step {step}", run=run.resumed_dir.name, step=done)], done
-    return run.config, run.told or [f"starts from {run.base}"] * (run.base is not None), 0
+        return run.config, [say("{run} continues after step {step}", run=run.resumed_dir.name, step=done)], done
+    return run.config, run.told or [say("starting from {model}", model=run.base)] * (run.base is not None), 0
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,10 @@ def _assumed(rows: Rows, config: Config) -> list[str]:
     if rows.sample is not None:
         return [
             say(
-                "lengths are those of {sample}, with a margin; `train` plans again from all prepared rows before step 1",
+                (
+                    "lengths are estimated from {sample}, with a margin; `train` plans again from all prepared rows before "
+                    "step 1"
+                ),
                 sample=rows.sample.describe(),
             )
         ]
@@ -186,22 +189,22 @@ def _at_most(spec: RunSpec) -> list[str]:
     except DoesNotFit:
         return [
             say(
-                "it fits by these lengths; were all rows as long as --max_seq_len and --max_target_len allow, nothing would, and "
-                "`train` would say so"
+                "it fits with these lengths; it would not if all rows were as long as --max_seq_len and --max_target_len "
+                "allow, and `train` would say so"
             )
         ]
-    longest = "{peak}, were all rows as long as --max_seq_len and --max_target_len allow"
+    longest = "{peak} if all rows were as long as --max_seq_len and --max_target_len allow"
     return [say(longest, peak=format_size(peak))]
 
 
 def _counted(spec: RunSpec) -> RunSpec:
     """The run with about as many rows as its files hold, where nothing is prepared and no steps are named."""
     remarks = [*_assumed(spec.rows, spec.asked), *_at_most(spec)]
-    told = "time: for about {rows} ({steps}) as long as those of the sample; exact once they are prepared"
+    told = "time: for about {rows} ({steps}) with the lengths of the sample; exact once the data is prepared"
     count = 0 if spec.rows.sample is None or spec.asked.train.max_steps != AUTO else spec.rows.sample.about_rows
     if spec.steps is None and (count := _about_rows(spec.asked)):
         spec = resolve(spec.asked, spec.machine, replace(spec.rows, count=count), done=spec.done)
-        told = "time: for about {rows} ({steps}) as long as the settings allow; exact once they are prepared"
+        told = "time: for about {rows} ({steps}) of maximum length; exact once the data is prepared"
     if count:
         steps = counted(spec.counted.max_steps, "step")
         remarks.append(say(told, rows=counted(count, "row"), steps=steps))
@@ -251,7 +254,8 @@ def _show_tables(config: Config, found: _Found) -> None:
     first, *told = plan_rows(chosen, weight_counts(config.model)["total"], disk)
     if chosen.seconds_total is None:
         untimed = say(
-            "about {step} a step, {thousand} for 1,000; name --train_file or --max_steps for the whole run",
+            ("about {step} per step, {thousand} for 1,000; give --train_file or --max_steps for the time of the whole "
+            "run"),
             step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
         )  # fmt: skip
         told = [(say("time"), untimed), *told]
@@ -295,7 +299,7 @@ def _named(config: Config) -> str:
     if all(getattr(shape, name) == value for name, value in given.items()):
         return config.model_preset
     return say(
-        "d_model {width}, {encoder} + {decoder} blocks, {tokens} tokens",
+        "d_model {width}, {encoder} + {decoder} blocks, vocabulary {tokens}",
         width=shape.d_model, encoder=shape.num_layers, decoder=shape.num_decoder_layers, tokens=f"{shape.vocab_size:,}",
     )  # fmt: skip
 
@@ -322,6 +326,6 @@ def _rows(config: Config) -> SeenRows:
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
     return say(
-        "{share} of the planned steps an hour, about {step} a step",
+        "{share} of the planned speed, about {step} per step",
         share=f"{chosen.seconds / seconds:.0%}", step=_step_time(seconds),
     )  # fmt: skip

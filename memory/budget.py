@@ -102,9 +102,9 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
             binding, host, margin = FLAG, asked, 0
         else:
             size, what = format_size(host), say(lowest.what)
-            allowed = say("{what} allows {size} here; that is used instead", what=what, size=size)
+            allowed = say("{what} allows {size} here, which is used instead", what=what, size=size)
             if local_processes > 1:
-                allowed = say("{what} allows {size} to each of them; that is used instead", what=what, size=size)
+                allowed = say("{what} allows {size} for each of them, which is used instead", what=what, size=size)
             warnings.append(_too_much(asked, allowed, local_processes))
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
     return Budget(
@@ -124,7 +124,7 @@ def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
         return replace(budget, device_bytes=min(offered, budget.host_bytes))
     warnings = budget.warnings
     if flag != AUTO and int(flag) > offered:
-        told = "{device} has {size} free; that is used there instead"
+        told = "{device} has {size} free, which is used there instead"
         instead = say(told, device=device.describe(), size=format_size(offered))
         warnings = (*warnings, _too_much(int(flag), instead))
     on_device = offered if flag == AUTO else min(offered, int(flag))
@@ -135,7 +135,8 @@ def _too_much(asked: int, instead: str, processes: int = 1) -> str:
     size = format_size(asked)
     if processes > 1:
         return say(
-            "--memory_budget = {size}, is for each of {count} processes: {count} x {size} = {all} is more than there is: {instead}",
+            ("--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the "
+            "available memory: {instead}"),
             size=size, count=processes, all=format_size(processes * asked), instead=instead,
         )  # fmt: skip
-    return say("--memory_budget = {size}, is more than there is: {instead}", size=size, instead=instead)
+    return say("--memory_budget = {size}, exceeds the available memory: {instead}", size=size, instead=instead)

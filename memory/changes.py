@@ -86,8 +86,9 @@ def refusal(config: Config, work: Workload, machine: Machine, least: ExecutionPl
     longest = (work.evaluation_shapes if phase == "evaluation" else work.step_shapes).longest_row
     free = max(0, machine.budget_bytes - machine.base_bytes)
     told = say(
-        "--memory_budget = {budget}, does not hold this run: the least it needs is about {peak} ({parts}), in phase {phase} "
-        "with micro-batch {rows} x {source} + {target} tokens; the process itself leaves {free} free",
+        "--memory_budget = {budget}, is too small for this run, which needs at least about {peak} ({parts}), in "
+        "phase {phase} with a micro-batch of {rows} x {source} + {target} tokens; the program itself leaves "
+        "{free} free",
         budget=format_size(machine.budget_bytes), peak=format_size(peak), phase=say(phase), rows=rows,
         parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
         source=longest.source, target=longest.target, free=format_size(free),
@@ -99,11 +100,15 @@ def refusal(config: Config, work: Workload, machine: Machine, least: ExecutionPl
             fits = less <= machine.budget_bytes
             helps = "--{flag} would fit, with about {peak}"
             if not fits:
-                helps = "--{flag} alone would need about {peak}: not enough, but it helps most"
+                helps = "--{flag} would need about {peak}: not enough by itself, but it helps most"
             sentence = say(helps, flag=_label(name, value), peak=format_size(less))
             found.append((not fits, place if fits else less, sentence))
     changes = [sentence for *_, sentence in sorted(found, key=lambda change: change[:2])[:2]]
-    return [told, *changes, say("--memory_budget={enough}M would hold it as it is", enough=math.ceil(peak / MIB))]
+    return [
+        told,
+        *changes,
+        say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB)),
+    ]
 
 
 def cut(work: Workload, choice: ExecutionPlan, rows: int) -> ExecutionPlan:

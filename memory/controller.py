@@ -52,7 +52,7 @@ RELAXATIONS: tuple[dict[str, Any], ...] = (
     {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
     {"batch_size_per_gpu": AUTO, "gradient_accumulation_steps": AUTO},
 )
-NOTHING_LEFT = "{story}; nothing is left to shrink. What helps most: {advice}"
+NOTHING_LEFT = "{story}; nothing more can be reduced. What helps most: {advice}"
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
@@ -171,7 +171,7 @@ class MemoryController:
             told = "{story}; a single row does not fit. What helps most: {advice}"
             self.exhausted = say(told, story=story, advice=say(ADVICE))
             return batch_size
-        told = "{story}; continuing with micro-batch {micro}; the same rows are evaluated again"
+        told = "{story}; evaluating the same rows again with micro-batch {micro}"
         report = say(told, story=story, micro=smaller)
         self._recovered(step, "evaluation", "out of memory", report, batch_size, smaller, None, shortage)
         self.plan = replace(self.plan, choice=replace(self.plan.choice, eval_batch_size_per_gpu=smaller))
@@ -188,7 +188,7 @@ class MemoryController:
         self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
         if pressure <= PRESSURE:
             return None
-        story = say("{share} of the budget is in use and cleaning did not help", share=f"{pressure:.0%}")
+        story = say("{share} of the budget is in use, and cleanup did not help", share=f"{pressure:.0%}")
         return Target(self.plan.peak_bytes * PRESSURE / max(pressure, 1.0), "pressure", story)
 
     def _own_peak(self, step: int) -> Target | None:
@@ -196,7 +196,7 @@ class MemoryController:
         if self._device.is_separate_memory or peak <= most or self._monitor.counted_phase != "train":
             return None
         self._count_anew(step)
-        told = "the peak of {peak} was over the budget of {budget}"
+        told = "the peak of {peak} exceeded the budget of {budget}"
         story = say(told, peak=format_size(peak), budget=format_size(most))
         return Target(self.plan.peak_bytes * most / peak, "peak", story)
 
@@ -208,12 +208,12 @@ class MemoryController:
         if left > FORESIGHT:
             return None
         pace = format_size(int(growth * monitor.budget_bytes))
-        told = "memory grows by {pace} a step and would reach the budget in {steps}"
+        told = "memory grows by {pace} per step and would reach the budget in {steps}"
         self._log.tell(say(told, pace=pace, steps=counted(int(left), "step")))
         self._growth = Growth()
         if self._has_cleaned_growth:
             return Target(
-                self.plan.peak_bytes / (1.0 + FORESIGHT * growth), "growth", say("memory still grows after cleaning")
+                self.plan.peak_bytes / (1.0 + FORESIGHT * growth), "growth", say("memory still grows after cleanup")
             )
         self._has_cleaned_growth = True
         self._cleaned(step, self.cleaner.under_pressure())
@@ -231,7 +231,7 @@ class MemoryController:
         if limit + min(DRIFT_BYTES, now.margin_bytes) >= min(self.plan.budget_bytes, expected):
             return None
         story = say(
-            "the budget is now {size} ({why}), planned was {planned}",
+            "the budget is now {size} ({why}); the plan assumed {planned}",
             size=format_size(self.budget.limit()), why=self.budget.binding, planned=format_size(expected),
         )  # fmt: skip
         return Target(limit / self._ratio, "budget", story)

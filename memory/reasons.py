@@ -26,15 +26,17 @@ def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Ite
     """How many rows a step has, where nobody has said it, and how many pass at once."""
     train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
     if {train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps} == {AUTO}:
-        told = "{rows} a step by the memory that is free; name your own with --effective_batch_size, the plan never changes it"
+        told = "{rows} per step, chosen by free memory; set your own with --effective_batch_size, which no plan changes"
         yield say(told, rows=counted(batch_size * accumulation, "row"))
     sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
     if choice.accumulation_passes > 1:
-        told = "micro-batches take {passes} passes over the model, with gradients kept between them"
+        told = "the micro-batches need {passes} passes over the model, with gradients kept in between"
         yield say(told, passes=choice.accumulation_passes)
     asked, rows = train.gradient_accumulation_steps, choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     if asked not in (AUTO, choice.gradient_accumulation_steps):
-        told = "--gradient_accumulation_steps = {asked}, is {times} here: {rows} of a step in micro-batches of {micro}"
+        told = (
+            "--gradient_accumulation_steps = {asked}, becomes {times} here: {rows} per step in micro-batches of {micro}"
+        )
         yield say(told, asked=asked, rows=counted(rows, "row"), **sizes)
 
 
@@ -47,8 +49,8 @@ def optimizer_reasons(config: Config, work: Workload, choice: ExecutionPlan, mac
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
     if is_open and is_random and weight_counts(config.model)["total"] <= FASTER_UP_TO and times < WORTH:
         told = (
-            "{optimizer} takes the least memory; at this size --optimizer={faster} learns the same in a third of the steps or "
-            "fewer, for {size} more and {times} times the seconds of a step (docs/recipes.md)"
+            "{optimizer} uses the least memory; at this size --optimizer={faster} reaches the same loss in a third of "
+            "the steps or fewer, for {size} more memory and {times} times the time per step (docs/recipes.md)"
         )
         yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes), times=f"{times:.1f}")
 
@@ -57,13 +59,14 @@ def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
     """Where weights rest, where they are not all in memory."""
     if choice.away_blocks and choice.weights_in == FILE:
         yield say(
-            "the weights of {away} of {total} blocks rest in a file, and are in memory while their block works; numbers are the same",
+            ("the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
+            "results are identical"),
             away=choice.away_blocks, total=total,
         )  # fmt: skip
     elif choice.away_blocks:
         yield say(
-            "the weights of {away} of {total} blocks rest in the RAM beside the device, and are there while their block works; "
-            "numbers are the same",
+            "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
+            "is in use; results are identical",
             away=choice.away_blocks, total=total,
         )  # fmt: skip
 
@@ -71,31 +74,31 @@ def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
 def kernel_reasons(choice: ExecutionPlan, had_kernels: bool, missing: str) -> Iterator[str]:
     """Whether compiled kernels compute, where that is to be told."""
     if had_kernels and not choice.kernels:
-        yield say("the run computed with compiled kernels, which are not here now: numbers differ in their last places")
+        yield say("the run used compiled kernels, which are not available now: results differ in the last digits")
     if not choice.kernels and missing:
-        yield say("computes without compiled kernels: {missing}", missing=missing)
+        yield say("running without compiled kernels: {missing}", missing=missing)
 
 
 def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
-        told = "mixed_precision = fp16 of the preset or the file: such products are not faster here; {compute} instead"
+        told = "mixed_precision = fp16 from the preset or the file is not faster here; using {compute} instead"
         yield say(told, compute=choice.compute)
     kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
     if began and began != choice.precision:
         yield say(
-            "the run was stored in {began_storage} and computed in {began_compute}, in which nothing fits here now: it "
-            "continues, stored in {storage} and computed in {compute}",
+            "the run used {began_storage} storage and {began_compute} compute, which no longer fits here: it "
+            "continues with {storage} storage and {compute} compute",
             began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
         )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
         if is_fast:
-            yield say("computes in {compute}, as the run began ({kind})", compute=choice.compute, kind=kind)
+            yield say("computing in {compute}, as the run did before ({kind})", compute=choice.compute, kind=kind)
         else:
             yield say(
-                "computes in {compute}, as the run began, which is slow here ({kind})",
+                "computing in {compute}, as the run did before, although it is slow here ({kind})",
                 compute=choice.compute,
                 kind=kind,
             )
     elif choice.compute == "float32" and config.memory.mixed_precision != "no":
-        yield say("computes in float32, as bf16 is slow here ({kind})", kind=kind)
+        yield say("computing in float32, because bf16 is slow here ({kind})", kind=kind)

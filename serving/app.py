@@ -106,7 +106,7 @@ class Api:
         new = {name[:100] for name in asked.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
-            told = "requests have fields that mean nothing here and are ignored: {names}"
+            told = "ignoring request fields that have no meaning here: {names}"
             print(say(told, names=", ".join(sorted(new))), flush=True)
         return asked
 

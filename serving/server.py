@@ -43,7 +43,7 @@ def serve(config: Config) -> None:
         with watched(trained.monitor, "--generate_batch_size=1"):
             with _ending_is_success(server):
                 server.run(sockets=[listener])
-            print(say("ended; memory peak {size}", size=format_size(trained.monitor.peak_bytes)), flush=True)
+            print(say("stopped; peak memory {size}", size=format_size(trained.monitor.peak_bytes)), flush=True)
 
 
 @contextmanager
@@ -101,10 +101,10 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)
     lines: list[str] = [
-        say("serving {name} at {address}/v1  (Ctrl-C or SIGTERM ends it)", name=api.name, address=address),
+        say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address),
         say(
-            "at once: {rows} answers, {tokens} tokens of prompts and answers together ({longest} of the longest, {prompt} + {answer}); "
-            "{waiting} more may wait",
+            "capacity: {rows} concurrent answers, {tokens} tokens of prompts and answers (at most {longest} each, "
+            "{prompt} + {answer}); queue of {waiting}",
             rows=capacity.rows, tokens=f"{capacity.tokens:,}", longest=capacity.tokens // (longest + new), prompt=longest,
             answer=new, waiting=api.engine.max_queue,
         ),

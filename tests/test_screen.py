@@ -78,4 +78,4 @@ def test_a_panic_of_a_library_is_a_crash_that_is_told(
     monkeypatch.setattr(train_low_mem, "_dispatch", panic)
     assert train_low_mem.main(["plan"]) == 1
     told = capsys.readouterr().err
-    assert "unforeseen PanicException" in told and not commands(told)
+    assert "unexpected PanicException" in told and not commands(told)

@@ -37,7 +37,7 @@ def publish_mean(live: LiveRun) -> bool:
     if len(found) < 2:
         return False
     if not live.group.all_reduce_min(float(all(path.is_dir() for path in found)))[0]:
-        live.log.tell(say("no mean is formed: not all machines see the checkpoints"))
+        live.log.tell(say("checkpoints were not averaged: not all machines can read them"))
         return False
     if live.best.value is None:  # a run that is continued by another measure has nothing to compare with
         evaluate(live)
@@ -46,13 +46,13 @@ def publish_mean(live: LiveRun) -> bool:
     live.group.run_on_main(lambda: _write(found, folder, asked))
     live.take(folder)
     first, last = step_of(found[0]), step_of(found[-1])
-    told = "mean of the last {checkpoints}, of steps {first} to {last}"
+    told = "average of the last {checkpoints}, steps {first} to {last}"
     live.log.tell(say(told, checkpoints=counted(len(found), "checkpoint"), first=first, last=last))
     is_better = evaluate(live, len(found)) or not live.run.validation.num_rows  # then nothing speaks against it
     if is_better and live.is_main:
         publish(folder, live.run.run_dir)
     if not is_better:
-        live.log.tell(say("it is not better than the best before it: a checkpoint is published"))
+        live.log.tell(say("the average is no better than the best checkpoint, which is published instead"))
         live.release()
         live.take(live.group.run_on_main(lambda: live.checkpoints.named_best() or found[-1]))
     live.group.wait()  # all have read it

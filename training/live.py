@@ -111,7 +111,7 @@ class LiveRun:
             except Exception as error:
                 if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
                     raise
-                self.log.tell(say("no samples are shown: {reason}", reason=str(error).splitlines()[0]))
+                self.log.tell(say("no samples: {reason}", reason=str(error).splitlines()[0]))
                 return False
         return True
 

@@ -90,7 +90,7 @@ class Recorder:
         if left is not None:
             figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}
             time_left = say(
-                "step {step}: {time} left, from the steps so far", step=step, time=about(left.seconds, left.low, left.high)
+                "step {step}: {time} left, measured on the steps so far", step=step, time=about(left.seconds, left.low, left.high)
             )  # fmt: skip
         logger.debug(
             "step {} loss {:.4f} lr {:.2e} {:.0f} tokens/s memory {} peak {} of {}", step, mean, rate, speed,
@@ -107,7 +107,8 @@ class Recorder:
             self._first_over = step
             log.tell(
                 say(
-                    "step {step}: the peak of {peak} is over the budget of {budget}; the run goes on, saves, and ends with exit code 3",
+                    ("step {step}: the peak of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
+            "exit code 3"),
                     step=step, peak=format_size(peak), budget=format_size(plan.budget_bytes),
                 )
             )  # fmt: skip

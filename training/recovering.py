@@ -57,10 +57,10 @@ def give_up(live: LiveRun) -> NoReturn:
     Raises:
         DoesNotFit: always; it says what helps.
     """
-    told = live.controller.exhausted or say("another process has nothing left to shrink")
+    told = live.controller.exhausted or say("another process cannot reduce its memory any further")
     if live.checkpoints.latest():
         told = say(
-            "{story}; step {step} is saved in {folder}, and continues by\n  {command}",
+            "{story}; step {step} is saved in {folder}; continue with\n  {command}",
             story=told, step=live.last_good, folder=live.run.run_dir, command=resume_command(live.config),
         )  # fmt: skip
     raise DoesNotFit(told)
@@ -106,9 +106,9 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
     further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
     values = {"step": to_blame, "rows": f"row{'s' * (len(rows) > 1)} {shown}{further} of the training data"}
-    report = say("step {step}: inf or nan; left out {rows}", **values)
+    report = say("step {step}: inf or nan; skipped {rows}", **values)
     if where:
-        report = say("step {step}: inf or nan, first in {place}; left out {rows}", place=where, **values)
+        report = say("step {step}: inf or nan, first in {place}; skipped {rows}", place=where, **values)
     live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
     is_stuck = divergence.in_a_row >= MOST_IN_A_ROW
     if is_stuck and not is_changed and live.state.step == live.last_good:

@@ -20,7 +20,7 @@ STEP = 4  # MiB, down to which it is halved
 AMPLE = "4G"
 ABOVE = (1.05, 1.15, 1.3)  # times the smallest budget that was accepted, run as well
 USED_SHARE = 0.9  # of a budget, that a run has to fit in to be accepted
-OVER_MARK = "over its memory budget"
+OVER_MARK = "over the memory budget"
 Flags = dict[str, Any]
 
 

@@ -118,7 +118,7 @@ def misfit(config: Config, tokenizer_dir: Path) -> str:
     if own is None and config.data.tokenizer_dir != AUTO:
         own = Tokenizer.load(config.data.tokenizer_dir).fingerprint
     if own is not None:
-        told = "its tokenizer is another than the one that the data or --tokenizer_dir have"
+        told = "its tokenizer differs from that of the data or --tokenizer_dir"
         return "" if own == tokenizer.fingerprint else say(told)
     examples = examples_of(config, task.kind, task.columns, None)
     rows = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples).rows
@@ -133,8 +133,8 @@ def misfit(config: Config, tokenizer_dir: Path) -> str:
     lost, times = found.unknown / max(found.tokens, 1), found.tokens / max(trained.tokens, 1)
     if lost > MOST_LOST:
         share = f"{lost:.1%}"
-        return say("its tokenizer cannot spell {share} of this data's tokens, which would be lost", share=share)
+        return say("its tokenizer has no tokens for {share} of this data, which would be lost", share=share)
     if times > MOST_TIMES:
-        told = "its tokenizer needs {times} times the tokens of one trained on this data"
+        told = "its tokenizer needs {times} times as many tokens as one trained on this data"
         return say(told, times=f"{times:.1f}")
     return ""

@@ -124,9 +124,9 @@ def _cut_row(config: Config, kind: str, cut: int, rows: int, of_first: bool = Fa
     )
     values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
     if of_first:
-        text = say("{cut} of the first {rows} ({share}) are longer than {longest}, and cut there", **values)
+        text = say("{cut} of the first {rows} ({share}) are longer than {longest} and are truncated", **values)
     else:
-        text = say("{cut} of {rows} ({share}) are longer than {longest}, and cut there", **values)
+        text = say("{cut} of {rows} ({share}) are longer than {longest} and are truncated", **values)
     return [(say("cut"), text)]
 
 

@@ -66,8 +66,10 @@ class DiskNeed:
             return kept
         weights, written = format_size(self.file_bytes), format_size(self.daily_bytes)
         if not self.daily_bytes:
-            return say("{kept}; {weights} of weights, only read", kept=kept, weights=weights)
-        return say("{kept}; {weights} of weights, {written} written a day", kept=kept, weights=weights, written=written)
+            return say("{kept}; {weights} of weights, read only", kept=kept, weights=weights)
+        return say(
+            "{kept}; {weights} of weights, {written} written per day", kept=kept, weights=weights, written=written
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -139,8 +141,8 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     if free < need.least_bytes:
         size = format_size(need.checkpoint_bytes)
         if need.least_bytes > need.checkpoint_bytes:
-            size = say("{size} beside {weights} of weights", size=size, weights=format_size(need.file_bytes))
-        told = "{place}, and one checkpoint takes {size}; free space or name another --output_dir"
+            size = say("{size} plus {weights} of weights", size=size, weights=format_size(need.file_bytes))
+        told = "{place}, but one checkpoint takes {size}; free some space or choose another --output_dir"
         problems += [say(told, place=place, size=size)]
     if need.file_dir is not None and (there := free_bytes(need.file_dir)) < need.file_bytes:
         problems += [
@@ -151,8 +153,8 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
         return problems, []
     if free + held_bytes < need.total_bytes:
         told = (
-            "{place}, and the run will hold {need}: it will end at a save unless space is freed; "
-            "lower --keep_latest_n_ckp, or name another --output_dir"
+            "{place}, but the run will write {need} and fail at a save unless space is freed; lower "
+            "--keep_latest_n_ckp or choose another --output_dir"
         )
         return [], [say(told, place=place, need=need.describe())]
     return [], []

@@ -42,7 +42,7 @@ def test_both_trainings_the_scores_and_the_line_to_type(
     told = capsys.readouterr().out
     first, second = sorted(path.name for path in (tmp_path / "output_dir").iterdir() if path.is_dir())[::-1]
     assert first.startswith("pretrain_") and f"--finetune_from={tmp_path / 'output_dir' / first}" in told
-    assert len(re.findall(r"of 8 +\d", told)) == 3 and told.count("wrong, it is") == 5
+    assert len(re.findall(r"of 8 +\d", told)) == 3 and told.count("wrong, should be") == 5
     assert len(re.findall(r"planned [\d.]+ MiB, measured [\d.]+ MiB", told)) == 2
     assert told.rstrip().endswith(
         f'generate --model={tmp_path / "output_dir" / second} --input="the 3rd of March, 2021"'
@@ -105,5 +105,5 @@ def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, str(module.PROGRAM), "demo", *places], capture_output=True, text=True, check=True
     )
-    right = re.search(r"years never seen .*?([\d.]+)%", done.stdout)
+    right = re.search(r"years not in training .*?([\d.]+)%", done.stdout)
     assert right is not None and float(right[1]) >= 95.0, done.stdout

@@ -80,8 +80,8 @@ def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pyt
         "is_finetune": True, "finetune_from": "none", "memory_budget": "512M", "effective_batch_size": 16,
     }  # fmt: skip
     found = told(capsys, **flags, memory_mode="standard")
-    (line,) = [reason for reason in found["plan"]["reasons"] if "were all rows" in reason]
-    assert line.startswith("it fits by these lengths") and found["plan"]["peak_bytes"] < 512 * 2**20
+    (line,) = [reason for reason in found["plan"]["reasons"] if "if all rows were" in reason]
+    assert line.startswith("it fits with these lengths") and found["plan"]["peak_bytes"] < 512 * 2**20
     with pytest.raises(DoesNotFit) as refused:
         plan_command.show(load("plan", {name: str(value) for name, value in {**flags, "memory_budget": "64M"}.items()}))
     assert "all 200 rows" in refused.value.problems[-1]
@@ -90,7 +90,7 @@ def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pyt
 def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, words in (
         ({"max_steps": "5"}, "about"),
-        ({}, "for 1,000; name --train_file or --max_steps"),
+        ({}, "for 1,000; give --train_file or --max_steps"),
     ):
         plan_command.show(load("plan", {**SHAPE, "json": "False", **flags}))
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]
@@ -173,7 +173,7 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     flags = {"is_finetune": True, "finetune_from": folder, "max_steps": 5, "json": False}
     plan_command.show(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
     page = capsys.readouterr().out
-    assert page.startswith(f"starts from {folder}\n") and "d_model 16, 1 + 2 blocks, 384 tokens" in page
+    assert page.startswith(f"starting from {folder}\n") and "d_model 16, 1 + 2 blocks, vocabulary 384" in page
     with pytest.raises(UserError, match="hf download"):
         plan_command.show(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
     elsewhere = {**SHAPE, "model_preset": "t5-small", "is_finetune": "True", "finetune_from": "google/flan-t5-small"}

@@ -53,7 +53,7 @@ def test_what_a_run_goes_on_from_is_read_before_torch(alone: Place, pretrained: 
     assert done.returncode == REACHED and len(prepared(alone)) == 2, done.stderr
     plan = ("--is_finetune=True", base, f"--train_file={pretrained.pairs}", "--memory_budget=2G")
     done = until_torch(alone, "plan", *plan)
-    assert done.returncode == 0 and "starts from" in done.stdout, "a plan needs no torch at all"
+    assert done.returncode == 0 and "starting from" in done.stdout, "a plan needs no torch at all"
 
 
 def test_going_on_is_settled_before_torch(alone: Place, pretrained: World) -> None:

@@ -16,7 +16,7 @@ def finetuned(pretrained: World) -> World:
     """A finetuned run that continues from the pretrained one by itself."""
     flags = ("--is_finetune=True", f"--train_file={pretrained.pairs}", "--max_seq_len=32", "--mixed_precision=no")
     done = pretrained.place.do("train", *flags, "--run_name=tuned", "--max_steps=12", "--effective_batch_size=8")
-    assert f"starts from {pretrained.place.runs / 'whole'}, the newest finished pretraining run" in done.stdout
+    assert f"starting from {pretrained.place.runs / 'whole'}, the newest finished pretraining run" in done.stdout
     return pretrained
 
 

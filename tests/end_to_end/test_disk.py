@@ -68,7 +68,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_anything_is_wr
     place = Place(tmp_path, pretrained.place.cache)
     mount("-o", "remount,size=64k", str(small_disk))
     refused = place.run("train", *pretrained.train_flags, "--run_name=r", f"--output_dir={small_disk / 'runs'}")
-    is_told(refused, "has 64.0 KiB free, and one checkpoint takes")
+    is_told(refused, "has 64.0 KiB free, but one checkpoint takes")
     assert not (small_disk / "runs" / "r").exists()
 
 

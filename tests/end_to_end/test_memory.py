@@ -114,9 +114,9 @@ def test_a_run_that_was_over_its_budget_says_so_last_saves_and_ends_with_3(world
     place = world.beside(tmp_path)
     done = over_budget(world, place, "passing")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "step 2: the peak of" in done.stdout and "the run goes on, saves, and ends with exit code 3" in done.stdout
+    assert "step 2: the peak of" in done.stdout and "the run continues, saves, and ends with exit code 3" in done.stdout
     last = done.stderr.strip().splitlines()[-2:]
-    assert last[0] == "train: done, but over its memory budget"
+    assert last[0] == "train: done, but over the memory budget"
     assert last[1].startswith("  --memory_budget = 600.0 MiB, was exceeded, first at step 2: the peak was ")
     assert f"all is saved in {place.runs / 'passing'}" in last[1]
     assert list(place.losses("passing")) == [1, 2, 3, 4]

@@ -65,7 +65,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(server: Server, folder: Path) -> None:
-    assert re.search(r"at once: \d+ answers, [\d,]+ tokens .*64 \+ 600.*; 64 more may wait", server.greeting[1])
+    assert re.search(r"capacity: \d+ concurrent answers, [\d,]+ tokens .*64 \+ 600.*; queue of 64", server.greeting[1])
     assert "of 1.00 GiB" in server.greeting[2]
     answers: list[str] = []
 
@@ -81,7 +81,7 @@ def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(s
     code, said = server.end()
     for thread in open_requests:
         thread.join(120)
-    assert code == 0 and said.startswith("ended; memory peak")
+    assert code == 0 and said.startswith("stopped; peak memory")
     assert len(answers) == 3 and len(set(answers)) == 1
     done = subprocess.run(
         [sys.executable, str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", "--input=hello", "--max_seq_len=64",

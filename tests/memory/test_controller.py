@@ -111,7 +111,7 @@ def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypa
     put_in(monkeypatch, Short("python", most_rows=0, step=4))
     with pytest.raises(DoesNotFit) as caught:
         LowMemTrainer(configuration(folder, "nothing_left", save_steps=100)).train()
-    for part in ("phase train", "nothing is left to shrink", "--memory_budget", "step 3 is saved"):
+    for part in ("phase train", "nothing more can be reduced", "--memory_budget", "step 3 is saved"):
         assert part in str(caught.value)
     assert (folder / "runs" / "nothing_left" / "checkpoints" / "step_00000003").is_dir()
 
@@ -178,7 +178,7 @@ def test_a_step_over_the_budget_makes_the_run_smaller(folder, undisturbed, monke
     assert run(folder, "over") == pytest.approx(undisturbed, rel=1e-5)
     records = events(folder, "over", "recovery")
     assert [record["reason"] for record in records] == ["peak"]
-    assert all(record["step"] == 3 and "was over the budget of" in record["report"] for record in records)
+    assert all(record["step"] == 3 and "exceeded the budget of" in record["report"] for record in records)
 
 
 def test_answers_that_do_not_fit_are_written_fewer_at_once(folder, undisturbed, monkeypatch):

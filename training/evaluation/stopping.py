@@ -103,6 +103,6 @@ class BestMetric:
                 f"stopped early: {evaluations} in a row no better than {self.metric} {shown} at step {self.step}"
             )
         if self.value is not None and self.step == 0 and self.evals_since > 0:
-            told = "no evaluation was better than that of step 0: the model is that of step {step}"
+            told = "no evaluation beat step 0: the published model is from step {step}"
             found.append(say(told, step=step))
         return found

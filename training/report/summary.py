@@ -58,8 +58,8 @@ class Summary:
         if self.first_over is None:
             return ""
         return say(
-            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; all is saved in {folder}. Name "
-            "--memory_budget={enough}M, or what takes less: `plan` shows it",
+            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
+            "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`",
             budget=format_size(self.budget_bytes), when=self.first_over, peak=format_size(self.measured_peak_bytes),
             folder=self.model_dir, enough=-(-self.measured_peak_bytes // MIB),
         )  # fmt: skip
@@ -133,7 +133,7 @@ def detail_rows(summary: Summary) -> Rows:
     s = summary
     took = {"time": duration(s.seconds), "speed": f"{s.tokens_per_second:,.0f}"}
     if not s.steps_here:
-        steps = say("{steps}, all done before; --max_steps={more} would train on", steps=s.steps, more=2 * s.steps)
+        steps = say("{steps}, all done before; --max_steps={more} trains further", steps=s.steps, more=2 * s.steps)
     elif s.steps_here < s.steps:
         steps = say("{steps}, the last {here} in {time}, {speed} tokens/s", steps=s.steps, here=s.steps_here, **took)
     else:

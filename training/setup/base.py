@@ -107,7 +107,7 @@ def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, 
         if latest is not None:
             return latest, []
         told.append(
-            say("{run} was stopped before its first checkpoint: it starts again from step 1", run=resumed_dir.name)
+            say("{run} was stopped before its first checkpoint and starts again from step 1", run=resumed_dir.name)
         )
     base, why = _first_base(config)
     return base, [*told, *why]
@@ -165,12 +165,12 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
     if not config.train.is_finetune:
         return None, []
     if named is None:
-        return None, [_random(say("as --finetune_from=none asks"), config)]
+        return None, [_random(say("because of --finetune_from=none"), config)]
     found = newest_run(config.run.output_dir, "pretrain", is_finished=True)
     if found is None:
         why_not = say("there is no finished pretraining run in {folder}", folder=config.run.output_dir)
         if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True):
-            why_not = say("{run} is not finished, and is taken only if it is named", run=str(model_folder(begun)))
+            why_not = say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))
         return None, [_random(why_not, config)]
     shape = read_config(found)
     asked = [
@@ -184,25 +184,25 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
     if asked and other:
         name = asked[0]
         value = config.model_preset if name == "model_preset" else getattr(config.model, name)
-        told = "{model} is of another shape than --{name}={value} asks for"
+        told = "{model} does not match --{name}={value}"
         return None, [_random(say(told, model=str(found), name=name, value=value), config)]
     problem = ask(config, misfit, config, found)
     if not problem:
         return found, [_taken(found)]
-    told = "{model} is not taken unless it is named: {problem}"
+    told = "{model} is not used unless named explicitly: {problem}"
     return None, [_random(say(told, model=str(found), problem=problem), config)]
 
 
 def _others() -> str:
-    return say("other starts: --finetune_from=FOLDER (docs/finetuning.md says where checkpoints are)")
+    return say("other starting points: --finetune_from=FOLDER (docs/finetuning.md lists checkpoints)")
 
 
 def _taken(folder: Path) -> str:
     shape = read_config(folder)
-    sample = say("; it has seen nothing but the built-in sample") if _saw_the_sample(folder) else ""
+    sample = say("; it was trained on the built-in sample only") if _saw_the_sample(folder) else ""
     return say(
-        "starts from {model}, the newest finished pretraining run ({weights} weights, {tokens} tokens), as --finetune_from names no other: "
-        "its shape and its tokenizer are used{sample}; {others}, or --finetune_from=none for random weights",
+        "starting from {model}, the newest finished pretraining run ({weights} parameters, {tokens} tokens), with "
+        "its architecture and tokenizer{sample}; {others}, or --finetune_from=none for random weights",
         model=str(folder), weights=f"{weight_counts(shape)['total']:,}", tokens=f"{shape.vocab_size:,}", sample=sample,
         others=_others(),
     )  # fmt: skip
@@ -211,8 +211,8 @@ def _taken(folder: Path) -> str:
 def _random(why: str, config: Config) -> str:
     given = config.data.tokenizer_dir
     return say(
-        "starts from random weights, {why}: the model ({preset}) will know nothing but this data, with {tokenizer}; some "
-        "thousand pairs are few for that. {others}",
+        "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
+        "a few thousand pairs are not enough for that. {others}",
         why=why, preset=config.model_preset, others=_others(),
         tokenizer=say("a tokenizer trained on it") if given == AUTO else given,
     )  # fmt: skip
@@ -275,7 +275,7 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
         )
     return found, [
         say(
-            "starts from {model}, the newest finished run, and compares with it; {others}",
+            "starting from {model}, the newest finished run, which is also the reference model; {others}",
             model=str(found),
             others=_others(),
         )

@@ -75,7 +75,7 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         yield say(told, run=config.run.run_name, step=f"{run.state.step:,}", total=total)
     elif run.base is None:
         if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
-            told = "{steps} teach random weights little; --max_steps={more} goes through the same data more often"
+            told = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
             yield say(told, steps=total, more=USEFUL_STEPS)
     elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
         stored, weights = TensorHeaders(home_of(run.base, config)).file_bytes, weight_counts(config.model)["total"]
@@ -90,8 +90,8 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     most = long_run_rate(steps.lr_schedule, steps.warmup_steps, steps.max_steps)
     if steps.learning_rate > ABOVE_BOUND * most:
         told = (
-            "a rate of {rate} over {steps} lets weights grow out of bounds, whose steps go with their size; "
-            "--learning_rate={most} is what they bear ({schedule})"
+            "a learning rate of {rate} over {steps} can make the weights diverge; --learning_rate={most} is the "
+            "stable maximum for this schedule ({schedule})"
         )
         rate = f"{steps.learning_rate:.2g}"
         yield say(told, rate=rate, steps=total, most=f"{most:.2g}", schedule=steps.lr_schedule)

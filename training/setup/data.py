@@ -143,8 +143,8 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
         state = dataclasses.replace(state, best_metric=None)
     if is_other:
         told = (
-            "the data have changed since this run was saved: from {before} and {held_out} held out to {now} and {now_held_out}; "
-            "rows that were held out may be trained on now, and the best evaluation is sought anew"
+            "the data has changed since this run was saved: from {before} and {held_out} held out to {now} and "
+            "{now_held_out}; rows held out before may now be trained on, and the best evaluation starts over"
         )
         rows = {"before": counted(before["train_rows"], "row"), "now": counted(now["train_rows"], "row")}
         held_out = {"held_out": f"{before['held_out_rows']:,}", "now_held_out": f"{now['held_out_rows']:,}"}
@@ -152,7 +152,7 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
     compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (
         is_score_anew and not is_loss(metric)
     )
-    told = "the best {metric} is sought anew: evaluations measured it on {before}, and now on {now}"
+    told = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
     return state, [
         say(told, metric=name, before=counted(before[rows], "row"), now=counted(now[rows], "row"))
         for name, rows in compared

@@ -111,7 +111,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     if config.train.is_keep_training:
         stopped = group.run_on_main(lambda: found.name if is_stopped(found := find_run_to_resume(config)) else None)
         if stopped is not None:  # which to torchrun was a failure
-            told = "{run} was stopped as asked, and its launcher's restart leaves it so; continue with\n  {command}"
+            told = "{run} was stopped on request and stays stopped after the launcher's restart; continue with\n  {command}"
             raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))
         name, run.notes = group.run_on_main(partial(_lock_and_clean, config, run.lock))
         run.resumed_dir = find_run_to_resume(config)

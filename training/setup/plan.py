@@ -172,7 +172,7 @@ def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, Executio
                 trial = decide(replace(machine, budget_bytes=beside), None).plan
         if trial is None or trial.choice.malloc != chosen.choice.malloc:
             size = format_size(beside or 0)
-            told.append(say("not probed: a child process may take {size}, too little for any step", size=size))
+            told.append(say("not probed: {size} left for a child process is too little for any step", size=size))
             break
         result = _probe(run, spec, trial)
         told.append(_told(result, trial))

@@ -80,7 +80,7 @@ def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path
     need = disk_need(config, choice.storage, replace(choice, away_blocks=12), step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
     assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
-    assert need.daily_bytes == whole * 8640 and "written a day" in need.describe()
+    assert need.daily_bytes == whole * 8640 and "written per day" in need.describe()
     free[0] = need.least_bytes - 1
     (problem,), _ = too_full(need, tmp_path)
     assert "of weights" in problem

@@ -43,7 +43,7 @@ def test_the_plan_is_held_against_the_run_and_not_its_probe() -> None:
 
 def test_a_run_that_was_done_before_tells_no_rates() -> None:
     rows = dict(detail_rows(replace(DONE, steps_here=0, seconds=0.0, tokens_per_second=0.0, first_eval_loss=None)))
-    assert rows["steps"] == "40, all done before; --max_steps=80 would train on"
+    assert rows["steps"] == "40, all done before; --max_steps=80 trains further"
     assert "monitoring and cleanup" not in rows and len(result_rows(replace(DONE, first_eval_loss=None))) == 2
 
 

@@ -47,7 +47,7 @@ def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: 
     (line,) = told
     for part in (
         str(pretrained),
-        "its shape and its tokenizer",
+        "its architecture and tokenizer",
         "built-in sample",
         "--finetune_from=none",
         "384 tokens",
@@ -68,7 +68,7 @@ def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path,
 
 def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path, fits: None) -> None:
     found, told = choose_base(settings(tmp_path, model_preset="t5-small"), None)
-    assert found is None and "another shape than --model_preset=t5-small" in told[0] and "random weights" in told[0]
+    assert found is None and "does not match --model_preset=t5-small" in told[0] and "random weights" in told[0]
     assert choose_base(settings(tmp_path, **SHAPED), None)[0] == pretrained
 
 
@@ -79,7 +79,7 @@ def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path
     text = {"prompt": "长江是亚洲第一长河吗？黄河呢？", "response": "是的，长江是亚洲第一长河。"}
     rows.write_text((json.dumps(text, ensure_ascii=False) + "\n") * 200, encoding="utf8")
     found, told = choose_base(settings(tmp_path, train_file=rows), None)
-    assert found is None and "is not taken unless it is named" in told[0] and "times the tokens" in told[0]
+    assert found is None and "is not used unless named explicitly" in told[0] and "times as many tokens" in told[0]
     assert choose_base(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
 
 

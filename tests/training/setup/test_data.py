@@ -32,8 +32,8 @@ ANEW = {"best_eval_loss": None, "best_evaluation": None}
     [
         (LOSS, {}, {}, []),
         (LOSS, {"content": "0b", "train_rows": 1999}, {**ANEW, "best_metric": None}, ["198 rows and 2 held out to 1,999 rows and 2;"]),
-        (LOSS, {"eval_rows": 64}, {**ANEW, "best_metric": None}, ["best loss is sought anew: evaluations measured it on 2 rows, and now on 64 rows"]),
-        ("chrf", {"answered_rows": 8}, {"best_metric": None}, ["best chrf is sought anew: evaluations measured it on 0 rows, and now on 8"]),
+        (LOSS, {"eval_rows": 64}, {**ANEW, "best_metric": None}, ["best loss starts over: it was measured on 2 rows, and is now measured on 64 rows"]),
+        ("chrf", {"answered_rows": 8}, {"best_metric": None}, ["best chrf starts over: it was measured on 0 rows, and is now measured on 8"]),
         ("chrf", {"eval_rows": 64, "answered_rows": 8}, {**ANEW, "best_metric": None}, ["best loss", "best chrf"]),
     ],
 )  # fmt: skip
@@ -54,7 +54,7 @@ def resumed(folder: Path, **flags: object) -> LowMemTrainer:
 
 
 def changes_told(trainer: LowMemTrainer) -> list[str]:
-    return [note for note in trainer.live.run.notes if "anew" in note]
+    return [note for note in trainer.live.run.notes if "starts over" in note]
 
 
 def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
 
     text.write_text("a row put in front of all others\n" + text.read_text(encoding="utf8"), encoding="utf8")
     other = resumed(tmp_path, max_steps=5, eval_rows=64)
-    assert len(changes_told(other)) == 1 and "the data have changed since this run was saved" in changes_told(other)[0]
+    assert len(changes_told(other)) == 1 and "the data has changed since this run was saved" in changes_told(other)[0]
     assert other.live.best.step == 5 and other.live.state.first_eval_loss is not None
 
 
