@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     assert changes_told(same) == [] and same.live.run.state.best_metric is not None
 
     more = resumed(tmp_path, max_steps=4, eval_rows=64)
-    assert len(changes_told(more)) == 1 and "evaluations measured it on 2 rows" in changes_told(more)[0]
+    assert len(changes_told(more)) == 1 and "it was measured on 2 rows" in changes_told(more)[0]
     assert more.live.best.step == more.live.state.step == 4, "the first on these rows"
     checkpoint = more.live.checkpoints.latest()
     run = more.live.run
