@@ -254,7 +254,7 @@ import json, sys
 budget = next((int(w.split('=')[1][:-1]) * 2**20 for w in sys.argv if w.startswith('--memory_budget=')), 8 * 2**30)
 if budget < 2 * 2**30:
     sys.exit(print('plan: does not fit the memory budget\\n  --memory_budget, too little', file=sys.stderr) or 3)
-print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'machine': {'available_bytes': 8 * 2**30}}))
+print(json.dumps({'plan': {'peak_bytes': 2 * 2**30, 'budget_bytes': budget}, 'machine': {'available_bytes': 8 * 2**30, 'has_own_memory': '--device=cuda' in sys.argv}}))
 """
 
 
@@ -263,6 +263,7 @@ def test_others_are_planned_beside_and_a_refusal_brings_its_reasons(tmp_path: Pa
     for reserved, fits, budget in ((0, True, 8), (3, True, 5), (7, False, 8)):
         found = asyncio.run(planner.plan({}, reserved * GIB))
         assert found["fits_now"] is fits and found["plan"]["budget_bytes"] == budget * GIB
+    assert not asyncio.run(planner.plan({"device": "cuda"}, GIB))["fits_now"]
     found = asyncio.run(planner.plan({"memory_budget": "1000M"}))
     assert (found["exit_code"], found["problems"]) == (3, ["--memory_budget, too little"])
 
