@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 FOLDER = Path(__file__).resolve().parent / "languages"
 _spoken = ENGLISH
+_own: ContextVar[str | None] = ContextVar("language", default=None)  # of one request to a server
 
 
 class Said(str):
@@ -55,13 +57,18 @@ def speak(language: str) -> str:
     return _spoken
 
 
+def speak_here(language: str) -> None:
+    """Choose one of `LANGUAGES` for the current context alone, as for one request to a server."""
+    _own.set(language)
+
+
 def say(sentence: str, /, **values: Any) -> Said:
     """A sentence in the user's language, its values put in.
 
     Args:
         sentence: English, with `{name}` where a value goes. values: may be `Said` themselves.
     """
-    translated = _words(_spoken).get(sentence)
+    translated = _words(spoken()).get(sentence)
     in_english = _filled(sentence, values)  # of what was said, English is formatted
     if translated is None:
         return Said(in_english, in_english)
@@ -86,7 +93,7 @@ def translation(sentence: str, language: str) -> str:
 
 def spoken() -> str:
     """The language in use."""
-    return _spoken
+    return _own.get() or _spoken
 
 
 def _shown(value: Any) -> Any:

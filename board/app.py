@@ -27,6 +27,7 @@ from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from config import UserError, load
+from language import say, speak_here, spoken
 from units import format_size
 from web.bodies import read_object
 from web.guard import Guard
@@ -92,6 +93,7 @@ def _api(board: Board) -> list[Route]:
 
     def route(method: str, path: str, answer: Callable[..., Any]) -> Route:
         async def endpoint(request: Request) -> Response:
+            speak_here("zh" if request.headers.get("accept-language", "").startswith("zh") else "en")
             body = [await read_object(request)] if method == "POST" else []
             content = await asyncio.to_thread(answer, board, request, *body)
             content = await content if inspect.isawaitable(content) else content
@@ -100,7 +102,7 @@ def _api(board: Board) -> list[Route]:
         return Route(path, endpoint, methods=[method])
 
     table: list[tuple[str, str, Callable[..., Any]]] = [
-        ("GET", "/api/form", lambda board, request: form()),
+        ("GET", "/api/form", lambda board, request: form(spoken())),
         ("GET", "/api/runs", lambda board, request: board.overview()),
         ("GET", "/api/stream", lambda board, request: _events(overview_events(board))),
         ("GET", "/api/compare", lambda board, request: board.compare(request.query_params.getlist("name"))),
@@ -177,10 +179,15 @@ def _wish(board: Board, request: Request, body: dict[str, Any]) -> Any:
 def _plans(board: Board, request: Request) -> Any:
     """The plans of a model on all machines that have a name, and on this one."""
     flags = {name: request.query_params.get(name, "") for name in ("model_preset", "memory_mode")}
-    if flags["model_preset"] not in form()["models"] or flags["memory_mode"] not in ("", "standard", "low", "ultra"):
+    if flags["model_preset"] not in form(spoken())["models"] or flags["memory_mode"] not in (
+        "",
+        "standard",
+        "low",
+        "ultra",
+    ):
         raise Outside("no such model or mode")
     given = {name: value for name, value in flags.items() if value}
-    return board.planner.plans_of(given, ["auto", *form()["machines"]])
+    return board.planner.plans_of(given, ["auto", *form(spoken())["machines"]])
 
 
 def _data(board: Board, request: Request) -> Any:
@@ -191,9 +198,11 @@ async def _upload(board: Board, request: Request) -> Response:
     name = str(request.path_params["name"])
     place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
-        raise UserError(f"{name[:80]}, is not a data file; allowed: {', '.join(DATA_SUFFIXES)}")
+        raise UserError(
+            say("{file} is not a data file; allowed: {allowed}", file=name[:80], allowed=", ".join(DATA_SUFFIXES))
+        )
     if place.exists():
-        raise UserError(f"{name}, already exists; rename the new file")
+        raise UserError(say("{file} already exists; rename the new file", file=name))
     partial = place.with_name(f".upload-{secrets.token_hex(8)}")
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -216,12 +225,18 @@ async def _upload(board: Board, request: Request) -> Response:
 def _refuse_large(board: Board, name: str, size: int, more: int) -> None:
     """Refuse a file that is larger than allowed, or of which the disk cannot take so many bytes more."""
     if size > board.upload_limit:
-        raise UserError(f"{name}, is larger than the upload limit of {board.upload_limit:,} bytes")
+        raise UserError(
+            say("{file} is larger than the upload limit of {limit} bytes", file=name, limit=f"{board.upload_limit:,}")
+        )
     free = board.free_disk_bytes()
     if more > free - DISK_SPARE:
         raise UserError(
-            f"{name}, does not fit on the disk: {format_size(free)} are free, of which {format_size(DISK_SPARE)} "
-            "are reserved; free some space or use a smaller file"
+            say(
+                "{file} does not fit on the disk: {free} are free, of which {spare} are reserved; free some space or use a smaller file",
+                file=name,
+                free=format_size(free),
+                spare=format_size(DISK_SPARE),
+            )
         )
 
 
@@ -232,9 +247,15 @@ def _talk(board: Board, request: Request, body: dict[str, Any]) -> Response:
     load("chat", options)
     board.places.model(model)
     if not text.strip():
-        raise UserError("text, is empty; type a message")
+        raise UserError(say("the message is empty"))
     if len(text) > LONGEST_QUESTION:
-        raise UserError(f"text, has {len(text):,} characters; allowed: {LONGEST_QUESTION:,}; shorten the message")
+        raise UserError(
+            say(
+                "the message has {length} characters; allowed: {most}",
+                length=f"{len(text):,}",
+                most=f"{LONGEST_QUESTION:,}",
+            )
+        )
     goes_on = body.get("goes_on") is True
 
     async def lines() -> AsyncIterator[bytes]:

@@ -24,8 +24,12 @@ OWN = frozenset((*places(), "shards_dir", "config", "overwrite", "is_keep_traini
 
 
 @cache
-def form() -> dict[str, Any]:
-    """Fields by group, and the models there are."""
+def form(language: str) -> dict[str, Any]:
+    """Fields by group, and the models there are.
+
+    Args:
+        language: in use, in which values are described.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, (group, member) in flags_of("train").items():
         if name not in OWN:

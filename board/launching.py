@@ -27,6 +27,7 @@ from board.places import Outside, Places, is_run_name
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
 from board.runs import ALIVE, delete_run, list_runs, run_facts
 from config import UserError, load
+from language import say
 from run_files import LAUNCH_FILE, REQUEST_FILE, read_record
 from storage import write_text
 from units import MIB
@@ -96,10 +97,12 @@ class Launcher:
             UserError: the name is taken, or there is nothing to go on from.
         """
         is_there, is_saved = self._is_there(name), self.places.saved(name).exists()
-        taken = UserError(f"--run_name = {name}, exists already; choose another name")
+        taken = UserError(say("--run_name = {run}, exists already; choose another name", run=name))
         if is_resumed and not is_saved:
             raise UserError(
-                f"--run_name = {name}, has no checkpoint to resume from; start a new run under another name"
+                say(
+                    "--run_name = {run}, has no checkpoint to resume from; start a new run under another name", run=name
+                )
             )
         if (is_saved and not is_resumed) or (is_there and run_facts(self.places, name)["state"] in (*ALIVE, "waiting")):
             raise taken

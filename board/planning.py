@@ -20,6 +20,7 @@ from typing import Any
 import childproc
 from board.runs import ALIVE
 from config import flags_of
+from language import spoken
 from settings.fields import TRUE_WORDS
 from settings.program import FILE, ROOT
 from units import MIB
@@ -52,7 +53,7 @@ class Planner:
             `plan` and what else `plan --json` says, such as what the run starts from (`start`), `available_bytes` with the others set aside, and `fits_now`; or
             `problems` and `exit_code`.
         """
-        words = plan_words(flags)
+        words = [*plan_words(flags), f"--language={spoken()}"]
         found = await self._ask(words, fresh_seconds)
         if "plan" not in found or reserved_bytes <= 0:
             return {**found, "fits_now": "plan" in found, "reserved_bytes": 0}
@@ -71,7 +72,7 @@ class Planner:
 
     async def plans_of(self, flags: Flags, targets: list[str]) -> dict[str, Any]:
         """Plans of a model on several machines, by machine; what is told of named ones stays true for an hour."""
-        words = [*words_of(flags), f"--target={','.join(targets)}"]
+        words = [*words_of(flags), f"--target={','.join(targets)}", f"--language={spoken()}"]
         found = await self._ask(words, fresh_seconds=3600.0)
         kept = ("choice", "peak_bytes", "budget_bytes", "components", "seconds")
         told: dict[str, Any] = {}
@@ -103,7 +104,7 @@ class Planner:
 
 def plan_words(flags: Flags) -> list[str]:
     """The flags of a training run that its plan takes, as words of a command line."""
-    taken = {*flags_of("plan"), "model_preset", "preset", "config"} - {"json", "target"}
+    taken = {*flags_of("plan"), "model_preset", "preset", "config"} - {"json", "target", "language"}
     kept = {name: value for name, value in flags.items() if name in taken}
     if not (goes_on(flags) or flags.get("train_file") or "preset" in flags):
         kept["preset"] = "sample"  # as `train` does

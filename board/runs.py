@@ -26,6 +26,7 @@ import psutil
 
 from board.history import deciding_metric, is_better
 from board.places import Places
+from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, OWNER_FILE, RUN_FILE, EventReader, read_record
 from storage import remove
 
@@ -58,7 +59,7 @@ def run_facts(places: Places, name: str, now: float | None = None) -> dict[str, 
         return {**facts, **_best(saved, latest, evaluations)}
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):  # somebody else has written them
         known = _facts(folder, saved, now, {}, {}, {}, {}, [])
-        told = {"state": "failed", "reason": "the files of this run are damaged"}
+        told = {"state": "failed", "reason": say("the files of this run are damaged")}
         return {**known, **told, "metric": "loss", "best_score": None, "best_step": None}
 
 
@@ -245,11 +246,11 @@ def delete_run(places: Places, name: str) -> str:
     """
     state = run_facts(places, name)["state"]
     if state in ALIVE:
-        return f"{name} is {state}; stop it first"
+        return say("{run} is still active; stop it first", run=name)
     logs, saved = places.both(name)
     owner = read_record(saved / OWNER_FILE)
     if _lives_here(owner):  # its logs may lie elsewhere
-        return f"process {owner['process']} trains {name}; stop it first"
+        return say("process {number} trains {run}; stop it first", number=owner["process"], run=name)
     for folder in (logs, saved):
         remove(folder)
     return ""

@@ -26,6 +26,7 @@ from board.planning import Planner, still_to_take
 from board.runs import console_tail, list_runs, run_facts
 from board.talking import Talks
 from config import ROOT, UserError, load
+from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
 from settings.fields import AUTO, is_encodable
 
@@ -145,12 +146,12 @@ class Board:
             UserError: a flag is not one that the page sets. Outside: a path leads elsewhere.
         """
         if len(flags) > MOST_FLAGS:
-            raise UserError("too many settings")
+            raise UserError(say("too many settings"))
         settled: dict[str, str] = {}
         for name, value in flags.items():
             text = value if isinstance(value, str) else json.dumps(value)
             if name in OWN or len(text) > LONGEST_VALUE:
-                raise UserError(f"--{name}, is not set from the page; use the command line")
+                raise UserError(say("--{flag} is not available on the page; use the command line", flag=name))
             if name in ("train_file", "validation_file") and text:
                 settled[name] = self._typed(self.places.data(text))
             elif name in ("finetune_from", "tokenizer_dir") and text not in ("", "auto"):
@@ -202,7 +203,7 @@ class Board:
             )
             return dict(json.loads(done.stdout))
         except (asyncio.TimeoutError, ValueError):
-            return {"problems": [f"{relative} cannot be read as rows"]}
+            return {"problems": [say("{file} is not readable as rows", file=relative)]}
 
     def models(self) -> list[dict[str, Any]]:
         """Trained models: those of runs, and of their checkpoints; the newest first."""

@@ -1,5 +1,5 @@
 // Part five: talk with what was trained, one model or two side by side.
-import { ask, bytes, button, h, icon, link, t } from "./core.js";
+import { ask, bytes, button, h, icon, link, state, t } from "./core.js";
 
 export function showChat(place) {
   document.title = `${t("chat")} · FrugalT5`;
@@ -83,7 +83,7 @@ export function showChat(place) {
       follow();
     };
     try {
-      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ pane: pane.id, model: pane.pick.value, text, options, goes_on }), signal: abort.signal });
+      const reply = await fetch("/api/talk", { method: "POST", headers: { "Content-Type": "application/json", "Accept-Language": state.language }, body: JSON.stringify({ pane: pane.id, model: pane.pick.value, text, options, goes_on }), signal: abort.signal });
       if (!reply.ok) { say({ problem: ((await reply.json()).problems ?? []).join("\n") }); return; }
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";

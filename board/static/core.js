@@ -100,7 +100,8 @@ export function when(epoch) {
 // --- the server ---
 
 export async function ask(path, body, method = "POST") {
-  const options = body === undefined ? {} : { method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const headers = { "Accept-Language": state.language };
+  const options = body === undefined ? { headers } : { method, headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body) };
   let answer;
   try { answer = await fetch(path, options); } catch { return { problems: [t("offline")] }; }
   const content = await answer.json().catch(() => ({ problems: [`${answer.status} ${answer.statusText}`] }));

@@ -121,6 +121,7 @@ export function showNew(place) {
       const request = new XMLHttpRequest();
       request.open("PUT", `/api/data/${encodeURIComponent(file.name)}`);
       request.setRequestHeader("Content-Type", "application/octet-stream");
+      request.setRequestHeader("Accept-Language", state.language);
       request.upload.onprogress = (event) => drop.replaceChildren(icon("upload"), t("uploading", { share: Math.round((100 * event.loaded) / event.total) }));
       request.onloadend = async () => {
         drop.replaceChildren(icon("upload"), h("span", {}, t("upload"), h("br"), h("span.small", {}, t("upload_kinds"))));
@@ -207,7 +208,7 @@ export function showNew(place) {
     drawQuick(told);
     const command = told.command ? h("div.stack.tight", {}, h("h3", {}, t("command")), copyable(told.command)) : null;
     if (!told.plan) {
-      right.replaceChildren(verdict("no", "warn", refusal(told)), h("div.problems.small", {}, (told.problems ?? []).join("\n")), suggestions(told.problems ?? []), command ?? "");
+      right.replaceChildren(verdict("no", "warn", refusal(told)), h("div.problems.small", {}, (told.problems ?? []).join("\n")), suggestions(told), command ?? "");
       return;
     }
     const p = told.plan, share = p.peak_bytes / p.budget_bytes;
@@ -238,8 +239,9 @@ export function showNew(place) {
   }
 
   // What a refusal says would help becomes buttons.
-  function suggestions(problems) {
-    const found = [...new Set(problems.join("\n").match(/--([a-z_]+)=([\w.]+)(?= (alone|would))/g) ?? [])].map((flag) => flag.slice(2));
+  function suggestions(told) {
+    if (told.exit_code !== 3) return "";
+    const found = [...new Set((told.problems ?? []).join("\n").match(/--([a-z_]+)=([\w.]+)/g) ?? [])].map((flag) => flag.slice(2));
     return found.length ? h("div.stack.tight", {}, h("h3", {}, t("cheaper")), found.map((label) => changeButton(label, "", ""))) : "";
   }
 

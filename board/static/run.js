@@ -170,11 +170,11 @@ export function showRun(place, name) {
       const key = JSON.stringify([one.prompt, one.reference]);
       rows.set(key, { ...(rows.get(key) ?? {}), prompt: one.prompt, reference: one.reference, [`at ${one.step}`]: one.answer });
     }
-    const title = (step) => (step === null ? t("at_the_end") : t("at_step", { n: count(step) })), hasReference = facts.samples.some((one) => one.reference);
+    const title = (step) => (step === null ? t("at_the_end") : t("at_step", { n: count(step) }));
     const cell = (label, text, kind = "") => h(`td${kind}`, { "data-label": label }, h("div.text", {}, text === "" ? h("span.faint", {}, t("empty_answer")) : text ?? "–"));
     const scroll = h("div.scroll", {}, h("table.samples", {},
-      h("thead", {}, h("tr", {}, [t("prompt"), ...(hasReference ? [t("reference")] : []), ...steps.map(title)].map((label) => h("th", { scope: "col" }, label)))),
-      h("tbody", {}, [...rows.values()].map((row) => h("tr", {}, cell(t("prompt"), row.prompt), hasReference && cell(t("reference"), row.reference, ".soft"), steps.map((step) => cell(title(step), row[`at ${step}`], ".answer")))))));
+      h("thead", {}, h("tr", {}, [t("prompt"), ...steps.map(title)].map((label) => h("th", { scope: "col" }, label)))),
+      h("tbody", {}, [...rows.values()].map((row) => h("tr", {}, h("td", { "data-label": t("prompt") }, h("div.text", {}, row.prompt, row.reference && h("div.small.soft", {}, t("reference_said", { text: row.reference })))), steps.map((step) => cell(title(step), row[`at ${step}`], ".answer")))))));
     body.append(scroll);
     scroll.scrollLeft = scroll.scrollWidth; // to the newest
   }

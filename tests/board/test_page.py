@@ -158,6 +158,14 @@ def test_problems_are_told_before_anything_is_planned(client: TestClient) -> Non
     assert len(answer["problems"]) == 2 and answer["exit_code"] == 2
 
 
+def test_the_browser_is_answered_in_its_language(client: TestClient) -> None:
+    for language, word in (("en", "whole number"), ("zh", "整数")):
+        told = client.post(
+            "/api/plan", json={"flags": {"max_steps": "x"}}, headers={"Accept-Language": language}
+        ).json()
+        assert word in told["problems"][0]
+
+
 def test_a_data_file_is_previewed(client: TestClient, tmp_path: Path) -> None:
     rows = [{"prompt": "what", "response": "that"}, {"prompt": "a longer one", "response": "b"}]
     (tmp_path / "files" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "broken\n")
