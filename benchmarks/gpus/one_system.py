@@ -121,13 +121,17 @@ def measured(system: str, work: TracedWork, device: Device, steps: int) -> dict[
     return {**found, **peaks, **planned, **of_card, "compute": name_of(compute_dtype(work))}
 
 
-def main(system: str, name: str, where: str, steps: int) -> None:
-    """Measure, and print the figures."""
-    device, work = pick(where), works(where)[name]
+def main(system: str, name: str, where: str, steps: int, rows: int) -> None:
+    """Measure, and print the figures; of system `free`, the bytes that the card has free."""
+    device = pick(where)
+    if system == "free":
+        print(device.memory_free_bytes())
+        return
+    work = works(where, rows)[name]
     if device.fast_dtypes()[0] != torch.bfloat16:
         work = replace(work, dtype="float32")
     print(json.dumps(measured(system, work, device, steps)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))  # type: ignore[arg-type,call-arg]
+    main(*sys.argv[1:4], *map(int, sys.argv[4:6]))  # type: ignore[arg-type,call-arg]

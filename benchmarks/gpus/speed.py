@@ -7,10 +7,11 @@ which a budget limits; and of the card, seen from outside. Tokens are those of r
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from benchmarks.gpus.card import watched_card
-from benchmarks.gpus.works import PEERS, SYSTEMS, described, tokens_of, works
+from benchmarks.gpus.works import PEERS, SYSTEMS, described, fitting_rows, tokens_of, works
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
 from units import format_size
@@ -25,27 +26,35 @@ HEAD = (
 
 def compare(names: list[str], systems: list[str], repeats: int, device: str, write: bool) -> None:
     """Measure works on a GPU, print their tables, and write their sections of docs/benchmarks.md."""
+    card = one_system("free", names[0], device, 0)
+    if card.failure:
+        sys.exit(card.failure)
+    rows = fitting_rows(int(card.output))
     for name in names:
         runs: list[Run] = []
         for turn in range(repeats):
             for system in systems:
-                runs.append({**measure(system, name, device), "turn": turn})
+                runs.append({**measure(system, name, device, rows), "turn": turn})
                 print(json.dumps(runs[-1]), flush=True)
-        heading, body = described(name, works(device)[name]), "\n\n".join([table(runs), *notes(runs)])
+        heading, body = described(name, works(device, rows)[name]), "\n\n".join([table(runs), *notes(runs)])
         print(f"\n{heading}\n{body}", flush=True)
         card = next((run["card"] for run in runs if "failed" not in run), "")
         if write and card:
             write_section(f"throughput-{name}", heading, body, runs, card=card)
 
 
-def measure(system: str, name: str, device: str) -> Run:
+def one_system(system: str, name: str, device: str, rows: int) -> children.Child:
+    return children.run(["-m", "benchmarks.gpus.one_system", system, name, device, str(STEPS), str(rows)])
+
+
+def measure(system: str, name: str, device: str, rows: int) -> Run:
     """Run one system on one work in a child process."""
     with watched_card(device) as card:
-        child = children.run(["-m", "benchmarks.gpus.one_system", system, name, device, str(STEPS)])
+        child = one_system(system, name, device, rows)
     if child.failure:
         return {"system": system, "failed": child.failure}
     figures: dict[str, Any] = json.loads(child.output.strip().splitlines()[-1])
-    seconds, tokens = min(figures["seconds"]), tokens_of(works(device)[name])
+    seconds, tokens = min(figures["seconds"]), tokens_of(works(device, rows)[name])
     speed = {"tokens_per_second": tokens / seconds, "share": figures["flops"] / seconds / figures["product_rate"]}
     return {**figures, **speed, "system": system, "outside_bytes": card.peak_bytes, "process_bytes": child.peak_bytes}
 
