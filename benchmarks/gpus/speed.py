@@ -26,10 +26,10 @@ HEAD = (
 
 def compare(names: list[str], systems: list[str], repeats: int, device: str, write: bool) -> None:
     """Measure works on a GPU, print their tables, and write their sections of docs/benchmarks.md."""
-    card = one_system("free", names[0], device, 0)
-    if card.failure:
-        sys.exit(card.failure)
-    rows = fitting_rows(int(card.output))
+    asked = one_system("free", names[0], device, 0)
+    if asked.failure:
+        sys.exit(asked.failure)
+    rows = fitting_rows(int(asked.output))
     for name in names:
         runs: list[Run] = []
         for turn in range(repeats):

@@ -1,4 +1,4 @@
-"""A real GPU against the CPU: `pytest -m cuda`. Skipped with a word where there is none.
+"""A real GPU against the CPU: `pytest -m cuda`, or `-m mps` on a Mac. Skipped with a word where there is none.
 
 The oracle of every number is the same code on the CPU in fp32, which the other tests hold against autograd and Hugging
 Face; tolerances are those of another order of summation.
@@ -17,6 +17,7 @@ import torch
 
 from devices.base import Device, place
 from devices.cuda import CudaDevice
+from devices.mps import MpsDevice
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
@@ -32,16 +33,22 @@ from tests.end_to_end.running import Place, write_text
 from tests.engine.small_models import FAMILIES, Rectangle, relative_error, small_model
 
 MIB = 2**20
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(CudaDevice.why_missing()), reason=f"no GPU to test on: {CudaDevice.why_missing()}"),
-]
 
 
-@pytest.fixture
-def gpu() -> Iterator[Device]:
+def on(kind: type[CudaDevice | MpsDevice]) -> Any:
+    """A parameter: a device of this kind, where it is here."""
+    reason = kind.why_missing()
+    skip = pytest.mark.skipif(bool(reason), reason=f"no GPU to test on: {reason}")
+    return pytest.param(kind, id=kind.name, marks=[getattr(pytest.mark, kind.name), skip])
+
+
+CUDA, MPS = on(CudaDevice), on(MpsDevice)
+
+
+@pytest.fixture(params=[CUDA, MPS])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
     """The first GPU, with exact fp32 products, and empty before and after."""
-    device = CudaDevice(0)
+    device = request.param(0)
     device.set_exact_fp32(True)
     gc.collect()
     device.cleanup()
@@ -150,6 +157,7 @@ def test_the_same_tokens_are_written(gpu: Device) -> None:
     assert generate(moved(model, gpu), rows, max_new_tokens=8) == generate(model, rows, max_new_tokens=8)
 
 
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
 def test_small_tensors_arrive_whole_and_rates_are_those_of_a_gpu_and_leave_nothing_behind(gpu: Device) -> None:
     sent = [torch.arange(number * 1000, number * 1000 + 777) for number in range(50)]
     arrived = [place(tensor, gpu.torch_device) for tensor in sent]
@@ -175,6 +183,7 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
     gpu.limit_memory(gpu.memory_total_bytes())
 
 
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
     model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
@@ -220,26 +229,27 @@ def trained(folder: Path, name: str, *flags: str) -> tuple[dict[int, float], dic
 
 def test_a_run_has_the_losses_of_the_cpu_resumes_and_answers(gpu: Device, tmp_path: Path) -> None:
     on_cpu, _, _ = trained(tmp_path, "cpu", "--device=cpu", "--mixed_precision=no")
-    on_gpu, _, place_of = trained(tmp_path, "gpu", "--device=cuda", "--mixed_precision=no")
+    on_gpu, _, place_of = trained(tmp_path, "gpu", f"--device={gpu.name}", "--mixed_precision=no")
     assert on_gpu.keys() == on_cpu.keys()
     for step, loss in on_cpu.items():
         assert on_gpu[step] == pytest.approx(loss, rel=2e-3), step
-    place_of.do("train", "--is_keep_training=True", "--run_name=gpu", "--max_steps=14", "--device=cuda")
+    place_of.do("train", "--is_keep_training=True", "--run_name=gpu", "--max_steps=14", f"--device={gpu.name}")
     assert max(place_of.losses("gpu")) == 14
     model = f"--model={place_of.runs / 'gpu'}"
-    assert place_of.do("generate", model, "--device=cuda", "--input=the river runs", "--max_new_tokens=8").stdout
-    place_of.do("evaluate", model, "--device=cuda", f"--validation_file={tmp_path / 'text.txt'}")
+    assert place_of.do("generate", model, f"--device={gpu.name}", "--input=the river runs", "--max_new_tokens=8").stdout
+    place_of.do("evaluate", model, f"--device={gpu.name}", f"--validation_file={tmp_path / 'text.txt'}")
 
 
 @pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
 def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> None:
-    _, events, _ = trained(tmp_path, mode, "--device=cuda", f"--memory_mode={mode}")
+    _, events, _ = trained(tmp_path, mode, f"--device={gpu.name}", f"--memory_mode={mode}")
     planned, measured = (events["end"][f"{name}_peak_bytes"] for name in ("planned", "measured"))
     print(f"{mode}: planned {planned / MIB:.0f} MiB, measured {measured / MIB:.0f} MiB ({measured / planned - 1:+.0%})")
     assert 0.1 * planned < measured < 1.1 * planned + 64 * MIB  # cuBLAS takes a workspace of up to 32 MiB
 
 
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
     larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
-    _, events, _ = trained(tmp_path, "tight", "--device=cuda", *larger, "--memory_budget=2G")
+    _, events, _ = trained(tmp_path, "tight", f"--device={gpu.name}", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
