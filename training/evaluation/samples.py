@@ -82,7 +82,8 @@ def generate_metrics(
         pairs = list(_rows(batch))
         answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept)
         for (source, target), answer in zip(pairs, answers, strict=True):
-            prompt, reference = (_whole(tokenizer.decode_with_unknown(ids)).strip() for ids in (source, target))
+            texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
+            prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
             sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
             cut += is_cut(answer, settings)
             if own:

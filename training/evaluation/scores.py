@@ -39,6 +39,7 @@ FIGURES = (
     "perplexity",
     "rows",
     "tokens",
+    "answered_rows",
     "averaged_checkpoints",
 )  # of an evaluation beside its scores
 
