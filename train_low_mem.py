@@ -88,7 +88,9 @@ def _answered(arguments: list[str]) -> int:
             return 1
         place = error.filename or say("the output")
         told = say(
-            "{place}, cannot be written: {reason}; free space, and start again", place=place, reason=reason_of(error)
+            "{place}, cannot be written: {reason}; free some space and start again",
+            place=place,
+            reason=reason_of(error),
         )
         _print_refusal(_name_of(arguments), UserError(told))
         return 2
@@ -123,7 +125,7 @@ def _dispatch(arguments: list[str]) -> int:
     if not name:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = say("; did you mean {near}?", near=near[0]) if near else ""
-        told = "{word}, is no command; the first word is one of: {commands}{hint}"
+        told = "{word}, is not a command; the first word must be one of: {commands}{hint}"
         raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
@@ -222,7 +224,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
         if takes and os.path.exists(word):  # a file or folder that is there; a word too long for one is not
             problems.append(say("{word}, is unexpected; write --{flag}={word}", word=word, flag=takes))
         else:
-            problems.append(say("{word}, is unexpected; settings are written --name=value", word=word))
+            problems.append(say("{word}, is unexpected; write settings as --name=value", word=word))
     if name in BY_ACCELERATE:
         problems += foreign_engines()
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
@@ -230,7 +232,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
     for flag, values in typed.items():
         value, positive = values[-1], flag.removeprefix("no").lstrip("_")
         if len(set(values)) > 1:  # the last one counts, as scripts that add theirs at the end expect
-            told = "{name} is typed {count} times; {name}={value} counts"
+            told = "{name} is given {count} times; the last one, {name}={value}, applies"
             _print_once(say(told, name=f"--{flag}", count=len(values), value=value or ""))
         facts = taken.get(flag)
         if facts is None and flag.startswith("no") and positive in switches:

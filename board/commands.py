@@ -61,7 +61,9 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
             raise UserError(
                 f"--delete = {name}, needs a terminal to confirm; add --yes=True to delete {size} permanently"
             )
-        question = say("delete {run} for good, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size)
+        question = say(
+            "permanently delete {run}, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size
+        )
         if input(question).strip().lower() not in (
             "y",
             "yes",
@@ -74,4 +76,4 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
         problem = str(error)
     if problem:
         raise UserError(f"--delete = {name}, was not deleted: {problem}")
-    print(say("{run} is deleted, {size} are free", run=visible(name), size=size))
+    print(say("{run} deleted, {size} freed", run=visible(name), size=size))

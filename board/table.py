@@ -46,7 +46,7 @@ def lines_of(runs: Sequence[dict[str, Any]], columns: int | None = None, now: fl
             reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
             lines += folded(str(say("{run} failed: {reason}", run=run["name"], reason=reason)), columns, indent=2)
     if hidden := [name for name in HEAD if name not in names]:
-        told = "not shown here: {columns}; a wider terminal shows them, --json=True too"
+        told = "columns hidden: {columns}; use a wider terminal or --json=True"
         lines += folded(str(say(told, columns=join(", ", map(say, hidden)))), columns, indent=2)
     return lines
 
@@ -66,12 +66,13 @@ def _beginning(run: dict[str, Any], now: float | None, columns: int) -> list[str
     """Which process prepares a run, since when, and how far it is."""
     doing = run["doing"]
     whose = {"run": run["name"], "number": run["process"] or "?", "time": _moment(run["started"], now)}
-    told = say("{run}: process {number} prepares it since {time}", **whose)
+    told = say("{run}: process {number} has been preparing data since {time}", **whose)
     if isinstance(doing.get("rows"), int) and isinstance(doing.get("rows_per_second"), (int, float)):
         what = str(doing.get("what", ""))
         split = what.removeprefix("preparing ")
         told = say(
-            "{run}: process {number} prepares it since {time}; {what}: {rows} rows so far, {speed} a second",
+            ("{run}: process {number} has been preparing data since {time}; {what}: {rows} rows so far, {speed} per "
+            "second"),
             what=say(what) if split == what else say("preparing {split}", split=split), rows=f"{doing['rows']:,}",
             speed=f"{doing['rows_per_second']:,.0f}", **whose,
         )  # fmt: skip

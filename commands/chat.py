@@ -33,11 +33,11 @@ from training.setup.adapters import AdapterSet
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
 HELP = """\
-/reset      forget the conversation
-/save FILE  write the conversation as one JSON line
-/adapter X  let the adapter of that name be on (none: the base alone)
-/help       this
-/exit       leave (also /q, /quit, exit, quit, 退出, or Ctrl-D); Ctrl-C stops an answer"""
+/reset      clear the conversation
+/save FILE  save the conversation as one line of JSON
+/adapter X  activate the adapter of that name (none: base model only)
+/help       show this help
+/exit       quit (also /q, /quit, exit, quit, 退出, or Ctrl-D); Ctrl-C stops an answer"""
 LEAVING = ("/exit", "/q", "/quit", "/bye")
 LEAVING_WORDS = ("exit", "quit", "退出", "结束", "再见")  # on a terminal; in a file they may be questions
 NOTHING = "(no answer: the model ended it at once)"
@@ -75,23 +75,23 @@ def chat(config: Config) -> None:
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D leaves", folder=trained.folder)]
+    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
     if only_pretrained(trained.folder):
         command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
         notes.append(
             say(
-                "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text and answers no question; "
-                "finetune it first: {command}",
+                "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text but cannot answer "
+                "questions; finetune it first: {command}",
                 command=command,
             )
         )
     elif trained.template.turns and turns:
-        notes.append(
-            say("it has learnt conversations: earlier questions and answers are remembered; /reset forgets them")
-        )
+        notes.append(say("trained on conversations: it remembers earlier questions and answers; /reset clears them"))
     elif asked == AUTO:
         notes.append(
-            say("it has learnt single questions: each is answered alone; --history_turns=3 shows it earlier ones")
+            say(
+                "trained on single questions: each is answered without the earlier ones; --history_turns=3 includes them"
+            )
         )
     return notes
 
@@ -218,14 +218,14 @@ class Session:
         if name == "/reset" and not argument:
             self.turns.clear()
             self._saved.clear()
-            return say("the conversation starts over")
+            return say("the conversation was reset")
         if name == "/save":
             return self._save(argument.strip())
         if name == "/adapter":
             return self._change_adapter(argument.strip())
         if name == "/help":
             return say(HELP)
-        return say("{line} is no command\n{help}", line=line, help=say(HELP))
+        return say("{line} is not a command\n{help}", line=line, help=say(HELP))
 
     def _change_adapter(self, name: str) -> str:
         if self.adapters is None:
@@ -236,11 +236,11 @@ class Session:
             self.adapters.set_adapter(None if name == "none" else name)
         except UserError as error:
             return str(error)
-        return say("{name} is on", name=name)
+        return say("{name} is active", name=name)
 
     def _save(self, name: str) -> str:
         if not name:
-            return say("/save needs the name of a file")
+            return say("/save needs a file name")
         if not self.turns:
             return say("there is nothing to save yet")
         spoken = ([(SYSTEM, self.system)] if self.system else []) + self.turns
@@ -250,7 +250,7 @@ class Session:
         except OSError as error:
             return say("{file} cannot be written: {reason}", file=name, reason=reason_of(error))
         questions = counted(len(self.turns) // 2, "question")
-        return say("{file} holds this conversation, {questions} with answers", file=name, questions=questions)
+        return say("conversation saved to {file}: {questions} with answers", file=name, questions=questions)
 
     def _write(self, path: Path, line: bytes) -> None:
         """Put a line in the place of the one that this conversation has in the file; where it has none, after all others.

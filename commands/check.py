@@ -51,10 +51,10 @@ def _folders(named: Path) -> Iterator[Path]:
 def _describe(folder: Path) -> str:
     sums = read_sums(folder)
     if sums is not None:
-        return say("{files} as written", files=counted(len(sums["files"]), "file"))
+        return say("{files} match their checksums", files=counted(len(sums["files"]), "file"))
     if is_adapter(folder):
         read_info(folder)
-        return say("no sums to compare; the adapter can be opened")
+        return say("no checksums to compare; the adapter can be opened")
     return say(
-        "no sums to compare; {tensors} can be opened", tensors=counted(len(TensorFolder(folder).names), "tensor")
+        "no checksums to compare; {tensors} can be opened", tensors=counted(len(TensorFolder(folder).names), "tensor")
     )

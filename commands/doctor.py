@@ -61,7 +61,7 @@ def doctor(config: Config) -> None:
     if machine is not None:  # each trial is announced, for it may take minutes
         trials, named = trials_of(config), config.checkpoint.model if is_named else config.model_preset
         report |= {"model": named, "budget_bytes": machine.budget_bytes}
-        told = "trying {model}: {trials}; Ctrl-C shows what is known till then"
+        told = "trying {model}: {trials}; Ctrl-C shows the results so far"
         print(say(told, model=named, trials=counted(len(trials), "trial")), file=sys.stderr)
         try:
             for row in run_trials(trials, machine, partial(print, file=sys.stderr, flush=True)):
@@ -115,10 +115,10 @@ def _show_machine(report: dict[str, Any]) -> None:
 def _show_findings(report: dict[str, Any]) -> None:
     progress = Progress(1)
     if report["trials"]:
-        told = "{model}, each in a process of its own, budget {budget}"
+        told = "{model}, each in its own process, budget {budget}"
         title = say(told, model=report["model"], budget=format_size(report["budget_bytes"]))
         progress.table(title, list(_trial_rows(report["trials"])))
-    advice = report["advice"] or [say("nothing stands out: this machine does what it can")]
+    advice = report["advice"] or [say("nothing to improve on this machine")]
     progress.table(say("advice"), [("-", sentence) for sentence in advice])
 
 
@@ -139,10 +139,10 @@ def _machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         told = join(": ", [say(limit["what"]), format_size(limit["bytes"])])
         yield say("limit"), say("{limit} (binds)", limit=told) if limit["what"] == memory["binding"] else told
     budget, margin = format_size(memory["budget_bytes"]), format_size(memory["margin_bytes"])
-    yield say("a run may take"), say("{budget}, {margin} left free", budget=budget, margin=margin)
+    yield say("available to a run"), say("{budget}, {margin} left free", budget=budget, margin=margin)
     for other in machine["others"]:
         held = {"size": format_size(other["bytes"]), "name": other["name"], "number": other["pid"]}
-        yield say("held by others"), say("{size} by {name} ({number})", **held)
+        yield say("used by other programs"), say("{size} by {name} ({number})", **held)
     free = say("{folder}: {size} free", folder=disk["folder"], size=format_size(disk["free_bytes"]))
     writes = [] if disk["write_rate"] is None else [say("writes {rate}B/s", rate=_metric(disk["write_rate"]))]
     reads = [] if disk["read_rate"] is None else [say("reads {rate}B/s", rate=_metric(disk["read_rate"]))]

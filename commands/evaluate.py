@@ -139,7 +139,7 @@ def _table(
         (say("loss"), f"{result.loss:.4f}"),
         (say("perplexity"), result.shown_perplexity()),
     ]
-    rows += [(say("cut"), say("{count} to the longest length", count=counted(cut, "row")))] if cut else []
+    rows += [(say("cut"), say("{count} to the maximum length", count=counted(cut, "row")))] if cut else []
     if bad := prepared.counts.get("validation_bad_rows", 0):
         rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
     rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []

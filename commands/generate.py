@@ -60,12 +60,12 @@ def generate(config: Config) -> None:
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
-            told = "{file} holds {answers} already; continuing after them"
+            told = "{file} already holds {answers}; continuing after them"
             Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
     if only_pretrained(learnt_last(folder, adapters)) and "<extra_id_" not in given:
         told = say(
-            "the model has only been pretrained: it fills gaps such as <extra_id_0>, and answers once it is finetuned"
+            "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(told)
     trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
@@ -150,7 +150,7 @@ class Encoder:
         if self.cut:
             notes.append(
                 say(
-                    "cut to --max_seq_len={longest}: {prompts}, the first is {first}",
+                    "truncated to --max_seq_len={longest}: {prompts}, first {first}",
                     longest=longest,
                     prompts=counted(self.cut, "prompt"),
                     first=self.first_cut,

@@ -230,7 +230,7 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters))):
         found, wrong = answers_by(place, given)
         own, problems = own | found, problems + wrong
-        notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
+        notes += [say("{keys}: unknown, ignored", keys=keys) for keys in remarks(place)]
     own = {name: value for name, value in own.items() if value != getattr(config.generate, name)}
     if own.get("num_beams", config.generate.num_beams) == 1:
         own = {name: value for name, value in own.items() if name not in SEARCH}
@@ -240,7 +240,7 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     notes = [*(idle_search(config) if searches else []), *notes]
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())
-        text = "answers by {settings}, as the model's {file} says; flags go before it"
+        text = "generating with {settings} from the model's {file}; flags override it"
         notes.append(say(text, settings=settings, file=GENERATION_FILE))
     for note in notes:  # beside the answers, which a script may read from standard output
         Progress(1, rank() == 0, stream=sys.stderr).note(note)
@@ -265,12 +265,12 @@ def find_model(config: Config) -> Path:
         named = str(run)
     folder = model_folder(named) or Path(named)
     if folder.is_file():
-        told = "--model = {folder}, is a file; name the folder with config.json, model.safetensors and tokenizer.json"
+        told = "--model = {folder}, is a file; give the folder with config.json, model.safetensors and tokenizer.json"
         raise UserError(say(told, folder=named))
     if not folder.is_dir():
         raise UserError(
             say(
-                "--model = {folder}, no such folder; name one with config.json, model.safetensors and tokenizer.json",
+                "--model = {folder}, no such folder; give one with config.json, model.safetensors and tokenizer.json",
                 folder=named,
             )
             + near_folder(folder)

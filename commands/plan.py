@@ -173,8 +173,8 @@ def _assumed(rows: Rows, config: Config) -> list[str]:
         return []
     return [
         say(
-            "rows are taken to be as long as --max_seq_len={source} and --max_target_len={target} allow, as they are not prepared "
-            "yet; shorter ones take less: after `prepare` with the same flags, the plan is that of your rows",
+            "data is not prepared yet, so rows are assumed to be as long as --max_seq_len={source} and "
+            "--max_target_len={target} allow; after `prepare` with the same flags the plan uses their real lengths",
             source=config.data.max_seq_len, target=config.data.max_target_len,
         )
     ]  # fmt: skip

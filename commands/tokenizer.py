@@ -68,7 +68,7 @@ def tokenizer(config: Config) -> None:
     ]
     asked = config.model.vocab_size
     if trained.size < asked and config.tokenizer.tokenizer_type != "byte":
-        rows.append((say("asked for"), say("{count}; the text has no more to teach", count=f"{asked:,}")))
+        rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
     rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items())
     rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
     show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)

@@ -44,12 +44,13 @@ def unheeded(config: Config, command: str) -> list[str]:
     told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
     told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
-        text = "--warmup_steps = {warmup}, is more than the {steps} of this run: the rate rises to its end"
+        text = "--warmup_steps = {warmup}, exceeds the {steps} of this run: the learning rate rises until the end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
     for name, edited in edits(type(config)().as_dict()).items():
         if config.origin(name) == "preset":
             text = (
-                "{name} = {edited} in config.py, is replaced by {value} of a preset; --{name}={edited} goes before it"
+                "{name} = {edited} in config.py, is overridden by {value} from a preset; --{name}={edited} takes "
+                "precedence"
             )
             told.append(say(text, name=name, edited=edited, value=config.as_dict()[name]))
     return told
@@ -66,7 +67,7 @@ def idle_search(config: Config) -> list[str]:
 
 def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
     values = config.as_dict()
-    text = "--{name} = {value}, changes nothing here without {needed}"
+    text = "--{name} = {value}, has no effect here without {needed}"
     return [
         say(text, name=name, value=values[name], needed=other)
         for name, other in needed.items()

@@ -126,7 +126,7 @@ def _parse_kind(facts: Mapping[str, Any], value: Any, word: Any) -> Any:
     if kind == "size":
         return _size(value, word)
     if kind in ("text", str) and not is_encodable(str(value)):
-        raise ValueError(say("is not UTF-8; rename it, or set a locale that has its letters, such as LC_ALL=C.UTF-8"))
+        raise ValueError(say("is not UTF-8; rename it, or set a UTF-8 locale such as LC_ALL=C.UTF-8"))
     if kind == "text":
         return str(value)
     if kind is str:

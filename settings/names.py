@@ -18,13 +18,13 @@ _NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 def name_problem(name: str) -> Said | None:
     """Why a new run cannot be called so, as behind a name and a comma; None: it can."""
     if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
-        return say("is no folder name; use letters, digits, _ and -")
+        return say("is not a valid folder name; use letters, digits, _ and -")
     size = len(name.encode("utf8"))
     if len(name) <= LONGEST_NAME and size <= LONGEST_NAME_BYTES:
         return None
     return say(
-        "is a name of {letters} letters, {size} bytes in UTF-8; allowed: {most} letters and {most_bytes} bytes; choose a "
-        "shorter one",
+        "has {letters} characters, {size} bytes in UTF-8; allowed: {most} characters and {most_bytes} bytes; "
+        "choose a shorter name",
         letters=len(name), size=size, most=LONGEST_NAME, most_bytes=LONGEST_NAME_BYTES,
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ def layered(
                     problems.append(_no_such(name, value, origin, command, taken))
             elif isinstance(value, (Mapping, list, tuple, set)):
                 # its text may be of any length: YAML can name one part many times
-                problems.append(say("--{name}, is given a table; a setting has one value", name=name))
+                problems.append(say("--{name}, is a table; a setting takes one value", name=name))
             else:
                 try:
                     values[name], origins[name] = parse(settings[name][1], value), origin
@@ -156,7 +156,7 @@ def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[st
     if others and meant:
         hint: str = say(" of {command}; {advice}", command=command, advice=meant)
     elif others and not longer:
-        hint = say(" of {command}, but of {others}", command=command, others=", ".join(others))
+        hint = say(" for {command}, only for {others}", command=command, others=", ".join(others))
     elif others:  # a longer name is meant, whatever other commands call by the shorter one
         hint = say("; did you mean --{near}?", near=longer[0])
     else:

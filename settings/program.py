@@ -75,11 +75,11 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
     if other.is_file() and Path(sys.prefix) != ROOT / VENV:
         is_here = Path.cwd() == ROOT
         words = [str(IN_VENV if is_here else other), FILE if is_here else str(ROOT / FILE), *arguments]
-        told = "{package}, is not installed for {python}; everything is in {folder}: {command}"
+        told = "{package}, is not installed for {python}, but it is in {folder}: {command}"
         return say(told, folder=other.parent.parent, command=shlex.join(words), **facts)
     told = (
-        "{package}, is not installed for {python}; `make train` puts everything into .venv, or install it with "
-        "{python} -m pip install -r requirements.txt -c constraints.txt"
+        "{package}, is not installed for {python}; `make train` installs everything into .venv, or run {python} "
+        "-m pip install -r requirements.txt -c constraints.txt"
     )
     return say(told, **facts)
 

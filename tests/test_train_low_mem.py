@@ -34,7 +34,7 @@ def run(folder: Path, fakes: Path, *arguments: str, **variables: str) -> Run:
 
 TRAPS = {
     "mistyped flag": (["train", "--is_finetun=True"], ["--is_finetun:", "--is_finetune?"]),
-    "mistyped command": (["trian"], ["trian, is no command", "did you mean train?"]),
+    "mistyped command": (["trian"], ["trian, is not a command", "did you mean train?"]),
     "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
     "a file without its flag": (["train", "."], ["--train_file=."]),
     "two hyphens alone": (["train", "--", "--interactive"], ["--, is unexpected", "--interactive:"]),

@@ -42,22 +42,27 @@ def _about_memory(memory: dict[str, Any], others: list[dict[str, Any]]) -> Itera
     budget = format_size(memory["budget_bytes"])
     if memory["binding"] != "available RAM":
         yield say(
-            "{limit} limits this process, not the RAM: {size} are left to a run; overrunning it means being killed, so plan with "
-            "it or raise it",
+            "{limit} limits this process more than the RAM does: {size} remain for a run, and exceeding it kills the "
+            "process; plan for it or raise it",
             limit=say(memory["binding"]), size=budget,
         )  # fmt: skip
     if memory["swap_used_bytes"] > USED_SWAP_BYTES:
         used = format_size(memory["swap_used_bytes"])
         yield say(
-            "{size} of swap is in use: memory is short already, and a run that swaps is many times slower; close programs",
+            (
+                "{size} of swap is in use: memory is already short, and swapping makes a run many times slower; close "
+                "other programs"
+            ),
             size=used,
         )
     if memory["swap_total_bytes"] == 0 and memory["binding"] == "available RAM":
-        yield say("there is no swap: what goes beyond the RAM is killed at once; --memory_budget=auto stays below it")
+        yield say(
+            "there is no swap: a process that exceeds the RAM is killed at once; --memory_budget=auto stays below it"
+        )
     for other in others:
         if other["bytes"] > 0.1 * memory["total_bytes"]:
             held = format_size(other["bytes"])
-            told = "{name} (process {number}) holds {size}: end it and a run may take that much more"
+            told = "{name} (process {number}) uses {size}: end it to give a run that much more"
             yield say(told, name=other["name"], number=other["pid"], size=held)
 
 
@@ -66,17 +71,20 @@ def _about_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]
     threads = torch.get("threads", cores)
     if quota is not None and threads > quota + 0.5:
         yield say(
-            "a quota leaves {quota} of {cores} cores, and torch uses {threads} threads: set --num_threads={best}",
+            "a CPU quota allows {quota} of {cores} cores, but torch uses {threads} threads: set --num_threads={best}",
             quota=f"{quota:g}", cores=cores, threads=threads, best=max(1, int(quota)),
         )  # fmt: skip
     elif threads < cores:
         yield say(
-            "torch uses {threads} of {cores} cores (OMP_NUM_THREADS or the launcher says so); more are faster: "
+            "torch uses {threads} of {cores} cores (set by OMP_NUM_THREADS or the launcher); more are faster: "
             "--num_threads={cores}",
             threads=threads, cores=cores,
         )  # fmt: skip
     if system["load"] is not None and system["load"] > CROWDED * cores:
-        told = "{load} processes want {cores} cores: the speeds above are of a busy machine and mean little"
+        told = (
+            "{load} processes compete for {cores} cores: the speeds above were measured on a busy machine and mean "
+            "little"
+        )
         yield say(told, load=f"{system['load']:g}", cores=cores)
 
 
@@ -95,13 +103,13 @@ def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_un
         is_x86 = best["name"] == "cpu" and torch.get("cpu_capability", "").startswith("AVX")
         units = say("no AMX or AVX512-BF16 units") if is_x86 and not bf16_units else say("no fast bf16 units")
         yield say(
-            "{device} has {units}: bf16 products take {times} times as long as fp32 ones, so products are fp32; weights may still "
-            "rest in bf16 (--mixed_precision=bf16), which halves them",
+            "{device} has {units}: bf16 takes {times} times as long as fp32, so training computes in fp32; "
+            "--mixed_precision=bf16 still halves the weights by storing them in bf16",
             device=best["name"], units=units, times=f"{times:.0f}",
         )  # fmt: skip
     held = best["total_bytes"] - best["free_bytes"]
     if best["is_separate_memory"] and held > HELD_SHARE * best["total_bytes"]:
-        told = "{size} of {device} are held by other processes: end them and a run may take that much more"
+        told = "other processes use {size} of {device}: end them to give a run that much more"
         yield say(told, size=format_size(held), device=best["about"])
     if torch.get("mac") == "rosetta":
         yield say(
@@ -115,17 +123,18 @@ def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_un
 def _about_surroundings(machine: dict[str, Any]) -> Iterator[str]:
     disk, malloc, variables = machine["disk"], machine["malloc"], machine["environment"]
     if disk["free_bytes"] < FULL_DISK_BYTES:
-        told = "{folder} has {size} free: a checkpoint takes the model's size and more; see --output_dir"
+        told = "{folder} has {size} free: a checkpoint takes at least the size of the model; see --output_dir"
         yield say(told, folder=disk["folder"], size=format_size(disk["free_bytes"]))
     if disk["read_rate"] is not None and disk["read_rate"] < SLOW_DISK:
         rate = format_size(disk["read_rate"])
         yield say("the disk reads {rate}/s: keep token shards in RAM-backed or faster storage (--cache_dir)", rate=rate)
     if not malloc["is_glibc"]:
-        told = "the allocator is {library}: freed memory cannot be trimmed, so peaks lie a little above the plan"
+        told = "the allocator is {library}: freed memory cannot be returned, so peaks are slightly above the plan"
         yield say(told, library=malloc["library"])
     if "expandable_segments" not in variables.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments"):
         yield say(
-            "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which keeps rows of many lengths from fragmenting"
+            "PYTORCH_CUDA_ALLOC_CONF is set without expandable_segments:True, which prevents fragmentation by rows of "
+            "varying length"
         )
 
 
@@ -133,14 +142,14 @@ def _about_trials(trials: list[dict[str, Any]]) -> Iterator[str]:
     failed = [trial for trial in trials if trial["outcome"] and not trial["outcome"].startswith("not tried")]
     if failed:
         labels = join(", ", [trial_name(trial["kind"], trial["label"]) for trial in failed])
-        yield say("did not go through: {trials}; a run with these settings would not either", trials=labels)
+        yield say("failed: {trials}; a run with these settings would fail too", trials=labels)
     pairs = [(t["measured_bytes"], t["predicted_bytes"]) for t in trials if t["kind"] != "model load"]
     off = [measured / predicted - 1 for measured, predicted in pairs if measured and predicted]
     if off and max(off) > TRUSTED:
         yield say(
-            "predictions were up to {share} too low here: where memory is short, name a --memory_budget that is lower by as much",
+            "predictions were up to {share} too low here: if memory is short, lower --memory_budget by as much",
             share=f"{max(off):.0%}",
         )
     elif off:
-        told = "predictions held: measured peaks were {least} to {most} beside them"
+        told = "predictions held: measured peaks differed by {least} to {most}"
         yield say(told, least=f"{min(off):+.0%}", most=f"{max(off):+.0%}")

@@ -76,10 +76,10 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
         row |= {"predicted_bytes": plan.peak_bytes, "predicted_seconds": plan.seconds}
         expected = plan.seconds * STEPS_OF_A_TRIAL
         if expected > TRIAL_SECONDS:
-            text = "not tried: a step would take about {seconds} s"
+            text = "not tried: one step would take about {seconds} s"
             yield {**row, "outcome": say(text, seconds=f"{plan.seconds:.0f}")}
             continue
-        text = "  {number} of {count}: {trial}, {time} and the start of its process"
+        text = "  {number} of {count}: {trial}, {time} plus process start"
         name, time = trial_name(kind, label), about(expected, expected, expected)
         tell(say(text, number=number, count=len(trials), trial=name, time=time))
         count = choice.batch_size_per_gpu * choice.gradient_accumulation_steps

@@ -131,7 +131,7 @@ def in_child(function: Callable[..., Prepared], config: Config, note: Path | Non
                 return function(config, note, only_if_made)
         return ask(config, function, config, note)
     except KeyboardInterrupt:
-        words = "interrupted while preparing the rows; the same command continues from what is done"
+        words = "interrupted while preparing data; the same command continues where it stopped"
         raise KeyboardInterrupt(say(words)) from None
     finally:
         forget()

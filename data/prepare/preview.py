@@ -72,9 +72,9 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
     if found.bad_rows.count:
-        words = "{count} of the first ones, such as {example}"
+        words = "{count} of the first rows, such as {example}"
         if not config.data.skip_bad_rows:
-            words = "{count} of the first ones, such as {example}; training stops there without --skip_bad_rows=True"
+            words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
         bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
         table.append((say("cannot be read"), bad))
     return task, [*table, *passed_over(config, task.kind)]
@@ -108,9 +108,7 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
         left = tokens % min(window, tokens)
         if left > TOLD_SHARE * tokens:
             values = {"left": f"{left:,}", "tokens": f"{tokens:,}", "window": f"{window:,}"}
-            told_end = (
-                "the last {left} of {tokens} tokens, as a row takes {window}; a smaller --max_seq_len leaves fewer"
-            )
+            told_end = "the last {left} of {tokens} tokens, because each row takes {window}; a smaller --max_seq_len drops fewer"
             table.append((say("never read"), say(told_end, **values)))
     return table
 

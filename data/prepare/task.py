@@ -317,11 +317,11 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Rows:
     """
     taken, told_files = {file for part in parts for file in part.taken}, dict[str, list[str]]()
     for title, group, words in (
-        ("not read", "descriptions", "{files} .json beside other data files, where it mostly describes them, the first {file}; name it too if it holds rows"),
-        ("not read", "test", "{files} for testing by name, the first {file}"),
-        ("not read", "others", "{files} whose names say no split, the first {file}"),
-        ("held out" if holds_out else "not read", "validation", "{files} for validation by name, the first {file}"),
-        ("read too", "unheeded", "{files} that say validation or test by name, as none says train, the first {file}"),
+        ("not read", "descriptions", "{files} .json next to other data files, usually metadata, first {file}; name it too if it holds rows"),
+        ("not read", "test", "{files} named as test data, first {file}"),
+        ("not read", "others", "{files} whose names mention no split, first {file}"),
+        ("held out" if holds_out else "not read", "validation", "{files} named as validation data, first {file}"),
+        ("read too", "unheeded", "{files} named as validation or test data, because none is named train, first {file}"),
     ):  # fmt: skip
         found = [file for part in parts for file in getattr(part, group) if (file in taken) == (title == "read too")]
         if found:

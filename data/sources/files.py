@@ -70,17 +70,16 @@ OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is
 # how other things begin that a failed download leaves under a data file's name
 STRANGERS = {
-    b"version https://git-lfs": "is a git-lfs pointer, some lines that stand for the file; run `git lfs pull` where it was cloned, "
-    "or fetch the file itself",
-    b"<!doctype html": "is an HTML page, not {kind}: a sign-in or a preview was saved; fetch the raw file (on the Hugging Face hub "
-    "/resolve/ in its address, not /blob/)",
-    b"<html": "is an HTML page, not {kind}: a sign-in or a preview was saved; fetch the raw file (on the Hugging Face hub /resolve/ "
-    "in its address, not /blob/)",
+    b"version https://git-lfs": "is a git-lfs pointer instead of the file itself; run `git lfs pull` in the clone, or download the file",
+    b"<!doctype html": "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the "
+            "Hugging Face hub, use /resolve/ in the address, not /blob/)",
+    b"<html": "is an HTML page, not {kind}: probably a saved sign-in or preview page; download the raw file (on the "
+            "Hugging Face hub, use /resolve/ in the address, not /blob/)",
     b"\xff\xfe": "is UTF-16; save it as UTF-8", b"\xfe\xff": "is UTF-16; save it as UTF-8",
-    b"pk\x03\x04": "is a zip archive, as workbooks and documents are, too; unpack it, or save the sheet as CSV",
+    b"pk\x03\x04": "is a zip archive (as are Excel and Word files); unpack it, or save the sheet as CSV",
     **dict.fromkeys((b"rar!\x1a", b"7z\xbc\xaf"), "is an archive; unpack it"),
     b"%pdf-": "is a PDF; save its text as UTF-8",
-    b"sqlite format 3\0": "is a database; write its rows as JSONL, CSV or Parquet",
+    b"sqlite format 3\0": "is a database; export its rows to JSONL, CSV or Parquet",
 }  # fmt: skip
 TAR, TAR_AT = b"ustar", 257
 NULS = 16  # of so many bytes of a text one may be NUL; of UTF-16 each second one is, and of other files many are
@@ -366,7 +365,7 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
     near = difflib.get_close_matches(Path(part).name, beside, n=1)
     hint = say("; did you mean {near}?", near=Path(part).with_name(near[0])) if near else ""
-    told = say("{name} = {part}, no such file; name a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
+    told = say("{name} = {part}, no such file; give a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
     raise UserError(told)
 
 
@@ -416,7 +415,7 @@ def _unpacked_kind(start: bytes, kind: str) -> tuple[str, str]:
     if kind in TABLES:
         return kind, f"does not begin like {kind}; it is another format or broken, write it again"
     if kind == TEXT and start.count(b"\0") * NULS > len(start):
-        return kind, say("holds many NUL bytes: it is no text in UTF-8")
+        return kind, say("holds many NUL bytes and is not UTF-8 text")
     return JSON if kind == JSONL and begins[:1] == b"[" else kind, ""
 
 

@@ -28,7 +28,7 @@ from formats import JSON
 from language import join, say
 from settings.errors import UserError
 
-GLUED = "holds several objects; write one object a line"
+GLUED = "holds several objects; write one object per line"
 LOOKED_AT_OBJECTS, LOOKED_AT_CHARS = 256, 1024**2  # of a file, for columns that some lack
 FIRST_BYTES = 4096  # of a file whose rows stand under a key
 _WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
@@ -92,14 +92,17 @@ def _array(source: Source) -> Iterator[tuple[int, Any]]:
                 value, at = decode(text, at)
             except (ValueError, RecursionError) as error:
                 if is_last or len(text) - at >= LONGEST_LINE_BYTES:
-                    told = "{file}, row {number}: is not JSON ({error}), or the file is cut off there; repair it, or fetch it again"
+                    told = "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or download it again"
                     raise UserError(say(told, file=source.path, number=number + 1, error=error)) from None
                 break  # the rest of it is still to come
             number += 1
             yield number, value
         text = text[at:]
         if is_closed and _behind(_BLANKS, text, 0) < len(text):  # two files, one behind the other
-            told = "{file}: something follows the array after row {number}; write one array, or one object a line"
+            told = (
+                "{file}: unexpected content after the array, which ends with row {number}; write one array, or one object "
+                "per line"
+            )
             raise UserError(say(told, file=source.path, number=number))
 
 

@@ -27,7 +27,7 @@ LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
 BY_LINE = (TEXT, JSONL, CSV, TSV)
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
-GBK_REMEDY = "it reads as GBK: save the file as UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW), all of it is meant"
+GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
 
 
@@ -51,7 +51,7 @@ class BadRows:
         """
         sentence = say("{file}, {place}: {problem}", file=path, place=place, problem=problem)
         if not self.skip:
-            remedy = say("repair it, or use --skip_bad_rows=True to count such rows and go on")
+            remedy = say("fix it, or use --skip_bad_rows=True to skip and count such rows")
             raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
         self.note(path, place, problem)
 
@@ -77,7 +77,7 @@ def _open(source: Source) -> Iterator[Any]:
 
 def too_long() -> str:
     """What is wrong with a line or a text of `LONGEST_LINE_BYTES` or more."""
-    told = "is longer than {size} MiB, which is no row to learn from; cut it into several"
+    told = "is longer than {size} MiB, too long for one row; split it"
     return say(told, size=LONGEST_LINE_BYTES // 1024**2)
 
 

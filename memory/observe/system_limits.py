@@ -108,7 +108,7 @@ def _ram_bytes(root: Path) -> tuple[int, int]:
         told = psutil.virtual_memory()
     except OSError as error:
         raise UserError(
-            say("{file}, cannot be read, where the system tells of its memory; mount /proc", file=error.filename)
+            say("{file}, cannot be read, but the system reports its memory there; mount /proc", file=error.filename)
         ) from None
     return int(told.available), int(told.total)
 

@@ -77,9 +77,9 @@ def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None
 def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_answers(folder, SEARCH)
     assert how(answering(settings(), folder, [])) == KEPT
-    assert "answers by --num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
+    assert "generating with --num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
     assert how(answering(settings(length_penalty=2), folder, [])) == {**KEPT, "length_penalty": 2.0}
-    assert "changes nothing" not in capsys.readouterr().err
+    assert "has no effect" not in capsys.readouterr().err
     plain = how(GREEDY := Config())
     for flags in ({"num_beams": 1}, {"temperature": 0.7}):
         assert how(answering(settings(**flags), folder, [])) == {**plain, "no_repeat_ngram_size": 2}
@@ -88,7 +88,7 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     (folder / GENERATION_FILE).unlink()
     assert how(answering(settings(length_penalty=2), folder, [])) == {**plain, "length_penalty": 2.0}
-    assert "--length_penalty = 2.0, changes nothing here without --num_beams=4" in capsys.readouterr().err
+    assert "--length_penalty = 2.0, has no effect here without --num_beams=4" in capsys.readouterr().err
 
 
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -136,7 +136,7 @@ def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
         "num_beams": 2, "no_repeat_ngram_size": 3, "temperature": 0.0,
     }  # fmt: skip
     told = capsys.readouterr().err
-    assert "generation_config.json: novel: not known, passed over" in told
+    assert "generation_config.json: novel: unknown, ignored" in told
     greedy = answering(settings(num_beams=1, temperature=0), folder, [])
     assert how(greedy, ("temperature", "top_k", "no_repeat_ngram_size")) == {
         "temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3,

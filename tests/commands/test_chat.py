@@ -82,9 +82,9 @@ def test_commands(tmp_path: Path) -> None:
     session = Session(parrot, "规则", history_turns=9)
     assert session.command(f"/save {file}") == "there is nothing to save yet" and not file.exists()
     told = talk(["a b", f"/save {file}", "/reset", "c", "/help", "/nothing", "/save", "/exit", "never"], session)
-    assert "holds this conversation, 1 question with answers" in told and "starts over" in told
-    assert "/nothing is no command" in told and told.count("/reset      forget") == 2
-    assert "/save needs the name of a file" in told and "never" not in told
+    assert "conversation saved to" in told and "1 question with answers" in told and "was reset" in told
+    assert "/nothing is not a command" in told and told.count("/reset      clear") == 2
+    assert "/save needs a file name" in told and "never" not in told
     assert parrot.seen[1][0] == [("user", "c")]
     messages = json.loads(file.read_text(encoding="utf8"))["messages"]
     assert messages == [
@@ -200,7 +200,7 @@ def test_a_terminal(folder: Path, tmp_path: Path) -> None:
                                start_new_session=True, preexec_fn=_take_terminal(far))  # fmt: skip
     os.close(far)
     seen = _until(near, "> ")
-    assert "Ctrl-D leaves" in seen
+    assert "Ctrl-D quits" in seen
     os.write(near, "河\n".encode())
     _until(near, "> ")
     os.write(near, b"\x03")
@@ -259,7 +259,7 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
     session = Session(Writer(trained, config), adapters=trained.adapters)
     answers = {}
     for name in ("a", "b", "none", "a"):
-        assert session.command(f"/adapter {name}") == f"{name} is on"
+        assert session.command(f"/adapter {name}") == f"{name} is active"
         session.ask("hello", lambda piece: None)
         answers.setdefault(name, set()).add(session.turns[-1][1])
     assert [len(texts) for texts in answers.values()] == [1, 1, 1] and len(set.union(*answers.values())) == 3
@@ -299,8 +299,8 @@ def test_words_that_leave(word: str) -> None:
 @pytest.mark.parametrize(
     ("turns", "objective", "told"),
     [
-        (True, "pairs", "it has learnt conversations"),
-        (False, "pairs", "it has learnt single questions"),
+        (True, "pairs", "trained on conversations"),
+        (False, "pairs", "trained on single questions"),
         (False, "span", "has only been pretrained"),
     ],
 )

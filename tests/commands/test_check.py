@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_whole_run(run_dir: Path) -> None:
     found = dict(check(load("check", {"model": str(run_dir)})))
     assert [Path(folder).name for folder in found] == ["run", "step_00000002", "step_00000001"]
-    assert all("files as written" in told for told in found.values())
+    assert all("files match their checksums" in told for told in found.values())
     assert main(["check", str(run_dir)]) == main(["check", f"--model={run_dir}"]) == 0
     assert main(["check", f"--output_dir={run_dir.parent}"]) == 0, "the newest run"
 
@@ -57,7 +57,7 @@ def test_damaged_files_are_all_named(run_dir: Path, capsys: pytest.CaptureFixtur
 def test_folders_without_sums(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "plain")
     ((_, told),) = check(load("check", {"model": str(folder)}))
-    assert told.startswith("no sums to compare; ") and told.endswith("tensors can be opened")
+    assert told.startswith("no checksums to compare; ") and told.endswith("tensors can be opened")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     assert main(["check", str(folder)]) == 2
     assert main(["check", str(tmp_path / "missing")]) == 2

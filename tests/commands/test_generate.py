@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_where_its_output_stops(
     encode = answering.Encoder.encode
     monkeypatch.setattr(answering.Encoder, "encode", lambda self, p: (seen.append(p.text), encode(self, p))[1])
     generate(settings(folder, **flags))
-    assert "holds 3 answers already" in capsys.readouterr().out
+    assert "already holds 3 answers" in capsys.readouterr().out
     assert seen == PROMPTS[3:]
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     with pytest.raises(UserError, match=r"--output = .*holds answers already.*--overwrite=True"):
@@ -131,7 +131,7 @@ def test_long_prompts_are_cut_and_counted_or_refused(
 ) -> None:
     source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
     generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
-    assert "cut to --max_seq_len=16: 2 prompts, the first is " in capsys.readouterr().out
+    assert "truncated to --max_seq_len=16: 2 prompts, first " in capsys.readouterr().out
     with pytest.raises(
         UserError, match=r"p.jsonl, line 3: the prompt has 17 tokens, --max_seq_len = 16 allows no more"
     ):
@@ -148,7 +148,7 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
         generate(settings(folder, **flags))
     assert len(read(output)) == 2
     generate(settings(folder, **flags, skip_bad_rows=True))
-    assert "holds 2 answers already" in capsys.readouterr().out
+    assert "already holds 2 answers" in capsys.readouterr().out
     assert [(row["id"], bool(row["response"])) for row in read(output)] == [(0, True), (1, True), (2, False), (3, True)]
 
 

@@ -49,4 +49,4 @@ def test_the_screen_says_what_to_type_and_what_to_doubt(talker: World) -> None:
     screen = (talker.place.folder / "screen.txt").read_text(encoding="utf8")
     asked = screen.partition("--input='")[2].partition("'")[0]
     assert asked and "chat:" not in asked and "：" not in asked, "generate puts the template around it again"
-    assert "held out for evaluation: 2 rows;" in screen and "--validation_file" in screen
+    assert "only 2 rows held out for evaluation" in screen and "--validation_file" in screen

@@ -67,8 +67,8 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     if overwrite and not (run_dir / RUN_FILE).is_file():
         return [f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"]
     told = (
-        "--run_name = {run}, exists in {folder}; name another, resume it with --is_keep_training=True or replace it with "
-        "--overwrite=True"
+        "--run_name = {run}, exists in {folder}; choose another name, resume it with --is_keep_training=True or "
+        "replace it with --overwrite=True"
     )
     return [] if overwrite else [say(told, run=name, folder=output_dir)]
 

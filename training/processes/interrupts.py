@@ -129,9 +129,9 @@ class Interrupts:
         _leave_terminal(number)
         if not self.stop_requested:
             self.stop_requested, self._first_time = True, now
-            self._tell(say("finishing the step, saving; again to leave at once"))
+            self._tell(say("finishing the step and saving; press again to quit at once"))
         elif now - self._first_time >= self._same_wish_seconds:
-            self._tell(say("left without saving"))
+            self._tell(say("quit without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
                 _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it
             os._exit(INTERRUPTED)

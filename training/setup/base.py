@@ -138,8 +138,8 @@ def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
     for place in dict.fromkeys(places):
         found, problems = answers_by(place)
         taken |= {name: value for name, value in found.items() if name in TAKEN and not config.given(name)}
-        notes += [say("{problem}; the new model answers without it", problem=problem) for problem in problems]
-        notes += [say("{keys}: not known, passed over", keys=keys) for keys in remarks(place)]
+        notes += [say("{problem}; the new model does not use it", problem=problem) for problem in problems]
+        notes += [say("{keys}: unknown, ignored", keys=keys) for keys in remarks(place)]
     return config.changed(**taken)
 
 

@@ -81,8 +81,8 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
         stored, weights = TensorHeaders(home_of(run.base, config)).file_bytes, weight_counts(config.model)["total"]
         if storage != "float32" and stored >= WIDE_BYTES * weights:
             told = (
-                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, half of that: "
-                "--mixed_precision=no keeps float32"
+                "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half the "
+                "size; --mixed_precision=no keeps float32"
             )
             yield say(told, model=run.base, size=format_size(stored), storage=storage)
     if asked.train.optimizer == "adamw" or asked.lora.lora_rank:

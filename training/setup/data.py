@@ -35,7 +35,10 @@ def load_data(run: ResolvedRun) -> None:
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
-        told = "spans are masked by ids {first}, {second}, ... as in ByT5's pretraining; transformers calls other ids <extra_id_0>"
+        told = (
+            "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
+            "is a different id"
+        )
         run.notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
     asked = config.memory.ultra_low_mem
     reopen = run.budget.available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
@@ -44,7 +47,7 @@ def load_data(run: ResolvedRun) -> None:
     run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         held_out = counted(run.validation.num_rows, "row")
-        told = "held out for evaluation: {rows}; its numbers say little, name a --validation_file"
+        told = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
         run.notes.append(say(told, rows=held_out))
     if run.is_resumed and run.base is not None:
         run.state = read_training_state(run.base)
@@ -88,10 +91,13 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 "it does not match; use the tokenizer that the model was trained with"
             )
         model = dataclasses.replace(model, vocab_size=fitting)
-        told = "vocab_size = {rows}, to hold the tokenizer's {tokens} tokens"
+        told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
-        told = "the tokenizer has {tokens} ids, the model room for {rows}: --vocab_size={fitting} takes {weights} weights less"
+        told = (
+            "the tokenizer has {tokens} ids, the model {rows} embedding rows: --vocab_size={fitting} saves {weights} "
+            "parameters"
+        )
         weights = f"{(model.vocab_size - fitting) * model.d_model:,}"
         notes.append(
             say(told, tokens=f"{tokenizer.size:,}", rows=f"{model.vocab_size:,}", fitting=fitting, weights=weights)
@@ -104,7 +110,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
             )
         ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         if named := [name for name in ids if config.origin(name) == "flag" and getattr(model, name) != ids[name]]:
-            told = "--{name} = {asked}, the tokenizer has {found}; leave it out"
+            told = "--{name} = {asked}, the tokenizer has {found}; omit the flag"
             raise UserError(*(say(told, name=name, asked=getattr(model, name), found=ids[name]) for name in named))
         model = dataclasses.replace(model, **ids)
     return dataclasses.replace(config, model=model)

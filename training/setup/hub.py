@@ -33,9 +33,9 @@ def how_to_fetch(name: str, folder: Path) -> str:
     """The command that fetches a checkpoint, and what can be done where the hub cannot be reached."""
     fetch = f'hf download {name_on_hub(name)} --local-dir {folder} --exclude "*.[hm][5s]*"'
     return say(
-        "where it is a checkpoint of the Hugging Face hub, fetch it (or add --allow_download=True) and name {folder}:\n  {fetch}\n"
-        "by a mirror:\n  HF_ENDPOINT=https://hf-mirror.com {fetch}\n"
-        "needed: config.json, model.safetensors, and tokenizer.json or spiece.model; of a pytorch_model.bin `convert` makes one",
+        "if it is a checkpoint on the Hugging Face hub, download it (or add --allow_download=True) and give "
+        "{folder}:\n  {fetch}\nfrom a mirror:\n  HF_ENDPOINT=https://hf-mirror.com {fetch}\nneeded: config.json, "
+        "model.safetensors, and tokenizer.json or spiece.model; `convert` turns a pytorch_model.bin into one",
         folder=folder, fetch=fetch,
     )  # fmt: skip
 

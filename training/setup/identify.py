@@ -54,19 +54,15 @@ def check_torch_can_load(config: Config) -> None:
             if died.reason != MEMORY:
                 raise
             raise DoesNotFit(
-                say("loading torch was stopped by the system, most likely for lack of memory; free some")
+                say("the system stopped the import of torch, most likely for lack of memory; free some memory")
             ) from None
     budget, addresses = host_budget(config.memory.memory_budget), _address_limit()
     if addresses is not None and addresses < TORCH_ADDRESSES:
-        told = (
-            "ulimit -v, {size}, does not hold the addresses that torch takes to begin with, about {base}; give it more"
-        )
+        told = "ulimit -v, {size}, does not hold the addresses that torch reserves at start, about {base}; raise it"
         raise DoesNotFit(say(told, size=format_size(addresses), base=format_size(TORCH_ADDRESSES)))
     # where the user's own figure binds nothing kills, and the plan tells what would fit
     if budget.margin_bytes and budget.host_bytes < SURELY_TAKEN * BASE_BYTES:
-        told = (
-            "--memory_budget = {size}, does not hold the program itself, which takes about {base} ({why}); give it more"
-        )
+        told = "--memory_budget = {size}, does not hold the program itself, which takes about {base} ({why}); raise it"
         size, base = format_size(budget.host_bytes), format_size(BASE_BYTES)
         raise DoesNotFit(say(told, size=size, base=base, why=budget.describe()))
 

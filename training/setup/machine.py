@@ -48,7 +48,10 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
         )
     run.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]
     if meets_where_the_last_met():
-        remark = "a restart by torchrun may wait for ever: its processes would meet where the attempt before has left its addresses; export {name}=1 first"
+        remark = (
+            "a restart by torchrun may hang: its processes would meet at stale addresses of the previous attempt; "
+            "export {name}=1 first"
+        )
         run.notes.append(say(remark, name=OWN_STORES))
 
 
@@ -59,7 +62,8 @@ def unlike_processors(device: Device, group: Group) -> list[str]:
     if device.name != "cpu" or group.all_reduce_min(kind) == group.all_reduce_max(kind):
         return []
     told = (
-        "the processors of this run differ, and so do the last places of what they compute: the weights of its processes part "
-        "slowly, of which the first one's are saved; ATEN_CPU_CAPABILITY=avx2 on all machines lets them compute alike"
+        "the machines of this run have different processors, whose results differ in the last digits: the weights "
+        "of the processes drift apart slowly, and those of the first are saved; set ATEN_CPU_CAPABILITY=avx2 on "
+        "all machines to make them agree"
     )
     return [say(told)]

@@ -16,15 +16,15 @@ SLOW = {"float32": 1e11, "bfloat16": 2e9, "float16": 2e9}
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a container": (
         {"memory__binding": "cgroup /docker/ab memory.max", "memory__budget_bytes": 2 * GIB},
-        ("cgroup /docker/ab memory.max limits this process", "2.00 GiB", "killed"),
+        ("cgroup /docker/ab memory.max limits this process", "2.00 GiB", "kills"),
     ),
     "swap in use": ({"memory__swap_used_bytes": GIB}, ("1.00 GiB of swap is in use",)),
     "no swap": ({"memory__swap_total_bytes": 0}, ("there is no swap",)),
-    "another program": ({"others": [BUSY]}, ("browser (process 77) holds 6.00 GiB",)),
-    "a quota": ({"system__core_quota": 2.0}, ("a quota leaves 2 of 4 cores", "--num_threads=2")),
+    "another program": ({"others": [BUSY]}, ("browser (process 77) uses 6.00 GiB",)),
+    "a quota": ({"system__core_quota": 2.0}, ("a CPU quota allows 2 of 4 cores", "--num_threads=2")),
     "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
-    "a busy machine": ({"system__load": 9.0}, ("9 processes want 4 cores",)),
-    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 products take 50 times",)),
+    "a busy machine": ({"system__load": 9.0}, ("9 processes compete for 4 cores",)),
+    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 takes 50 times",)),
     "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
     "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
@@ -39,12 +39,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a GPU in use": (
         {"devices": [{**GPU, "free_bytes": 8 * GIB}, CPU]},
-        ("16.00 GiB of cuda:0 (NVIDIA Test) are held by other processes",),
+        ("other processes use 16.00 GiB of cuda:0 (NVIDIA Test)",),
     ),
     "torch is broken": ({"problem": "ImportError: no", "devices": []}, ("torch cannot be used: ImportError: no",)),
     "a killed trial": (
         {"trials": [trial(), trial(label="64", outcome="killed by the system for its memory", measured_bytes=None, seconds=None)]},
-        ("did not go through: LoRA rank 64",),
+        ("failed: LoRA rank 64",),
     ),
     "too low": ({"trials": [trial(measured_bytes=2 * GIB)]}, ("up to 100% too low", "--memory_budget")),
 }  # fmt: skip

@@ -97,7 +97,7 @@ def test_what_is_asked_for_goes_first(tmp_path: Path) -> None:
 def test_an_array_that_is_broken_names_the_row(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"prompt": "a", "response": "b"}] * 5)[:-20], encoding="utf8")
-    with pytest.raises(UserError, match=r"a\.json, row 5: is not JSON .* cut off there"):
+    with pytest.raises(UserError, match=r"a\.json, row 5: is not JSON .* truncated there"):
         rows_of(path)
 
 
@@ -126,7 +126,7 @@ def test_gbk_is_told_apart(tmp_path: Path, name: str) -> None:
         "a.json": json.dumps(rows, ensure_ascii=False),
     }[name]
     (tmp_path / name).write_bytes(text.encode("gb18030"))
-    with pytest.raises(UserError, match="save the file as UTF-8") as refused:
+    with pytest.raises(UserError, match="convert the whole file to UTF-8") as refused:
         task = decide(load("train", {"train_file": str(tmp_path / name)}))
         list(read_rows(task.sources, task.columns, BadRows()))
     assert "skip_bad_rows" not in str(refused.value)
@@ -144,7 +144,7 @@ def test_a_stray_byte_is_not_gbk(tmp_path: Path) -> None:
     [
         ("a.parquet", b"<!DOCTYPE html>\n<html>", "is an HTML page, not parquet"),
         ("a.jsonl", b"\n <html><body>", "is an HTML page, not jsonl"),
-        ("a.csv", b"PK\x03\x04 workbook", "is a zip archive, as workbooks"),
+        ("a.csv", b"PK\x03\x04 workbook", "is a zip archive"),
         ("a.pdf", b"%PDF-1.7", "is a PDF"),
         ("a.db", b"SQLite format 3\0", "is a database"),
         ("a.txt", b"name".ljust(257, b"\0") + b"ustar\x0000", "is an archive; unpack it"),
@@ -174,7 +174,9 @@ def test_what_follows_an_array_is_not_lost(tmp_path: Path, text: str, monkeypatc
     monkeypatch.setattr("data.sources.lines.TEXT_PART_BYTES", 15)  # the first array is a part of its own
     path = tmp_path / "a.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"a\.json: something follows the array after row 1; write one array"):
+    with pytest.raises(
+        UserError, match=r"a\.json: unexpected content after the array, which ends with row 1; write one array"
+    ):
         list(read_rows(find(str(path)), ["text"], BadRows()))
     path.write_text('[{"text": "a"}]' + "\n " * 20)
     assert list(read_rows(find(str(path)), ["text"], BadRows())) == [[("a",)]]

@@ -144,17 +144,17 @@ SPLITS: list[tuple[list[str], list[str], list[str], list[tuple[str, str]]]] = [
     (
         ["data/train-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
         ["train-00000-of-00001.parquet"], ["validation-00000-of-00001.parquet"],
-        [("not read", "1 file for testing by name, the first {}/data/test-00000-of-00001.parquet"),
-         ("held out", "1 file for validation by name, the first {}/data/validation-00000-of-00001.parquet")],
+        [("not read", "1 file named as test data, first {}/data/test-00000-of-00001.parquet"),
+         ("held out", "1 file named as validation data, first {}/data/validation-00000-of-00001.parquet")],
     ),
     (["Train.jsonl", "my_dev.jsonl", "more.jsonl"], ["Train.jsonl"], ["my_dev.jsonl"],
-     [("not read", "1 file whose names say no split, the first {}/more.jsonl"),
-      ("held out", "1 file for validation by name, the first {}/my_dev.jsonl")]),
+     [("not read", "1 file whose names mention no split, first {}/more.jsonl"),
+      ("held out", "1 file named as validation data, first {}/my_dev.jsonl")]),
     (["training/x.jsonl", "eval/train.jsonl"], ["x.jsonl"], [],
-     [("not read", "1 file for testing by name, the first {}/eval/train.jsonl")]),
+     [("not read", "1 file named as test data, first {}/eval/train.jsonl")]),
     (["a.jsonl", "contest.jsonl", "trainer.jsonl"], ["a.jsonl", "contest.jsonl", "trainer.jsonl"], [], []),
     (["a.jsonl", "test.jsonl"], ["a.jsonl", "test.jsonl"], [],
-     [("read too", "1 file that say validation or test by name, as none says train, the first {}/test.jsonl")]),
+     [("read too", "1 file named as validation or test data, because none is named train, first {}/test.jsonl")]),
 ]  # fmt: skip
 
 

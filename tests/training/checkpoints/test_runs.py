@@ -101,7 +101,7 @@ def test_only_runs_are_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b"])
 def test_names_that_are_no_folder_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="no folder name"):
+    with pytest.raises(UserError, match="not a valid folder name"):
         create_run(tmp_path / "out", name, "pretrain")
     assert list(tmp_path.iterdir()) == []
 

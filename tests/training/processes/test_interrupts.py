@@ -33,14 +33,14 @@ def test_the_second_leaves_at_once() -> None:
     result = run_child(0.0, "SIGTERM")
     assert result.returncode == 130
     assert "saved" not in result.stdout
-    assert "again to leave at once" in result.stderr and "left without saving" in result.stderr
+    assert "again to quit at once" in result.stderr and "quit without saving" in result.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
 def test_what_a_launcher_forwards_is_the_same_wish() -> None:
     result = run_child(60.0, "SIGINT")
     assert (result.returncode, result.stdout) == (0, "saved\n")
-    assert result.stderr.count("again to leave at once") == 1
+    assert result.stderr.count("again to quit at once") == 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
