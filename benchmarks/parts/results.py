@@ -22,7 +22,7 @@ from devices.cores import usable_cores
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 Run = dict[str, Any]  # one system in one turn
-TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Compare ratios within one run: absolute times vary with the load of the machine. Each class of processor (as named by `doctor`) has its own tables.\n"
+TITLE = "# Benchmarks\n\nWritten by the scripts in `benchmarks/`, never by hand. Compare ratios within one run: absolute times vary with the load of the machine. Each class of processor (as named by `doctor`) has its own tables: *fp32 products* has no bf16 units, *avx512_bf16* has them. A step is compared with Hugging Face's T5 as it comes (*shipped*) and in bf16 with fused AdamW and torch.compile (*tuned*); finetuning with a plain PyTorch loop over transformers and PEFT; recipes with Seq2SeqTrainer.\n"
 
 
 def machine() -> str:
