@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from language import say
-from settings.fields import AUTO, counted
+from settings.fields import AUTO, counted, not_known
 from settings.precedence import edits
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ def _of_training(config: Config) -> Iterator[str]:
             if value != defaults[name]:
                 yield f"--{name} = {value}, has no effect without adapters; name --lora_rank=8"
     best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
-    if best != "loss" and not writes_answers(config):
+    if best not in ("loss", *SCORES) and not writes_answers(config):
+        known = not_known(train.metric_for_best, ("loss", *SCORES))
+        yield f"--metric_for_best = {train.metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64"
+    elif best != "loss" and not writes_answers(config):
         yield f"--metric_for_best = {best}, is a score of answers, and none are written; name --eval_generate_rows=64"
     elif best in SCORES and metrics != AUTO and best not in score_words(metrics):
         yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"

@@ -41,7 +41,13 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         answered["answered_rows"] = sum(min(int(asked), len(rows)) for rows in sets.values() or [range(held_out)])
     is_best = live.evaluated(result.loss, {**result.figures(), **scores, **answered}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
-    further = [f", {name} {value:.3f}" for name, value in result.metrics.items() if not name.endswith("/perplexity")]
+    # of each set the loss, and what selects the best checkpoint; all else is in the event
+    told = {f"{name}/loss" for name in sets} | {live.config.train.metric_for_best}
+    further, of_answers = (
+        [f"{name} {value:.3f}" for name, value in figures.items() if name in told or name.partition("/")[0] not in sets]
+        for figures in (result.metrics, scores)
+    )
+    further = [f", {figure}" for figure in further]
     if live.config.data.objective != PREFERENCES:
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
@@ -49,9 +55,8 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=f"{result.rows:,}", all=f"{held_out:,}",
     )  # fmt: skip
     if answered:
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-        of_answers = say("{scores} ({rows} rows)", scores=shown, rows=f"{answered['answered_rows']:,}")
-        sentence = join("; ", [sentence, of_answers])
+        rows = f"{answered['answered_rows']:,}"
+        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=", ".join(of_answers), rows=rows)])
     if live.best.step and not is_best:
         sentence = join(
             "; ", [sentence, say("step {step} is still the best, and the model to be published", step=live.best.step)]

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -164,12 +164,11 @@ def set_names(spec: str | None) -> list[str]:
     Raises:
         UserError: some files stand before the first name.
     """
-    names = [name for name, _ in _named_parts(spec or "")]
-    if names and not names[0] and any(names):
-        raise UserError(
-            f"--validation_file = {public(spec or '')}, has files before the first name; write NAME=FILE,NAME=FILE"
-        )
-    return list(dict.fromkeys(filter(None, names)))
+    names = [name for name, _ in groupby(_named_parts(spec or ""), lambda part: part[0])]
+    if any(names) and (not names[0] or len(set(names)) < len(names)):
+        what = "has a set twice" if names[0] else "has files before the first name"
+        raise UserError(f"--validation_file = {public(spec or '')}, {what}; write NAME=FILE,FILE,OTHER=FILE")
+    return [name for name in names if name]
 
 
 def numbered_parts(spec: str, name: str) -> list[tuple[int, str]]:

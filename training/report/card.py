@@ -26,7 +26,12 @@ from training.report.wording import duration
 from units import format_size
 
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
-OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)  # not for others
+OWN_FILES = (
+    "checkpoints/*",
+    RUN_FILE,
+    SETTINGS_FILE,
+    OWNER_FILE,
+)  # not for others; the last only while the run is alive
 SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",
@@ -164,7 +169,7 @@ def push_command(folder: Path, name: str = "") -> str:
     Args:
         name: of the repository; empty: the user's, named like the folder.
     """
-    left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES if any(folder.glob(pattern)))
+    left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES[:-1] if any(folder.glob(pattern)))
     return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
 
 

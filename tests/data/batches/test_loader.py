@@ -116,6 +116,8 @@ def test_validation_sets_with_names_are_rows_apart(configure: Any, pairs_file: P
     assert loader.sets == {"news": range(8), "law": range(8, 12)}
     read = rows_of(list(loader.evaluation_batches(2, 2, rows=loader.sets["law"])))
     assert read == rows_of(list(loader.evaluation_batches(12, 12)))[8:10]
+    with pytest.raises(UserError, match="a set twice"):
+        prepare(config.changed(validation_file=f"{spec},news={tmp_path}/a.jsonl"))
     with pytest.raises(UserError, match="before the first name"):
         prepare(
             configure(train_file=pairs_file, objective="pairs", validation_file=f"{tmp_path}/a.jsonl,b={pairs_file}")
