@@ -40,6 +40,18 @@ function smoothed(values, weight) {
   });
 }
 
+// Numbers of a logarithmic axis: 1, 2 and 5 of each power of ten, or even steps in a narrow range.
+function logTicks(low, high) {
+  const thinned = (ticks) => ticks.filter((_, k) => k % Math.ceil(ticks.length / 6) === 0);
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    for (const digit of [1, 2, 5]) found.push(Number(`${digit}e${power}`));
+  const within = found.filter((y) => y >= low && y <= high);
+  if (within.length > 2) return thinned(within);
+  const step = 10 ** Math.floor(Math.log10(high - low)) / 2, first = Math.ceil(low / step);
+  return thinned(Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, k) => (first + k) * step));
+}
+
 function nearest(values, k) {
   for (let far = 0; far < values.length; far++)
     for (const place of [k - far, k + far])
@@ -77,7 +89,7 @@ function plot(place, { data, series, bands, pointed, byTime, format, height, ran
     scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (self, low, high) => range(low, high) } },
     axes: [
       { ...axis, grid: { show: false }, size: 30, incrs: () => (byTime() ? SECONDS : WHOLE), values: (self, ticks) => ticks.map((x) => (byTime() ? duration(x) : count(x))), space: 70 },
-      { ...axis, ...(incrs && !isLog ? { incrs } : {}), size: (self, values) => width(values), values: (self, ticks) => ticks.map((y) => (y === null ? "" : format(y))) },
+      { ...axis, ...(isLog ? { splits: (self, n, low, high) => logTicks(low, high), filter: (self, splits) => splits } : incrs ? { incrs } : {}), size: (self, values) => width(values), values: (self, ticks) => ticks.map((y) => (y === null ? "" : format(y))) },
     ],
     hooks: {
       draw: [(self) => ondraw?.(self)],

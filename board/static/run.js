@@ -41,7 +41,7 @@ export function showRun(place, name) {
       height: 280, wide: true, marks: decides(sets) ? best : null,
       lines: [{ name: "loss", label: t("train_loss"), colour: "--accent" },
         ...sets.map(([, name], n) => ({ name, label: metricName(name.slice(5)), colour: SET_COLOURS[n % SET_COLOURS.length], points: true }))],
-      extra: [["tri", "--over", t("not_a_number")]], format: tick, read: (y) => figure(y, 4) });
+      extra: data.not_a_number.length ? [["tri", "--over", t("not_a_number")]] : [], format: tick, read: (y) => figure(y, 4) });
     const scores = metrics.sort((a, b) => decides(b[1]) - decides(a[1]) || (a[0] === "perplexity") - (b[0] === "perplexity")).map(([metric, names], n, all) => chart({
       ...common, key: `eval_${metric}`, title: metricName(metric), about: has(`about_${metric}`) ? t(`about_${metric}`) : t("about_metric"), badge: decides(names) ? badge : "",
       wide: decides(names) || (n === all.length - 1 && (all.length - decides(all[0][1])) % 2 === 1), trims: metric === "perplexity", marks: decides(names) ? best : null,
@@ -78,7 +78,7 @@ export function showRun(place, name) {
     toolbar.hidden = grid.hidden = !some;
     unzoom.hidden = !zoomed;
     if (!some) return;
-    const made = JSON.stringify([Object.keys(data.series), facts?.metric, facts?.settings?.validation_file]);
+    const made = JSON.stringify([Object.keys(data.series), data.not_a_number.length > 0, facts?.metric, facts?.settings?.validation_file]);
     if (made !== madeOf) {
       madeOf = made;
       charts.forEach((one) => one.end());
