@@ -56,6 +56,8 @@ class Heartbeat:
             return
         self._ended.set()
         self._thread.join()
+        with suppress(OSError):
+            (self._folder / PREPARING_FILE).unlink(missing_ok=True)
         if self._state == STARTING and not self._is_kept:
             self._withdraw()
         elif error is None:
@@ -128,8 +130,7 @@ class Heartbeat:
 
     def _withdraw(self) -> None:
         with suppress(OSError):
-            for name in (PREPARING_FILE, REQUEST_FILE):
-                (self._folder / name).unlink(missing_ok=True)
+            (self._folder / REQUEST_FILE).unlink(missing_ok=True)
             if self._before is None:
                 (self._folder / HEARTBEAT_FILE).unlink(missing_ok=True)
                 for folder in self._made:
