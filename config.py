@@ -775,9 +775,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
     asked = config.data.objective
     if command == "train" and asked == PREFERENCES:
-        problems.append(f"--objective = {PREFERENCES}, is learnt by another command; use dpo instead of train")
+        problems.append(f"--objective = {PREFERENCES}, belongs to the command dpo; use dpo instead of train")
     if command == "dpo" and asked not in (AUTO, PREFERENCES):
-        problems.append(f"--objective = {asked}, dpo learns {PREFERENCES} alone; leave it out")
+        problems.append(f"--objective = {asked}, dpo trains on {PREFERENCES} only; omit it")
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
     # a run's saved settings name every column, and its objective beside it

@@ -73,7 +73,7 @@ OPTIMIZERS = {
     ),
     "muon": OptimizerFacts(
         "muon:Muon",
-        "learns most from a word",
+        "lowest loss per token",
         2e-2,
         small_rate=5e-2,
         matrix_bytes=2,

@@ -193,7 +193,7 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or name another folder"
+            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or choose another folder"
         ) from error
 
 
@@ -346,7 +346,7 @@ def digest(path: Path) -> str:
 def open_plain(path: str | Path) -> BinaryIO:
     """A plain file, open to be read; raises OSError where it is none: a pipe that nobody writes to would be waited for."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is no plain file")
+        raise OSError(errno.EINVAL, "is not a plain file")
     return open(path, "rb")
 
 
@@ -356,7 +356,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
     Args:
         may_wait: whether it may be a pipe, as a shell gives one for `<(...)`: the user has named it.
     Raises:
-        OSError: it is no plain file, cannot be read, or is larger than `most` bytes.
+        OSError: it is not a plain file, cannot be read, or is larger than `most` bytes.
     """
     pieces, left = list[bytes](), most + 1
     with open(path, "rb") if may_wait else open_plain(path) as file:

@@ -23,7 +23,7 @@ def places_of(config: Config) -> Places:
         UserError: one of them is a file.
     """
     named = {"log_dir": config.run.log_dir, "output_dir": config.run.output_dir, "data_dir": config.board.data_dir}
-    problems = [f"--{flag} = {path}, is a file; name a folder" for flag, path in named.items() if Path(path).is_file()]
+    problems = [f"--{flag} = {path}, is a file; give a folder" for flag, path in named.items() if Path(path).is_file()]
     if problems:
         raise UserError(*problems)
     return Places(*(Path(folder).absolute() for folder in named.values()))

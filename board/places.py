@@ -23,7 +23,7 @@ OF_PROGRAMS = {"config.json", "adapter_config.json", "manifest.json", "tokenizer
 
 
 class Outside(ValueError):
-    """A name that leads out of the folders, or is no name at all."""
+    """A name that leads out of the folders, or is not a name at all."""
 
 
 @dataclass(frozen=True)

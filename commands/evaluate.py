@@ -188,5 +188,5 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     if not config.given("validation_file"):
         return merged
     if merged.data.validation_file is None:
-        raise UserError("--validation_file = none, is no file; name one, or leave the flag out")
+        raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
     return merged

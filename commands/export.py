@@ -73,7 +73,7 @@ def export(config: Config) -> float | None:
     with converting(config, shape, hf_format.stored_dtype(home), beside):
         model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
         if is_int8(model.embedding):
-            raise UserError(f"--model = {home}, has int8 weights; name the model that it was made from")
+            raise UserError(f"--model = {home}, has int8 weights; give the model that it was made from")
         merge_adapters(model)
         model.adapter_info = None
         _cast(model, config.convert.dtype)

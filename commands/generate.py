@@ -169,7 +169,7 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     if not is_file(given):
         # one word with the ending of a file can only be meant as one
         if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
-            raise UserError(f"--input = {given}, no such file; name one that exists, or give a text")
+            raise UserError(f"--input = {given}, no such file; give one that exists, or give a text")
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     return prompts_in_child(find(given, "--input"), data, bad_rows)
@@ -211,7 +211,7 @@ class Output:
         self.rows = 0
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
-            raise UserError(f"--output = {self.path}, is a file that is read; name another one")
+            raise UserError(f"--output = {self.path}, is a file that is read; choose another one")
         if problems := check_writable("output", self.path.parent):
             raise UserError(*problems)
         if self.path.exists() and not config.run.overwrite:
@@ -225,7 +225,7 @@ class Output:
             self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
         except OSError as error:
             raise UserError(
-                f"--output = {self.path}, cannot be written: {reason_of(error)}; name another file"
+                f"--output = {self.path}, cannot be written: {reason_of(error)}; choose another file"
             ) from None
         return self
 
@@ -239,7 +239,7 @@ class Output:
         begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
         if begun != self._identity:
             what = "holds answers already" if begun is None else "was begun with another model, input or settings"
-            raise UserError(f"--output = {self.path}, {what}; name another file, or replace it with --overwrite=True")
+            raise UserError(f"--output = {self.path}, {what}; choose another file, or replace it with --overwrite=True")
         with self.path.open("rb+") as file:
             end = 0
             for line in file:

@@ -260,7 +260,7 @@ def find_model(config: Config) -> Path:
         run = newest_run(config.run.output_dir, needs_model=True)
         if run is None:
             raise UserError(
-                f"--model = auto, there is no trained model in {config.run.output_dir}; name a folder, or train first"
+                f"--model = auto, there is no trained model in {config.run.output_dir}; give a folder, or train first"
             )
         named = str(run)
     folder = model_folder(named) or Path(named)
@@ -300,7 +300,7 @@ def find_answering(config: Config, searches: bool = True, several: bool = False)
     adapters = adapter_folders(folder, config.checkpoint.adapter)
     if len(adapters) > 1 and not several:
         names = ",".join(map(str, adapters))
-        raise UserError(f"--adapter = {names}, only one can be on here; name one (chat changes between several)")
+        raise UserError(f"--adapter = {names}, only one can be on here; give one (chat changes between several)")
     return answering(config, folder, adapters, searches), folder, adapters
 
 

@@ -72,7 +72,7 @@ def merge(config: Config) -> float:
             raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
         if is_int8(model.embedding):
             raise UserError(
-                f"--model = {home}, has int8 weights, which hold no sum; name the model that it was made from"
+                f"--model = {home}, has int8 weights, which cannot hold the sum; give the model that it was made from"
             )
         before = probe_logits(model)
         merge_adapters(model)

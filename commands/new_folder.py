@@ -33,20 +33,20 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         raise UserError("--output = none, is needed: the folder to write")
     output = Path(named)
     if not output.name or output.name == "..":
-        raise UserError(f"--output = {named}, has no name that another folder could take; name a folder in it")
+        raise UserError(f"--output = {named}, has no name that another folder could take; give a folder in it")
     if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
         output = output.resolve()
     restore_folder(output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
-        raise UserError(f"--output = {output}, is the folder that is read, or holds it; name another one")
+        raise UserError(f"--output = {output}, is the folder that is read, or holds it; choose another one")
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"--output = {output}, exists; name another folder or use --overwrite=True")
+        raise UserError(f"--output = {output}, exists; choose another folder or use --overwrite=True")
     if (output.exists() and not output.is_dir()) or os.path.ismount(output):
         what = "a disk that is mounted there" if output.is_dir() else "a file"
-        raise UserError(f"--output = {output}, is {what} and can be no new folder; name a folder in it, or another one")
+        raise UserError(f"--output = {output}, is {what} and can be no new folder; give a folder in it, or another one")
     if others := _others(output):
         raise UserError(
-            f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; name another folder"
+            f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; choose another folder"
         )
     with RunLock() as lock:
         problems = lock.acquire(output) if (output / RUN_FILE).is_file() else []
@@ -58,7 +58,7 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
                 seal(folder)
         except OSError as error:
             raise UserError(
-                f"--output = {output}, cannot be written: {reason_of(error)}; name another folder"
+                f"--output = {output}, cannot be written: {reason_of(error)}; choose another folder"
             ) from error
 
 

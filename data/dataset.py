@@ -288,7 +288,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         elif ultra_low_mem and self.mode != REOPEN:
             problems.append(f"mode = {self.mode}, contradicts ultra_low_mem = True; leave one of them out")
         if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
-            problems.append("drop_page_cache = True, this system does not support it; leave it out")
+            problems.append("drop_page_cache = True, this system does not support it; omit it")
         if problems:
             raise UserError(*problems)
 

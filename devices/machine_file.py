@@ -58,7 +58,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return (Path(home) if home else Path.home() / ".cache") / FOLDER / NAME
     except RuntimeError:
-        raise OSError("this user has no home; name a folder with XDG_CACHE_HOME") from None
+        raise OSError("this user has no home; give a folder with XDG_CACHE_HOME") from None
 
 
 def key_of(device: str, processor: str) -> str:

@@ -29,7 +29,7 @@ def weights_folder(config: Config) -> Path:
 
 def rests_in_memory(folder: Path) -> str:
     """That a folder is no place for weights that memory has no room for."""
-    return f"--weights_in = file, would rest in {folder}, whose files are in memory themselves; name a --weights_dir on a disk"
+    return f"--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir to a folder on a disk"
 
 
 def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
@@ -74,7 +74,7 @@ def ways_at(
     unshared = [way for way in here if way.shards == 1]
     if not unshared and here:
         raise UserError(
-            f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; leave out shard_weights"
+            f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; omit shard_weights"
         )
     whole = [way for way in unshared if parted or way.accumulation_passes == 1]
     fewest = min((way.saved_blocks for way in whole), default=0)

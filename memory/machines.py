@@ -72,7 +72,7 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         close = difflib.get_close_matches(name, known, n=1)
         near = f"; did you mean {close[0]}?" if close else ""
         raise UserError(
-            f"--target = {name}, is no file and not known{near}; allowed: {', '.join(known)} or a YAML file"
+            f"--target = {name}, is not a file and not known{near}; allowed: {', '.join(known)} or a YAML file"
         )
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0

@@ -172,7 +172,7 @@ def _search(
     if not tried:  # weights were to rest beside the device, whatever the way
         raise DoesNotFit(
             f"--weights_in = {config.memory.weights_in}, does not fit into {format_size(machine.host_bytes)} of RAM beside the "
-            "device; name another place, or leave it out"
+            "device; choose another place, or omit it"
         )
     # of those that differ only in what always takes more, the one that takes the least
     tried.sort(key=lambda way: (way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)))

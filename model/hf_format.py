@@ -52,7 +52,7 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
     stored = TensorFolder(Path(folder), allow_pickle)
     name = embedding_name(stored)
     if name not in stored.names:
-        raise UserError(f"{folder}, holds no {EMBEDDING}; name the folder of a T5 model")
+        raise UserError(f"{folder}, holds no {EMBEDDING}; give the folder of a T5 model")
     numbers = [each for each in stored.names if len(stored.shape(each)) == 2 and stored.is_number(each)]
     dtypes = {stored.dtype(each) for each in numbers if not each.endswith("relative_attention_bias.weight")}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -118,7 +118,7 @@ def load(
                 f"{name} is {getattr(config, name)} and not {getattr(expect, name)}" for name in different
             )
             raise UserError(
-                f"{folder}, is a checkpoint of another shape: {shown}; name the model that it was made with"
+                f"{folder}, is a checkpoint of a different shape: {shown}; give the model that it was made with"
             )
     is_frozen = dtype in QUANTIZED
     sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack

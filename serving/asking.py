@@ -177,12 +177,12 @@ class _Fields:
             if name in HOLDERS or (name in NEUTRAL and not _is_neutral(value, NEUTRAL[name])) or name in TAKEN:
                 raise Refused(
                     400,
-                    f"{name} = {str(value)[:100]!r}, is not supported here; leave it out",
+                    f"{name} = {str(value)[:100]!r}, is not supported here; omit it",
                     name,
                     "unsupported_parameter",
                 )
             if name not in NEUTRAL and (near := get_close_matches(name, TAKEN, 1, 0.8)):
-                text = f"{name[:100]}, is no field of this request; is {near[0]} meant?"
+                text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"
                 raise Refused(400, text, name[:100], "unsupported_parameter")
         return tuple(name for name in left if name not in IGNORED and name not in NEUTRAL)
 
@@ -225,7 +225,7 @@ def _turn(message: Any, param: str) -> Turn:
     if isinstance(content, list):  # parts, of which text alone can be read
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
-            raise Refused(400, f"{param}, has a part without text; this model reads text alone", param)
+            raise Refused(400, f"{param}, has a part without text; this model reads only text", param)
         content = "".join(map(str, parts))
     if not isinstance(content, str):
         raise Refused(400, f"{param}, needs content; allowed: text, or parts of the type text", param)

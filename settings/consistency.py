@@ -95,38 +95,38 @@ def _of_training(config: Config) -> Iterator[str]:
         yield f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
     if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
         yield (
-            f"--effective_batch_size = {rows}, is no multiple of batch_size_per_gpu x gradient_accumulation_steps "
-            f"({batch_size} x {accumulation}); leave one of the three auto"
+            f"--effective_batch_size = {rows}, is not a multiple of batch_size_per_gpu x gradient_accumulation_steps "
+            f"({batch_size} x {accumulation}); set one of the three to auto"
         )
     is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
     if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
-        yield f"--objective = {objective}, finetuning learns pairs; use pairs or leave out is_finetune"
+        yield f"--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune"
     elif is_typed and (train.is_finetune or objective in ("pairs", PREFERENCES)):
         what = "preferences" if objective == PREFERENCES else "pairs"
-        yield f"--text_column = {config.data.text_column}, has no effect on {what}; leave it out"
+        yield f"--text_column = {config.data.text_column}, has no effect on {what}; omit it"
     if not lora.lora_rank:
         defaults = dataclasses.asdict(type(lora)())
         for name, value in dataclasses.asdict(lora).items():
             if value != defaults[name]:
-                yield f"--{name} = {value}, has no effect without adapters; name --lora_rank=8"
+                yield f"--{name} = {value}, has no effect without adapters; set --lora_rank=8"
     best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
     if best not in ("loss", *SCORES) and not writes_answers(config):
         known = not_known(train.metric_for_best, ("loss", *SCORES))
         yield f"--metric_for_best = {train.metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64"
     elif best != "loss" and not writes_answers(config):
-        yield f"--metric_for_best = {best}, is a score of answers, and none are written; name --eval_generate_rows=64"
+        yield f"--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64"
     elif best in SCORES and metrics != AUTO and best not in score_words(metrics):
         yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"
     asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
     if asked == 1:
-        yield "--average_checkpoints = 1, is that checkpoint itself; name 2 or more, or 0"
+        yield "--average_checkpoints = 1, averages nothing; use 2 or more, or 0"
     elif asked > kept:
         yield f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
     if train.is_keep_training == AUTO and config.run.run_name == AUTO:
         yield "--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one"
     mirror = config.run.checkpoint_mirror
     if mirror is not None and "://" not in mirror:
-        yield f"--checkpoint_mirror = {mirror}, is no address; write s3://bucket/folder, gs://.. or file:///.."
+        yield f"--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///.."
 
 
 def _preferences(config: Config) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _preferences(config: Config) -> Iterator[str]:
     values, defaults = config.as_dict(), type(config)().as_dict()
     for name, (has_no_effect, hint) in unheeded.items():
         if has_no_effect and values[name] != defaults[name]:
-            yield f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; leave it out{hint}"
+            yield f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; omit it{hint}"
 
 
 def score_words(metrics: str) -> list[str]:
@@ -171,25 +171,25 @@ def _of_memory(config: Config) -> Iterator[str]:
     if memory.offload_boundaries is True and recomputes_none:
         yield (
             "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
-            "gradient_checkpointing=False recompute none; leave out one"
+            "gradient_checkpointing=False recompute none; omit one"
         )
     if memory.shard_weights is not True:
         return
     if config.lora.lora_rank or config.data.objective == PREFERENCES:
         yield (
-            "--shard_weights = True, is for training all weights on texts and pairs; leave it out with adapters "
+            "--shard_weights = True, is for training all weights on texts and pairs; omit it with adapters "
             "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
         )
     if train.max_grad_norm > 0:
         yield (
-            f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; leave out one"
+            f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; omit one"
         )
     if writes_answers(config):
         yield (
             f"--eval_generate_rows = {config.metrics.eval_generate_rows}, is written by each process for itself, which none can with "
-            "shard_weights=True; leave out one, and score the finished model with evaluate"
+            "shard_weights=True; omit one, and score the finished model with evaluate"
         )
     if memory.mixed_precision == "fp16":
         yield (
-            "--mixed_precision = fp16, scales the loss and needs all gradients at once, which shard_weights=True never has; leave out one"
+            "--mixed_precision = fp16, scales the loss and needs all gradients at once, which shard_weights=True never has; omit one"
         )

@@ -221,11 +221,11 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     try:
         content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML
     except FileNotFoundError:
-        raise UserError(f"--config = {path}, no such file; name a YAML or JSON file of settings") from None
+        raise UserError(f"--config = {path}, no such file; give a YAML or JSON file of settings") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         wrong = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
-        raise UserError(f"--config = {path}, cannot be read: {wrong}; name a YAML or JSON file of settings") from None
+        raise UserError(f"--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings") from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
         told = "name a YAML or JSON file of settings"
         raise UserError(f"--config = {path}, cannot be read: {reason_of(error)}; {told}") from None
@@ -247,4 +247,4 @@ def _mistake(key: object, value: object) -> str:
             return f"holds a whole number of {number.bit_length():,} bits; write one that a setting can have"
     if isinstance(key, str):
         return ""
-    return f"the name {str(key)[:40]} is {type(key).__name__}, not a text; write it in quotes, or mend it"
+    return f"the name {str(key)[:40]} is {type(key).__name__}, not a text; quote it, or fix it"

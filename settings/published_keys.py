@@ -126,7 +126,7 @@ CONFIG_KEYS = _keys(
     ("is_decoder", Key(REFUSED, "a decoder without an encoder", (False,))),
     ("tie_encoder_decoder", Key(REFUSED, "one set of weights for encoder and decoder", (False,))),
     ("pruned_heads", Key(REFUSED, "pruned attention heads", ({},))),
-    ("quantization_config", Key(REFUSED, "weights quantized by another program; name the model that they were made from")),
+    ("quantization_config", Key(REFUSED, "weights quantized by another program; give the model that they were made from")),
     ("prefix task_specific_params", Key(IDLE, "what transformers' pipelines add, by task, and its `generate` does not: --source_prefix and flags")),
     ("auto_map custom_pipelines", Key(IDLE, "code of the folder is never run; its tensors must be a T5's")),
     ("torch_dtype dtype use_bfloat16", Key(IDLE, "the tensors decide")),

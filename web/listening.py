@@ -33,9 +33,11 @@ def token_of(asked: str | None, host: str, what: str = "start programs here") ->
     if asked == AUTO:
         return "" if is_local else secrets.token_urlsafe(18)
     if not asked and not is_local:
-        raise UserError(f"--token = none, would let anybody who reaches {host} {what}; leave it out, and one is drawn")
+        raise UserError(
+            f"--token = none, would let anybody who reaches {host} {what}; omit it, and a random one is generated"
+        )
     if asked and len(asked) < LEAST_TOKEN:
-        raise UserError(f"--token = ..., is shorter than {LEAST_TOKEN} letters; leave it out, and one is drawn")
+        raise UserError(f"--token = ..., is shorter than {LEAST_TOKEN} letters; omit it, and a random one is generated")
     return asked or ""
 
 
@@ -76,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
             opened.pop_all()
     except OSError as error:
         raise UserError(
-            f"--port = {port}, cannot be listened at on {host}: {reason_of(error)}; name another, such as --port={port + 1}"
+            f"--port = {port}, cannot be listened at on {host}: {reason_of(error)}; choose another, such as --port={port + 1}"
         ) from None
     return listener
 

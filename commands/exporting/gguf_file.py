@@ -71,11 +71,11 @@ def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
     problems = []
     if shape.feed_forward_proj not in ("relu", "gated-gelu"):
         problems.append(
-            f"--model = feed_forward_proj {shape.feed_forward_proj}, llama.cpp knows relu and gated-gelu alone"
+            f"--model = feed_forward_proj {shape.feed_forward_proj}, llama.cpp supports only relu and gated-gelu"
         )
     if shape.relative_attention_max_distance != MAX_DISTANCE:
         problems.append(
-            f"--model = relative_attention_max_distance {shape.relative_attention_max_distance}, llama.cpp has {MAX_DISTANCE} alone"
+            f"--model = relative_attention_max_distance {shape.relative_attention_max_distance}, llama.cpp supports only {MAX_DISTANCE}"
         )
     if vocabulary.model != "Unigram" and not (vocabulary.model == "BPE" and vocabulary.is_bytewise):
         problems.append(f"--model = a tokenizer of kind {vocabulary.model}, llama.cpp reads byte-level BPE and Unigram")

@@ -158,7 +158,7 @@ class StepLoader:
         rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
         if lacking := [name for name in names if not rows.get(name)]:
             raise UserError(
-                f"--validation_file = {public(str(spec))}, {', '.join(lacking)} has no row to evaluate on; name a file with more text"
+                f"--validation_file = {public(str(spec))}, {', '.join(lacking)} has no row to evaluate on; give a file with more text"
             )
         return {name: rows[name] for name in names}
 

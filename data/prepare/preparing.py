@@ -315,7 +315,7 @@ def _settings(job: Job) -> dict[str, object]:
 
 
 def _of_others(target: Path) -> str:
-    return f"--shards_dir = {target}, holds shards of other data or settings; name another folder or delete it"
+    return f"--shards_dir = {target}, holds shards of other data or settings; choose another folder or delete it"
 
 
 def _check_free(target: Path, identity: str) -> None:
@@ -326,13 +326,13 @@ def _check_free(target: Path, identity: str) -> None:
     elif target.is_dir() and not any(target.iterdir()):
         if target.is_symlink() or os.path.ismount(target):
             raise UserError(
-                f"--shards_dir = {target}, is a link or a disk of its own, and shards are put in place whole; name a folder in it: "
+                f"--shards_dir = {target}, is a link or a disk of its own, and shards are put in place whole; give a folder in it: "
                 f"{target / 'shards'}"
             )
         with writing("shards_dir", target):
             target.rmdir()
     elif target.exists():
-        raise UserError(f"--shards_dir = {target}, holds other files; name a new or an empty folder")
+        raise UserError(f"--shards_dir = {target}, holds other files; give a new or an empty folder")
 
 
 def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Prepared:

@@ -89,7 +89,7 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
     if data.train_file is None:
         if asked == PREFERENCES:
             raise UserError(
-                "--train_file = none, preferences need a file with columns prompt, chosen, rejected; name it"
+                "--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it"
             )
         sample = build_sample_corpus(data.cache_dir, once)
         if asked == PAIRS:
@@ -175,9 +175,7 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         problems.append("expand_turns")
     if problems:
         what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
-        raise UserError(
-            *(f"--{name} = {getattr(data, name)}, has no effect on {what}; leave it out" for name in problems)
-        )
+        raise UserError(*(f"--{name} = {getattr(data, name)}, has no effect on {what}; omit it" for name in problems))
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
@@ -317,7 +315,7 @@ def _of_files(parts: Sequence[Listing], holds_out: bool) -> Rows:
     """
     taken, told_files = {file for part in parts for file in part.taken}, dict[str, list[str]]()
     for title, group, words in (
-        ("not read", "descriptions", "{files} .json next to other data files, usually metadata, first {file}; name it too if it holds rows"),
+        ("not read", "descriptions", "{files} .json next to other data files, usually metadata, first {file}; give it too if it holds rows"),
         ("not read", "test", "{files} named as test data, first {file}"),
         ("not read", "others", "{files} whose names mention no split, first {file}"),
         ("held out" if holds_out else "not read", "validation", "{files} named as validation data, first {file}"),

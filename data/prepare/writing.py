@@ -289,7 +289,7 @@ class Writing:
             seen += f", left out by cleaning: {left_out}" if left_out else ""
             remedy = "name a file with text"
             if name == VALIDATION and not job.validation:
-                remedy = "one is held out of at least two, a conversation whole; name more text, or a --validation_file"
+                remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
             problems.append(f"{_named(sources)}: leaves no row for {name} ({seen}); {remedy}")
         if problems:
             raise UserError(*problems)

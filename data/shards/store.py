@@ -62,7 +62,7 @@ class Manifest:
             content = json.loads(read_text(root / MANIFEST, MOST_TABLE_BYTES))
         except FileNotFoundError:
             raise UserError(
-                f"{root}: is no shards folder, it has no {MANIFEST}; write one with the prepare command"
+                f"{root}: is not a shards folder, it has no {MANIFEST}; write one with the prepare command"
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
@@ -108,7 +108,7 @@ class Manifest:
         splits = self.content["splits"]
         if name not in splits:
             raise UserError(
-                f"{self.root}: holds no {name} rows, only {', '.join(splits)}; name others with --{name}_file"
+                f"{self.root}: holds no {name} rows, only {', '.join(splits)}; give others with --{name}_file"
             )
         return dict(splits[name])
 
@@ -147,17 +147,17 @@ def _fault(value: Any, wanted: Any, name: str = "it") -> str:
     """What a value lacks of what is wanted; empty where nothing."""
     if isinstance(wanted, dict):
         if not isinstance(value, dict) or ("*" in wanted and name == "splits" and not value):
-            return f"{name} is no table of names"
+            return f"{name} is not a table of names"
         every = [(key, wanted["*"]) for key in value] if "*" in wanted else list(wanted.items())
         faults = (_fault(value.get(key), what, str(key)) for key, what in every)
     elif isinstance(wanted, list):
         if not isinstance(value, list):
-            return f"{name} is no list"
+            return f"{name} is not a list"
         faults = (_fault(member, wanted[0], name) for member in value)
     elif isinstance(wanted, tuple):
         return "" if value in wanted else f"{name} is none of {', '.join(wanted)}"
     elif wanted is int:  # ids, rows and bytes: none is below 0
-        return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is no whole number"
+        return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is not a whole number"
     else:
         fits = isinstance(value, (int, float) if wanted is float else wanted)
         if name == "file":  # in the folder itself, no other place

@@ -73,7 +73,7 @@ def _build(folder: Path) -> None:
                 rows += _write(pairs, seen, {"prompt": prompt, "response": response})
     if documents < 100 or rows < 100:
         raise UserError(
-            "--train_file: this Python carries no sources to build the sample from; name a file of your own"
+            "--train_file: this Python carries no sources to build the sample from; give a file of your own"
         )
 
 

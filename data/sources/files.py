@@ -121,7 +121,7 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
                 sources.setdefault(file, detect(file, name, number))
     if problems or not sources:
         raise UserError(
-            *(dict.fromkeys(problems) or [f"{name} = {spec}, names no file; name a file, a folder or a glob"])
+            *(dict.fromkeys(problems) or [f"{name} = {spec}, names no file; give a file, a folder or a glob"])
         )
     return list(sources.values())
 
@@ -298,7 +298,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         split = next((split for split in wanted if split in splits), None)
         if split is None:
             raise UserError(
-                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; name the folder of one"
+                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; give the folder of one"
             )
         folder = folder / split
     state = _json(folder / "state.json")
@@ -308,7 +308,7 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
     if state.get("_indices_data_files"):
         raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
     if not files:
-        raise UserError(f"{name} = {folder}, is a saved dataset without rows; name one with rows")
+        raise UserError(f"{name} = {folder}, is a saved dataset without rows; give one with rows")
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not all(isinstance(file, str) for file in names):
         raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
@@ -350,15 +350,15 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         files = listing(part, name).taken
         files = [file for file in files if file.stat().st_size] or files
     except OSError as error:
-        reason = f"{error.filename} cannot be read: {reason_of(error)}; name a folder that can be read whole"
+        reason = f"{error.filename} cannot be read: {reason_of(error)}; give a folder that can be read whole"
         raise UserError(f"{name} = {part}, {reason}") from None
     if files:
         return files
     if is_address(part) and local_path(part) is None:
-        raise UserError(f"{name} = {public(part)}, holds no data file; name a file, a folder or a glob with *")
+        raise UserError(f"{name} = {public(part)}, holds no data file; give a file, a folder or a glob with *")
     if Path(part).is_dir():
         endings = ", ".join(KINDS_OF_FOLDERS)
-        raise UserError(f"{name} = {part}, holds no data file; name one with files that end in {endings}")
+        raise UserError(f"{name} = {part}, holds no data file; give one with files that end in {endings}")
     beside: list[str] = []  # the first files of the folder where it was looked for
     with suppress(OSError):
         beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
@@ -377,7 +377,7 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
         UserError: it cannot be read, is empty, or no data.
     """
     if isinstance(path, Path) and not path.is_file():  # a pipe or a device has no end, or cannot be read twice
-        raise UserError(f"{name} = {path}, is no ordinary file; write what it gives into one, and name that")
+        raise UserError(f"{name} = {path}, is not an ordinary file; write its content to a file, and give that")
     with readable(f"{name} = {path}", is_far=not isinstance(path, Path)), path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)
@@ -385,7 +385,7 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
     is_archive = start[TAR_AT:].startswith(TAR) or _data_suffix(path) in (".tar", ".tgz")
     problem = ""
     if not start:
-        problem = "is empty; name a file with rows"
+        problem = "is empty; give a file with rows"
     elif is_archive:
         problem = say("is an archive; unpack it")
     elif compression and kind in TABLES:

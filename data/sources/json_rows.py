@@ -161,17 +161,17 @@ def _why_none(source: Source, bad_rows: BadRows) -> str:
     begin = next(iter(blocks(source)), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
     if begin.startswith("{") and (wrapped := _WRAPPED.search(begin)):
         return _not_rows(source, wrapped[1], begin)
-    hint = "; here an object goes on over lines" if begin.startswith("{") else ""
+    hint = "; here an object spans several lines" if begin.startswith("{") else ""
     if begin.startswith("[") and source.compression:
-        hint = "; an array is read unpacked alone: unpack the file"
+        hint = "; an array can only be read uncompressed: unpack the file"
     return f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
 
 
 def _not_rows(source: Source, key: str, begin: str) -> str:
     if '"paragraphs"' in begin:  # SQuAD's own files
         rows = f"[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
-        return f"{source.path}: its rows stand under {key}.paragraphs.qas; write them out (jq '{rows}' {source.path} > NEW.json)"
-    return f"{source.path}: its rows stand under {key}; write that array alone (jq .{key} {source.path} > NEW.json)"
+        return f"{source.path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {source.path} > NEW.json)"
+    return f"{source.path}: its rows are under {key}; write that array alone (jq .{key} {source.path} > NEW.json)"
 
 
 def _is_columns(value: Record) -> bool:

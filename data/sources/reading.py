@@ -75,7 +75,7 @@ def reading(source: Source) -> Iterator[None]:
         if source.kind in TABLES and "crypt" in reason.lower():
             raise UserError(f"{source.path}: {ENCRYPTED}") from None
         raise UserError(
-            f"{source.path}: is cut off or broken, or not {source.kind} ({reason}); write, pack or fetch it again"
+            f"{source.path}: is cut off or broken, or not {source.kind} ({reason}); write, pack or download it again"
         ) from None
 
 
@@ -233,7 +233,7 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         )
     if problems:
         return [
-            f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; name yours with "
+            f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; give yours with "
             "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
         ]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

@@ -68,7 +68,7 @@ def type_problems(path: Place, schema: pa.Schema, kinds: Mapping[str, set[str]])
         kinds: column -> what its cells may hold besides text, as `Columns.kinds` tells.
     """
     return [
-        f"{path}: column {name} holds {listed([kind])}, not text; name a text column"
+        f"{path}: column {name} holds {listed([kind])}, not text; give a text column"
         for name, may in kinds.items()
         if not _is_text(kind := schema.field(name).type)
         and not (TURNS in may and (is_list(kind) or pa.types.is_struct(kind)))

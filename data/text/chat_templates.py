@@ -50,7 +50,7 @@ def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = N
     except Exception as error:  # it is the template that fails, in whatever way its writer thought of
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"chat_template: cannot word these turns ({reason}); name another with --prompt_template=plain"
+            f"chat_template: cannot word these turns ({reason}); choose another with --prompt_template=plain"
         ) from None
 
 

@@ -27,7 +27,7 @@ def dialogue(text: str) -> list[Turn]:
     begin, *parts = _SPOKEN.split(text)
     if begin.strip() or not parts:
         raise ValueError(
-            "has no turns, such as Human: and Assistant:, that say where its prompt ends; name the prompt's column"
+            "has no turns, such as Human: and Assistant:, that say where its prompt ends; give the prompt's column"
         )
     roles = {"Human": USER, "Assistant": ASSISTANT}
     return [(roles[role], said.strip()) for role, said in zip(parts[::2], parts[1::2], strict=True)]
@@ -81,7 +81,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
         UserError: there are any.
     """
     words = {
-        EQUAL: "with equal answers, chosen and rejected, from which nothing can be learnt",
+        EQUAL: "with equal answers, chosen and rejected, which cannot be trained on",
         EMPTY: "with an empty chosen or rejected answer",
     }
     problems = []
@@ -90,7 +90,7 @@ def check_answers(dropped: Dropped, sources: str) -> None:
             named = ", ".join(dict.fromkeys(repr(text.partition(" | ")[0][:_NAMED]) for text in entry["samples"]))
             problems.append(
                 f"--train_file: {sources}: {counted(entry['count'], 'row')} {what}, such as at the prompt {named}; "
-                "repair the data, or use --skip_bad_rows=True to leave such rows out"
+                "fix the data, or use --skip_bad_rows=True to skip such rows"
             )
     if problems:
         raise UserError(*problems)

@@ -82,7 +82,7 @@ class Template:
         places = _PLACE.findall(text)
         problem = ""
         if not places:
-            problem = f"is no name of a template ({', '.join(TEMPLATES)}, {CHAT_TEMPLATE}), no text with {{prompt}} in it and no Jinja"
+            problem = f"is not a name of a template ({', '.join(TEMPLATES)}, {CHAT_TEMPLATE}), no text with {{prompt}} in it and no Jinja"
         elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
             problem = f"has the unknown place {{{unknown[0]}}}; allowed: {{prompt}} and {{system}}"
         elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:

@@ -39,7 +39,7 @@ def failure_is_user_error(what: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException" and type(error) not in OF_LIBRARIES:
             raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} ({reason}); name another tokenizer, or fetch it again") from None
+        raise UserError(f"{what} ({reason}); choose another tokenizer, or download it again") from None
 
 
 class LibraryBackend:

@@ -74,7 +74,7 @@ def read_published(place: str | Path) -> Published:
     given = Path(place)
     folder = given.parent if given.is_file() else given
     if not folder.exists():
-        raise UserError(f"--tokenizer_dir = {given}, no such folder; name a tokenizer's folder or file")
+        raise UserError(f"--tokenizer_dir = {given}, no such folder; give a tokenizer's folder or file")
     spieces = [folder / SPIECE_FILE] if (folder / SPIECE_FILE).is_file() else sorted(folder.glob("*.model"))
     stated = _Stated(folder)
     files = {name: read_bytes(folder / name) for name in COMPANIONS if (folder / name).is_file()}
@@ -101,7 +101,7 @@ def read_published(place: str | Path) -> Published:
         masks = range(LAST_BYTE, LAST_BYTE - NUM_SENTINELS, -1)
         return Published(LibraryBackend(backend), folder / CONFIG_FILE, stated.names, files, True, masks)
     hint = "holds several *.model files" if spieces else f"holds no {TOKENIZER_FILE} and no SentencePiece *.model"
-    raise UserError(f"--tokenizer_dir = {folder}, {hint}; name a tokenizer's folder or file")
+    raise UserError(f"--tokenizer_dir = {folder}, {hint}; give a tokenizer's folder or file")
 
 
 def _names_byt5(folder: Path) -> bool:
@@ -218,7 +218,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); fetch it again") from None
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
     return content if isinstance(content, dict) else {}
 
 
@@ -226,8 +226,8 @@ def _read_json(path: Path) -> LibraryTokenizer:
     try:
         text = read_text(path, MOST_TABLE_BYTES)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is no tokenizer ({error}); fetch or train it again") from None
-    with failure_is_user_error(f"{path}: is no tokenizer"):
+        raise UserError(f"{path}: is not a tokenizer ({error}); download or train it again") from None
+    with failure_is_user_error(f"{path}: is not a tokenizer"):
         return LibraryTokenizer.from_str(text)
 
 
@@ -239,7 +239,7 @@ def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) ->
         model = load_model(proto, stated.is_legacy)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is no SentencePiece model ({reason}); fetch it again") from None
+        raise UserError(f"{path}: is no SentencePiece model ({reason}); download it again") from None
     own = {"pad_token": model.pad_id(), "eos_token": model.eos_id(), "unk_token": model.unk_id()}
     names = {role: str(model.id_to_piece(number)) for role, number in own.items() if number >= 0} | stated.names
     with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
@@ -256,8 +256,8 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
         backend = LibraryTokenizer(models.BPE(vocabulary, [(left, right) for left, right in pairs]))
     except Exception as error:  # what the library raises, and whatever a table that is none leads to
         raise UserError(
-            f"{folder}: {VOCABULARY} and {MERGES} are no byte-level BPE ({' '.join(str(error).split())[:200]}); "
-            "fetch them again"
+            f"{folder}: {VOCABULARY} and {MERGES} are not a byte-level BPE ({' '.join(str(error).split())[:200]}); "
+            "download them again"
         ) from None
     prefix = stated.config.get("add_prefix_space") is True
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)

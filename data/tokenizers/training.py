@@ -54,7 +54,7 @@ def train_tokenizer(
         return byte_tokenizer()
     counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], room.words)
     if not counts:
-        raise UserError(f"{source}, holds no text to train a tokenizer on; name a file with text")
+        raise UserError(f"{source}, holds no text to train a tokenizer on; give a file with text")
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     end_with(backend, EOS)

@@ -84,7 +84,7 @@ def why_impossible(environ: Mapping[str, str] = os.environ) -> str:
 def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
     """OpenMP's runtime, the compiler, and its flags for this processor."""
     if sys.platform != "linux":
-        raise NoKernels("compiled kernels are made on Linux alone")
+        raise NoKernels("compiled kernels are built on Linux only")
     return openmp_runtime(), compiler_of(environ), _target(environ)
 
 

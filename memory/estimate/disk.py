@@ -147,7 +147,7 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
     if need.file_dir is not None and (there := free_bytes(need.file_dir)) < need.file_bytes:
         problems += [
             f"--weights_dir = {need.file_dir}, has {format_size(there)} free, and the weights take {format_size(need.file_bytes)}; "
-            "free space or name another"
+            "free space or choose another"
         ]
     if problems:
         return problems, []

@@ -144,7 +144,7 @@ def _pickled(folder: Path) -> str:
         )
     if (folder / "adapter_config.json").exists():
         return f" but an adapter; a plain model is made of it by {program()} merge --adapter={folder} --output=FOLDER"
-    return "; name the folder of a saved model"
+    return "; give the folder of a saved model"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError:
-        raise UserError(f"{path.parent}, holds no {path.name}; name the folder of a saved model") from None
+        raise UserError(f"{path.parent}, holds no {path.name}; give the folder of a saved model") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}, cannot be read: {error}") from None
     if not isinstance(content, dict):

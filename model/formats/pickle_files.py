@@ -42,7 +42,7 @@ class PickleFile:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"{path}, is cut off or broken ({reason}); copy or download it again") from None
         if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-            raise UserError(f"{path}, is no table of tensors by name; name a folder that a model was saved in")
+            raise UserError(f"{path}, is not a table of tensors by name; give a folder that a model was saved in")
         self._tensors: dict[str, Tensor] = content
 
     def keys(self) -> Iterable[str]:

@@ -53,7 +53,7 @@ def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
     unknown = [word for word in words if word not in known]
     if unknown or not words:
         raise UserError(
-            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is no module of this model; "
+            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is not a module of this model; "
             f"allowed: {', '.join(known)}, or {ALL}"
         )
     return tuple(name for name in known if name in words)

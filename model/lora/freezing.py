@@ -55,7 +55,7 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
         raise UserError(*unknown)
     trained = [name for name, learning in learns.items() if learning and name not in frozen]
     if not trained:
-        raise UserError(f"--freeze = {patterns}, leaves nothing to train; name less")
+        raise UserError(f"--freeze = {patterns}, leaves nothing to train; freeze less")
     return trained
 
 

@@ -35,9 +35,9 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     "no tokenizer": (["train", "--train_file={data}/good.jsonl", "--tokenizer_dir={data}"], ["--tokenizer_dir"]),
     "checkpoint of another shape": (
         ["train", "--train_file={data}/good.jsonl", "--finetune_from={model}", "--d_model=64"],
-        ["--d_model = 64", "another shape (32)"],
+        ["--d_model = 64", "different shape (32)"],
     ),
-    "a device as data": (["train", "--train_file=/dev/null"], ["--train_file = /dev/null, is no ordinary file"]),
+    "a device as data": (["train", "--train_file=/dev/null"], ["--train_file = /dev/null, is not an ordinary file"]),
     "cut weights": (["generate", "--model={data}/cut_weights", "--input=a"], ["model.safetensors"]),
     "no model": (["generate", "--model=nowhere", "--input=a"], ["--model = nowhere, no such folder"]),
     "unwritable output": (

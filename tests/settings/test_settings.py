@@ -102,7 +102,7 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
         ("chat", "model_path", "folder", "--model=folder"),
         ("train", "resume", "True", "--is_keep_training=True"),
         ("train", "use_lora", "True", "--lora_rank=8"),
-        ("train", "streaming", "True", "leave it out"),
+        ("train", "streaming", "True", "omit it"),
         ("train", "output", "out", "--output_dir=out"),
         ("tokenizer", "output", "out", "--tokenizer_dir=out"),
         ("merge", "lr", "1", "--help"),  # it has nothing of the kind

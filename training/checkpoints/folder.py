@@ -70,7 +70,7 @@ class Checkpoints:
             resume = f"; --is_keep_training=True --run_name={shlex.quote(self.folder.parent.name)} continues from there"
             raise UserError(
                 f"--output_dir = {self.folder.parent.parent}, cannot be written at step {step}: {reason_of(error)}; {kept}; "
-                f"free space or name another --output_dir{resume if last else ''}"
+                f"free space or choose another --output_dir{resume if last else ''}"
             ) from error
         self._rotate()
         return final
@@ -196,5 +196,5 @@ def name_of(step: int) -> str:
 def step_of(checkpoint: Path) -> int:
     """The number of steps after a checkpoint, read from its name."""
     match = _STEP.fullmatch(checkpoint.name)
-    assert match is not None, f"{checkpoint} is no checkpoint"
+    assert match is not None, f"{checkpoint} is not a checkpoint"
     return int(match.group(1))

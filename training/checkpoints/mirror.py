@@ -102,7 +102,7 @@ class Mirror:
             is_ours = self._is_of(run_dir)
             if not is_ours and self._has(LATEST):
                 if self._record().get("started") not in (None, self._replaced):
-                    return f"{failed}: another run of this name copies there by now; name one of them otherwise"
+                    return f"{failed}: another run of this name copies there by now; rename one of them"
                 self._system.delete_file(f"{self._path}/{LATEST}")  # another's copies never stand beside our settings
             best = Checkpoints(run_dir, keep_latest=1).best()
             named = [checkpoint.name, *([best.name] if best else [])]
@@ -213,7 +213,7 @@ class Mirror:
             if not (final / CHECKSUMS_FILE).is_file() or damages(final):
                 self._fetch(name, final)
         if checkpoints.whole() is None:
-            raise UserError(f"{self.what}, its copies are damaged: {', '.join(names)}; name another place")
+            raise UserError(f"{self.what}, its copies are damaged: {', '.join(names)}; choose another place")
         checkpoints.finish_last_save()
 
     def _fetch(self, name: str, final: Path) -> None:
@@ -229,7 +229,7 @@ class Mirror:
                     fs.copy_files(source, str(fresh / file), self._system, fs.LocalFileSystem())
 
     def _foreign(self, what: str) -> UserError:
-        return UserError(f"{self.what}, {what}, which no run writes; name the address of your own runs")
+        return UserError(f"{self.what}, {what}, which no run writes; give the address of your own runs")
 
     def _has(self, name: str) -> bool:
         return bool(self._system.get_file_info(f"{self._path}/{name}").type != fs.FileType.NotFound)

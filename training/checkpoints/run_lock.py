@@ -57,11 +57,13 @@ class RunLock:
             if type(started) is float:
                 who = f"process {owner.get('process')} on {str(owner.get('host'))[:80]}, since {duration(max(0.0, time.time() - started))},"
             return [
-                f"--run_name = {run_dir.name}, is in use: {who} trains it; wait for its end, stop it, or name another run"
+                f"--run_name = {run_dir.name}, is in use: {who} trains it; wait for its end, stop it, or choose another run"
             ]
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                return [f"--output_dir = {run_dir.parent}, cannot be written: {reason_of(error)}; name another folder"]
+                return [
+                    f"--output_dir = {run_dir.parent}, cannot be written: {reason_of(error)}; choose another folder"
+                ]
             lock = None
         if lock is None:
             self.warning = (

@@ -65,7 +65,7 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     if is_empty or not os.path.lexists(run_dir):
         return []
     if overwrite and not (run_dir / RUN_FILE).is_file():
-        return [f"--run_name = {name}, {run_dir} is no run of this program and is not replaced; name another"]
+        return [f"--run_name = {name}, {run_dir} is not a run of this program and is not replaced; choose another"]
     told = (
         "--run_name = {run}, exists in {folder}; choose another name, resume it with --is_keep_training=True or "
         "replace it with --overwrite=True"
@@ -82,7 +82,7 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
         obstacle = f"{nearest} is not writable"
     else:
         return []
-    return [f"--{flag} = {folder}, cannot be written: {obstacle}; name another folder"]
+    return [f"--{flag} = {folder}, cannot be written: {obstacle}; choose another folder"]
 
 
 def create_run(
@@ -100,7 +100,7 @@ def create_run(
     Returns:
         the run's folder.
     Raises:
-        UserError: the name exists or is no folder name, or the folder cannot be written.
+        UserError: the name exists or is not a folder name, or the folder cannot be written.
     """
     assert kind in KINDS
     run_dir = Path(output_dir) / name
@@ -187,7 +187,7 @@ def is_stopped(run_dir: Path) -> bool:
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
-    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is no run.
+    """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is not a run.
 
     `order` grows from start to start, whatever the clock says; that of runs of before is their time.
     """

@@ -95,7 +95,7 @@ def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, st
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is not an object")
     members = {json_names.get(member.name, member.name): member for member in fields(cls)}
     for name, member in members.items():
         if name not in content and (member.default is MISSING or name in NEEDED):

@@ -35,7 +35,7 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
     places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise UserError(f"run = {named}, has no {METRICS_FILE}; name a folder under --log_dir, such as logs/my_run")
+        raise UserError(f"run = {named}, has no {METRICS_FILE}; give a folder under --log_dir, such as logs/my_run")
     columns: dict[str, list[Any]] = {}
     count = 0
     for record in EventReader(path).events():

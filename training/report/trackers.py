@@ -1,7 +1,7 @@
 """Who else hears of a run: the trackers that Accelerate knows, off unless they are named: nothing leaves the machine unasked.
 
 Each event of metrics.jsonl that holds numbers by step is handed on: `train/...` of a step, `eval/...` of an evaluation,
-`memory/...` in bytes. A package that is missing is told with its `pip install` line, where Accelerate would leave it out.
+`memory/...` in bytes. A package that is missing is told with its `pip install` line, where Accelerate would omit it.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def adapter_folders(folder: Path, named: str | None) -> list[Path]:
     """
     words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
     missing = [
-        f"--adapter = {word}, holds no adapter_config.json; name an adapter's folder"
+        f"--adapter = {word}, holds no adapter_config.json; give an adapter's folder"
         if word.exists()
-        else f"--adapter = {word}, no such folder; name an adapter's{near_folder(word)}"
+        else f"--adapter = {word}, no such folder; give an adapter's{near_folder(word)}"
         for word in words
         if not is_adapter(word)
     ]
@@ -112,7 +112,7 @@ def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     if set(settings.targets) != set(form.targets):
         asked_and_found["lora_targets"] = (",".join(settings.targets), ",".join(form.targets))
     return [
-        f"--{name} = {asked}, the adapter {base} has {found}; leave it out or name the same, or start from its base {info.base}"
+        f"--{name} = {asked}, the adapter {base} has {found}; omit it or name the same, or start from its base {info.base}"
         for name, (asked, found) in asked_and_found.items()
         if asked != found
     ]
@@ -122,7 +122,7 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
     """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
     if config.lora.lora_rank and base is None:
         return [
-            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; name --finetune_from=FOLDER, or train "
+            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; set --finetune_from=FOLDER, or train "
             "without adapters"
         ]
     if base is not None and is_adapter(base) and not config.lora.lora_rank:

@@ -134,5 +134,5 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
 def _check_fingerprint(folder: str | Path, info: AdapterInfo, known: str) -> None:
     if info.fingerprint and known and info.fingerprint != known:
         raise UserError(
-            f"--adapter = {folder}, is for another base ({info.base}): its weights are not these; name that base with --model"
+            f"--adapter = {folder}, is for another base ({info.base}): its weights are not these; give that base with --model"
         )

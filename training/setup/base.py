@@ -124,7 +124,7 @@ def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
     read += [] if tokenizer == AUTO else [Path(tokenizer)]
     for folder in read:
         if folder.resolve().is_relative_to(replaced):
-            told = "--run_name = {run}, would replace {folder}, which this run starts from; name another run"
+            told = "--run_name = {run}, would replace {folder}, which this run starts from; choose another run"
             raise UserError(say(told, run=config.run.run_name, folder=folder))
 
 
@@ -147,7 +147,7 @@ def _with_shape_of(config: Config, base: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
     shape = read_config(base)
     problems = [
-        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} is of another shape ({getattr(shape, name)}); leave it out"
+        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
         for name in MODEL_FIELDS
         if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
     ]
@@ -233,7 +233,7 @@ def _named_base(config: Config, named: str) -> Path:
         return folder
     if named.startswith("hf://"):
         if (address := ADDRESS.fullmatch(named)) is None:
-            raise UserError(f"--finetune_from = {named}, is no model on the hub; write hf://OWNER/NAME")
+            raise UserError(f"--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME")
         name, revision = address.groups()
         return download(name, Path(MODELS_DIR, Path(name).name), revision)
     if not folder.is_dir() and _HUB_NAME.fullmatch(named):
@@ -241,7 +241,7 @@ def _named_base(config: Config, named: str) -> Path:
         if config.train.allow_download:
             return download(named, fetched)
         if _holds_model(fetched):
-            raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; name that")
+            raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; give that")
         if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
             raise UserError(f"--finetune_from = {named}, no such folder{near}")
         told = "--finetune_from = {folder}, no such folder; {how}"
@@ -254,7 +254,7 @@ def _named_base(config: Config, named: str) -> Path:
     else:
         what = "is a file" if folder.exists() else f"no such folder{near_folder(folder)}"
     raise UserError(
-        f"--finetune_from = {folder}, {what}; name a folder with {CONFIG_FILE}, model.safetensors and "
+        f"--finetune_from = {folder}, {what}; give a folder with {CONFIG_FILE}, model.safetensors and "
         "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"
     )
 
@@ -271,7 +271,7 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
         hint = "" if begun is None else f" ({model_folder(begun)} is not finished, and is taken only if it is named)"
         raise UserError(
             f"--finetune_from = {config.train.finetune_from}, there is no finished run in {folder}{hint}, and "
-            "preferences need a model to continue from; name a model folder, or finetune first"
+            "preferences need a model to continue from; give a model folder, or finetune first"
         )
     return found, [
         say(

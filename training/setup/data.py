@@ -83,7 +83,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         if base is None and config.given("vocab_size"):
             raise UserError(
                 f"--vocab_size = {model.vocab_size}, is less than the {tokenizer.size} tokens of the tokenizer (--tokenizer_dir = "
-                f"{config.data.tokenizer_dir}); leave it out, or name {fitting}"
+                f"{config.data.tokenizer_dir}); omit it, or name {fitting}"
             )
         if base is not None:
             raise UserError(

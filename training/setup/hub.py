@@ -85,7 +85,7 @@ def check_push(name: str) -> None:
     """
     if name.lower() in TRUE_WORDS or not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
         raise UserError(
-            f"--push_to_hub = {name}, is no name of a repository; write OWNER/NAME, or NAME for one of yours"
+            f"--push_to_hub = {name}, is not a name of a repository; write OWNER/NAME, or NAME for one of yours"
         )
     _ask(name, "whoami")
 

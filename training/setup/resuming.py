@@ -57,14 +57,12 @@ def find_run_to_resume(config: Config) -> Path:
         folder = output_dir / config.run.run_name
         if not os.path.isfile(folder / SETTINGS_FILE):
             raise UserError(
-                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; leave out is_keep_training"
+                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; omit is_keep_training"
             )
         return folder
     run = _last_run(output_dir)
     if run is None:
-        raise UserError(
-            f"--is_keep_training = True, there is no run in {output_dir} to resume; leave it out to start one"
-        )
+        raise UserError(f"--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one")
     return run
 
 
@@ -98,7 +96,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     here = {name: ours[name] for name in places()}
     theirs = load(command, {"config": str(path), **here}).as_dict()
     problems = [
-        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; leave it out, or start another run"
+        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; omit it, or start another run"
         for name in defining
         if name in flags and ours[name] != theirs[name]
     ]
@@ -113,12 +111,12 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
         if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
             problems.append(
-                f"--model_preset = {config.model_preset}, the run to resume is of another shape ({', '.join(others)}); leave it out, "
+                f"--model_preset = {config.model_preset}, the run to resume has a different shape ({', '.join(others)}); omit it, "
                 "or start another run"
             )
     if config.data.objective == PREFERENCES and command != "dpo":
         problems.append(
-            f"--is_keep_training = True, the run {run_dir.name} learns no preferences; resume it with {command}"
+            f"--is_keep_training = True, the run {run_dir.name} was not trained on preferences; resume it with {command}"
         )
     if problems:
         raise UserError(*problems)

@@ -101,7 +101,7 @@ def test_a_folder_and_its_splits_are_known_as_shards(tmp_path: Path) -> None:
 
 
 def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no shards folder"):
+    with pytest.raises(UserError, match="is not a shards folder"):
         Manifest.read(tmp_path)
     with pytest.raises(UserError, match="of another format"):
         Manifest.read(manifest(tmp_path, format=0))
@@ -111,14 +111,14 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
     found = Manifest.read(manifest(tmp_path))
     with pytest.raises(UserError, match=r"a: is missing"):
         found.files("train")
-    with pytest.raises(UserError, match="holds no validation rows, only train; name others with --validation_file"):
+    with pytest.raises(UserError, match="holds no validation rows, only train; give others with --validation_file"):
         found.files("validation")
 
 
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is no whole number"),
+        ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not a whole number"),
         ({"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1}]}}}, "file is not what"),
     ],
 )

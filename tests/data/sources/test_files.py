@@ -101,7 +101,7 @@ def test_globs_and_lists_join_without_repetition(tmp_path: Path, monkeypatch: py
         write(folder / name)
     found = find(f"{folder}/a*.txt,{folder}/b.txt,{folder}/a1.txt")
     assert [source.path.name for source in found] == ["a1.txt", "a2.txt", "b.txt"]
-    assert len(find(f"{folder}/c,d.csv")) == 1, "a comma in a name is no list"
+    assert len(find(f"{folder}/c,d.csv")) == 1, "a comma in a name is not a list"
     monkeypatch.chdir(tmp_path)
     many = [str(write(Path(f"train-{number:05d}-of-00400.txt"))) for number in range(400)]
     assert not is_shards(",".join(many)) and len(find(",".join(many))) == 400, "longer than a name or a path may be"
@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_read_is_no_silence(tmp_path: Path, monkeypatch:
         return plain(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(UserError, match=r"closed cannot be read: .*name a folder that can be read whole"):
+    with pytest.raises(UserError, match=r"closed cannot be read: .*give a folder that can be read whole"):
         find(str(tmp_path / "data"))
 
 

@@ -305,5 +305,5 @@ def test_columns_are_looked_at_before_the_first_file_is_read(tmp_path: Path) -> 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match="is no ordinary file"):
+    with pytest.raises(UserError, match="is not an ordinary file"):
         find(str(tmp_path / "a.jsonl"))

@@ -207,8 +207,8 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
     ("name", "text", "told"),
     [
         ("a.jsonl", '{"prompt": "a", "response": "b"}{"prompt": "c"}\n', "line 1: holds several objects"),
-        ("a.json", '{"version": "1", "data": [{"prompt": "a"}]}', "rows stand under data; write that array alone"),
-        ("a.json", '{\n "version": "1",\n "data": [\n  {\n   "prompt": "a"}]}', "rows stand under data"),
+        ("a.json", '{"version": "1", "data": [{"prompt": "a"}]}', "rows are under data; write that array alone"),
+        ("a.json", '{\n "version": "1",\n "data": [\n  {\n   "prompt": "a"}]}', "rows are under data"),
         ("a.json", '{"prompt": {"0": "a"}, "response": {"0": "b"}}', "holds whole columns, not rows"),
         ("a.json", '{"prompt": ["a"], "response": ["b"]}', "holds whole columns, not rows"),
     ],

@@ -91,7 +91,7 @@ def test_folders_that_hold_no_tokenizer_are_user_errors(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
             Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": 1}')
-    with pytest.raises(UserError, match="is no tokenizer"):
+    with pytest.raises(UserError, match="is not a tokenizer"):
         Tokenizer.load(tmp_path)
 
 

@@ -81,5 +81,5 @@ def test_merged_model_answers_as_the_adapted_one(config: T5ModelConfig, form: Lo
 
 
 def test_unknown_targets_list_those_that_exist(config: T5ModelConfig) -> None:
-    with pytest.raises(UserError, match=r"wi_0, z is no module.*allowed: q, k, v, o, wi, wo, or all"):
+    with pytest.raises(UserError, match=r"wi_0, z is not a module.*allowed: q, k, v, o, wi, wo, or all"):
         resolve_targets(config, "q,wi_0,z")

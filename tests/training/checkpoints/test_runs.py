@@ -92,7 +92,7 @@ def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:
 def test_only_runs_are_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="no run of this program"):
+    with pytest.raises(UserError, match="not a run of this program"):
         create_run(tmp_path, "thesis", "pretrain", overwrite=True)
     assert (tmp_path / "thesis" / "chapter").exists()
     (tmp_path / "empty").mkdir()

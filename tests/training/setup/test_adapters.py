@@ -106,7 +106,11 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
     [
         ({"lora_rank": 4}, None, "a base to adapt is needed"),
         ({}, "adapter", "is an adapter; continue with it by --lora_rank=2"),
-        ({"lora_rank": 4, "lora_targets": "q,x"}, "base", "x is no module of this model; allowed: q, k, v, o, wi, wo"),
+        (
+            {"lora_rank": 4, "lora_targets": "q,x"},
+            "base",
+            "x is not a module of this model; allowed: q, k, v, o, wi, wo",
+        ),
         ({"lora_rank": 25}, "base", "--lora_rank = 25, is more than the width of the matrices (24)"),
         ({"freeze": "encoders"}, "base", "--freeze = encoders, names no weight of this model"),
         ({"lora_rank": 4, "freeze": "*"}, "base", "leaves nothing to train"),
@@ -165,7 +169,7 @@ def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Pat
     torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
     assert (logits(merged) - logits(hf_format.load(base))).abs().max() > 0.01
     said = problems_of(merge, merge_config(tmp_path / "merged", **flags))
-    assert "exists; name another folder or use --overwrite=True" in said
+    assert "exists; choose another folder or use --overwrite=True" in said
     merge(merge_config(tmp_path / "merged", overwrite="True", **flags))
 
 
@@ -178,7 +182,7 @@ def test_merge_refuses(base: Path, tmp_path: Path) -> None:
     hf_format.save(hf_format.load(base, torch.int8), tmp_path / "int8")
     note_origin(tmp_path / "int8", base)
     said = problems_of(merge, merge_config(tmp_path / "out", adapter=str(folder), model=str(tmp_path / "int8")))
-    assert "has int8 weights, which hold no sum" in said
+    assert "has int8 weights" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -89,7 +89,7 @@ def test_a_run_does_not_replace_what_it_starts_from(
 ) -> None:
     named = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
-    with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; name another run"):
+    with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
         find_base(ResolvedRun(config, config))
     assert (pretrained / "model.safetensors").is_file()
 
@@ -103,7 +103,7 @@ def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for part in (f"hf download {name} --local-dir {place}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
         assert part in told
     save_trained(Path(place))
-    with pytest.raises(UserError, match=f"{place} is there; name that"):
+    with pytest.raises(UserError, match=f"{place} is there; give that"):
         choose_base(settings(tmp_path, finetune_from=name), None)
 
 

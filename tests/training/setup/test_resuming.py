@@ -63,7 +63,7 @@ def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
         "a flag had changed its preset"
     )
     with pytest.raises(
-        UserError, match=r"--model_preset = t5-base, the run to resume is of another shape \(d_model 512"
+        UserError, match=r"--model_preset = t5-base, the run to resume has a different shape \(d_model 512"
     ):
         resumed_config(now(tmp_path, model_preset="t5-base"), run_dir)
 
