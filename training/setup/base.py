@@ -235,7 +235,8 @@ def _named_base(config: Config, named: str) -> Path:
         if (address := ADDRESS.fullmatch(named)) is None:
             raise UserError(f"--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME")
         name, revision = address.groups()
-        return download(name, Path(MODELS_DIR, Path(name).name), revision)
+        kept = "--".join(name.split("/")) + (f"@{revision}" if revision else "")
+        return download(name, Path(MODELS_DIR, kept), revision)
     if not folder.is_dir() and _HUB_NAME.fullmatch(named):
         fetched = Path(MODELS_DIR, folder.name)
         if config.train.allow_download:

@@ -127,7 +127,7 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
     run = ResolvedRun(flags := settings(tmp_path, finetune_from="hf://google/flan-t5-base"), flags)
     find_base(run)
-    assert run.base == Path("models/flan-t5-base") and run.config.train.finetune_from == str(run.base)
+    assert run.base == Path("models/google--flan-t5-base") and run.config.train.finetune_from == str(run.base)
     with pytest.raises(UserError, match="write hf://OWNER/NAME"):
         choose_base(settings(tmp_path, finetune_from="hf://flan-t5-base"), None)
 
