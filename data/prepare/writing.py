@@ -228,7 +228,7 @@ class Writing:
             return
         most = self.job.max_samples if name == TRAIN else None
         batches = read_batches(sources, self.job.columns, bad_rows, most, split.position)
-        with ProgressLine(say("preparing {split}", split=name), split.position.rows) as progress:
+        with ProgressLine(say("preparing {split}", split=say(name)), split.position.rows) as progress:
             for batch, encoded in encode(batches):
                 source = batch.end.source
                 shards = self._num_shards()

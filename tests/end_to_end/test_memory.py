@@ -118,7 +118,7 @@ def test_a_run_that_was_over_its_budget_says_so_last_saves_and_ends_with_3(world
     last = done.stderr.strip().splitlines()[-2:]
     assert last[0] == "train: done, but over the memory budget"
     assert last[1].startswith("  --memory_budget = 600.0 MiB, was exceeded, first at step 2: the peak was ")
-    assert f"all is saved in {place.runs / 'passing'}" in last[1]
+    assert f"everything is saved in {place.runs / 'passing'}" in last[1]
     assert list(place.losses("passing")) == [1, 2, 3, 4]
     assert (place.runs / "passing" / "checkpoints" / "step_00000004" / "state").is_dir()
     enough = int(last[1].partition("--memory_budget=")[2].partition("M,")[0])

@@ -47,7 +47,7 @@ tags:
 
 # {{ name }}
 
-A T5{{ about }}, made with FrugalT5. Its licence is for its owner to name.
+A T5{{ about }}, trained with FrugalT5. The choice of a licence is up to its owner.
 {% if settings %}
 
 ## Data
