@@ -65,7 +65,7 @@ def test_what_a_model_is(run: Run) -> None:
         "finetuned from base": {"finetune_from": "a/base", "is_finetune": True},
     }
     for kind, more in kinds.items():
-        assert f"A T5 of 1,976 weights, {kind}, made" in run.card(**SHAPE, **more)
+        assert f"A T5 of 1,976 weights, {kind}, trained" in run.card(**SHAPE, **more)
 
 
 def test_the_time_of_a_run_that_was_continued_is_that_of_all_its_steps(run: Run) -> None:
