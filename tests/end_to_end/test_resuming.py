@@ -109,7 +109,7 @@ def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(pretrained
     place.stop_at(13, signal.SIGKILL, "train", *flags)
     assert not leftovers(tmp_path), "the system frees the file with the process"
     done = place.do("train", "--is_keep_training=True", "--run_name=cut", "--weights_in=file")
-    assert "rest in a file" in " ".join(done.stdout.split())
+    assert "offloaded to a file" in " ".join(done.stdout.split())
     assert place.losses("cut") == pretrained.place.losses("whole"), "those of weights in memory"
     one, other = (
         runs / name / "model.safetensors" for runs, name in ((place.runs, "cut"), (pretrained.place.runs, "whole"))

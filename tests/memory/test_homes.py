@@ -42,7 +42,7 @@ def test_a_file_is_used_where_memory_ends_and_only_as_far() -> None:
     assert 0 < tight.choice.away_blocks < tighter.choice.away_blocks
     for chosen in (tight, tighter):
         assert chosen.peak_bytes <= chosen.budget_bytes
-        assert any("rest in a file" in reason for reason in chosen.reasons)
+        assert any("offloaded to a file" in reason for reason in chosen.reasons)
     assert roomy.seconds <= tight.seconds <= tighter.seconds, "more memory is faster"
 
 

@@ -42,10 +42,11 @@ def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, in
     made = plan(settings_of(), machine(3 * GIB, int(available)))
     assert made.effective_batch_size == guess[0] * guess[2]
     assert (
-        made.reasons[0].startswith(f"{guess[0] * guess[2]} rows a step") and "--effective_batch_size" in made.reasons[0]
+        made.reasons[0].startswith(f"{guess[0] * guess[2]} rows per step")
+        and "--effective_batch_size" in made.reasons[0]
     )
     named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, int(available)))
-    assert not any("rows a step" in reason for reason in named.reasons), "nothing is left to say"
+    assert not any("rows per step" in reason for reason in named.reasons), "nothing is left to say"
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -153,7 +154,7 @@ def test_more_work_never_takes_less(
 @pytest.mark.parametrize("preset", ["guide_config_1", "guide_config_2"])
 def test_fp16_of_a_preset_becomes_what_is_fast(preset: str) -> None:
     made = plan(settings_of(preset=preset), machine(10 * GIB, kind=AMX_BF16))
-    assert made.choice.compute == "bfloat16" and any("fp16 of the preset" in reason for reason in made.reasons)
+    assert made.choice.compute == "bfloat16" and any("fp16 from the preset" in reason for reason in made.reasons)
     rows = 8 if preset == "guide_config_1" else 32
     assert made.effective_batch_size == rows
     with pytest.raises(UserError, match="products in fp16 are not faster"):

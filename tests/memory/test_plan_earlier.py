@@ -52,15 +52,15 @@ def test_a_run_computes_in_what_it_began_with_on_any_processor(
         "a smaller way is taken where the earlier does not fit"
     )
     says = " ".join(found.reasons)
-    assert ("as the run began" in says) == (dtypes[1] != ("bfloat16" if rates is FAST else "float32"))
+    assert ("as the run did before" in says) == (dtypes[1] != ("bfloat16" if rates is FAST else "float32"))
     assert ("slow here" in says) == (rates is SLOW)
 
 
 def test_a_run_that_fits_in_no_way_of_its_own_says_what_it_goes_on_in() -> None:
     found = on(SLOW, WIDE, 520 * MIB, weights_in="device")
     assert (found.choice.storage, found.choice.compute) == MIXED
-    (sentence,) = [reason for reason in found.reasons if reason.startswith("the run was")]
-    assert "in which nothing fits here now: it continues, stored in bfloat16" in sentence
+    (sentence,) = [reason for reason in found.reasons if reason.startswith("the run used")]
+    assert "no longer fits here: it continues with bfloat16 storage" in sentence
 
 
 @pytest.mark.parametrize("name", MICRO_BATCHES)
