@@ -75,7 +75,7 @@ def test_gaps_between_added_ids_are_refused(tmp_path: Path) -> None:
 def test_broken_files_are_user_errors(tmp_path: Path, file: str, content: str) -> None:
     folder = codet5_folder(tmp_path / "codet5")
     (folder / file).write_text(content)
-    with pytest.raises(UserError, match=r"fetch (it|them) again"):
+    with pytest.raises(UserError, match=r"download (it|them) again"):
         Tokenizer.load(folder)
 
 
