@@ -42,7 +42,6 @@ WIDEST = 100  # columns of what is refused
 # command -> where it is, if not in the file of its name
 PLACES = {
     "board": ("board.server", "serve"), "serve": ("serving.server", "serve"), "runs": ("board.commands", "runs"),
-    "plan": ("commands.plan", "show"),
 }  # fmt: skip
 
 

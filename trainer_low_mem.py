@@ -41,7 +41,7 @@ from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
 from training.processes.launch import foreign_engines, local_processes, local_rank, num_processes
 from training.recording import Recorder, announce
-from training.recovering import after_step, after_unsound, end_sharded, give_up
+from training.recovering import after_unsound, end_sharded, give_up, recover
 from training.report.card import write_card
 from training.report.endings import STOP, Interrupted
 from training.report.history import plot
@@ -50,10 +50,10 @@ from training.report.summary import Summary, resume_command
 from training.report.trackers import tracker_names, trackers
 from training.saving import save
 from training.setup.commit import commit, headline
+from training.setup.dpo_reference import attach_reference
 from training.setup.hub import push
 from training.setup.machine import fit_machine
 from training.setup.plan import choose_plan, plan_again
-from training.setup.reference import attach_reference
 from training.setup.resolved import ResolvedRun, refuse
 from training.setup.stages import stages_before_torch
 
@@ -210,7 +210,7 @@ class LowMemTrainer:
         step = Step(number, rate, train.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not outcome.is_done:
-            after_step(live, outcome, number)
+            recover(live, outcome, number)
             return False
         live.applied(number, int(tokens))
         self.recorder.step(outcome.loss, labels, rate, int(tokens), time.perf_counter() - began)
@@ -234,7 +234,8 @@ class LowMemTrainer:
         if live.is_main and best is not None:
             publish(best, run.run_dir)
         shows = live.engine.shards is None  # else no process could write alone
-        is_mean = not any(self._stop_asked()) and publish_mean(live)
+        is_stopped = any(self._stop_asked())  # all processes ask together
+        is_mean = not is_stopped and publish_mean(live)
         if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
             shows = live.take_published()
         if live.is_main and shows:

@@ -23,7 +23,7 @@ from devices.environment import prepare_environment
 from language import english, join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from memory.estimate.workload import Machine
-from memory.homes import weights_folder
+from memory.weight_offload import weights_folder
 from settings.fields import AUTO, counted
 from training.report.progress import Progress
 from units import format_size

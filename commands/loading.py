@@ -31,11 +31,11 @@ from language import join, say
 from memory.budget import Budget, measure_budget
 from memory.estimate.disk import is_in_memory
 from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
-from memory.estimate.homes import away_bytes, slots_bytes
+from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
-from memory.homes import rests_in_memory, weights_folder
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
+from memory.weight_offload import rests_in_memory, weights_folder
 from model import hf_format
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks

@@ -30,9 +30,9 @@ from language import english, join, say
 from memory.changes import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.estimate.workload import Machine
-from memory.homes import weights_folder
 from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
+from memory.weight_offload import weights_folder
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
@@ -54,7 +54,7 @@ MOST_CHANGES = 3
 SHOWN_ROWS = 2
 
 
-def show(config: Config) -> None:
+def plan(config: Config) -> None:
     """Plan, and print it: as tables, or as JSON for programs; for several targets parted by commas, a JSON list. A run that
     goes on is planned by the settings that it has saved, with the flags over them.
 

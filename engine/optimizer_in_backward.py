@@ -33,7 +33,7 @@ Weights = Sequence[nn.Parameter]
 
 
 class NotFinite(Exception):
-    """The loss of this step is inf or nan; nothing was updated."""
+    """A loss or a gradient is inf or nan: of this step, and nothing was updated; or as `Lost` says."""
 
 
 class Lost(NotFinite):
@@ -163,8 +163,8 @@ class OptimizerInBackward:
             for weight in held:
                 weight.grad = None
 
-    def keep_scale(self) -> None:
-        """A process that saw its loss has left the step out for all: no other's loss scale moves by it, as the first's did not."""
+    def restore_scale(self) -> None:
+        """The loss scale from before the step, where another process has left the step out for all."""
         if self.scaling is not None and self._scale_before is not None:
             for name, value in self._scale_before.as_dict().items():
                 setattr(self.scaling, name, value)

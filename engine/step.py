@@ -146,7 +146,7 @@ class Engine:
         loss, failed, begun, lost, late = self._sum_over(loss, *(float(fact) for fact in facts))
         if failed or lost:
             self.model.zero_grad()
-            update.keep_scale()
+            update.restore_scale()
         return Outcome(loss, failed > 0, not lost, begun > 0, failure, late > 0)
 
     def attempt(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Tensor:

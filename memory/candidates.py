@@ -1,7 +1,7 @@
 """Candidates: the execution plans that settings, machine and work allow; `memory.plan` takes one of them.
 
 They differ in micro-batches that pass together or one after another, saved blocks, dtypes, chunks of the loss, what malloc
-holds, what is offloaded. Whether one fits is asked in `memory.plan`, where weights are kept in `memory.homes`.
+holds, what is offloaded. Whether one fits is asked in `memory.plan`, where weights are kept in `memory.weight_offload`.
 """
 
 from __future__ import annotations

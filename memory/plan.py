@@ -26,8 +26,8 @@ from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_preci
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.homes import Homes, homes_to_try, ways_at
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
+from memory.weight_offload import Homes, homes_to_try, ways_at
 from settings.fields import AUTO
 from units import format_size
 

@@ -107,8 +107,8 @@ class Recorder:
             self._first_over = step
             log.tell(
                 say(
-                    ("step {step}: the peak of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
-            "exit code 3"),
+                    "step {step}: the peak of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
+                    "exit code 3",
                     step=step, peak=format_size(peak), budget=format_size(plan.budget_bytes),
                 )
             )  # fmt: skip

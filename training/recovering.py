@@ -25,7 +25,7 @@ CHANGED = "weights were changed already"
 SHOWN_ROWS = 8
 
 
-def after_step(live: LiveRun, outcome: Outcome, number: int) -> None:
+def recover(live: LiveRun, outcome: Outcome, number: int) -> None:
     """Go on after step `number`, which memory did not suffice for, or which was not finite."""
     if outcome.is_out_of_memory:
         _after_out_of_memory(live, outcome, number)

@@ -223,14 +223,14 @@ def use_probe(path: Path) -> None:
 
 
 def reference_folder(folder: Path) -> None:
-    from training.setup.reference import ReferenceStore
+    from training.setup.dpo_reference import ReferenceStore
 
     ReferenceStore(folder / "train.npy", 40).write(np.arange(40), np.ones((40, 2), np.float32))
     (folder / "reference.json").write_text(json.dumps({"folder": "/cache/reference-0123456789abcdef", "model": "01"}))
 
 
 def use_reference(folder: Path) -> None:
-    from training.setup.reference import ReferenceStore, _read_record
+    from training.setup.dpo_reference import ReferenceStore, _read_record
 
     _read_record(folder / "reference.json")
     store = ReferenceStore(folder / "train.npy", 40)

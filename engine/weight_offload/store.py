@@ -22,7 +22,7 @@ from devices.copies import Carrier
 from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBackend, aligned, aligned_buffer
 from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weights import WeightStore, weight_store_for
-from memory.estimate.homes import SLOTS, is_away
+from memory.estimate.weight_offload import SLOTS, is_away
 from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
 from model.quantization import QUANTIZED, Int8Weight, empty_quantized

@@ -16,8 +16,8 @@ from typing import Any
 
 from config import Config
 from language import say
-from memory.estimate.homes import away_bytes, taken_bytes
 from memory.estimate.precision import dtype_bytes
+from memory.estimate.weight_offload import away_bytes, taken_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted

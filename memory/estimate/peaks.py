@@ -28,9 +28,9 @@ from limits import (
     update_elements,
 )
 from memory.estimate.blocks import Blocks
-from memory.estimate.homes import resident_bytes, slots_bytes
 from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Sizes, Tokens
+from memory.estimate.weight_offload import resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import STACKS, inner_width
 from optimizers import OPTIMIZERS

@@ -16,10 +16,10 @@ from config import PREFERENCES, Config, T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import MOST_ROWS
-from memory.estimate.homes import moving_seconds
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
+from memory.estimate.weight_offload import moving_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
 from optimizers import OPTIMIZERS

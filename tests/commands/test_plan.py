@@ -23,7 +23,7 @@ SHAPE = {"model_preset": "tiny", "effective_batch_size": "8", "memory_budget": "
 
 
 def told(capsys: pytest.CaptureFixture[str], **flags: object) -> dict[str, Any]:
-    plan_command.show(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
+    plan_command.plan(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -68,7 +68,7 @@ def test_what_a_run_refuses_is_not_planned(tmp_path: Path, flags: dict[str, obje
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"word {n}"}) for n in range(200)))
     where = {"train_file": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "c")}
     with pytest.raises(UserError, match=words):
-        plan_command.show(load("plan", {**SHAPE, **where, **{name: str(value) for name, value in flags.items()}}))
+        plan_command.plan(load("plan", {**SHAPE, **where, **{name: str(value) for name, value in flags.items()}}))
 
 
 def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pyt
     (line,) = [reason for reason in found["plan"]["reasons"] if "if all rows were" in reason]
     assert line.startswith("it fits with these lengths") and found["plan"]["peak_bytes"] < 512 * 2**20
     with pytest.raises(DoesNotFit) as refused:
-        plan_command.show(load("plan", {name: str(value) for name, value in {**flags, "memory_budget": "64M"}.items()}))
+        plan_command.plan(load("plan", {name: str(value) for name, value in {**flags, "memory_budget": "64M"}.items()}))
     assert "all 200 rows" in refused.value.problems[-1]
 
 
@@ -92,7 +92,7 @@ def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[
         ({"max_steps": "5"}, "about"),
         ({}, "for 1,000; give --train_file or --max_steps"),
     ):
-        plan_command.show(load("plan", {**SHAPE, "json": "False", **flags}))
+        plan_command.plan(load("plan", {**SHAPE, "json": "False", **flags}))
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]
         assert words in line
 
@@ -122,7 +122,7 @@ def test_several_targets_are_planned_in_one_go(capsys: pytest.CaptureFixture[str
         "target": "laptop_8gb, gpu_24gb",
         "weights_in": "device",
     }
-    plan_command.show(load("plan", flags))
+    plan_command.plan(load("plan", flags))
     small, large = json.loads(capsys.readouterr().out)
     assert small["exit_code"] == 3 and "memory_budget" in small["problems"][0]
     assert large["plan"]["peak_bytes"] < large["plan"]["budget_bytes"]
@@ -156,13 +156,13 @@ def test_a_run_that_goes_on_is_planned_by_what_it_has_saved(tmp_path: Path, caps
         "output_dir": str(tmp_path / "runs"),
         "cache_dir": str(tmp_path / "c"),
     }
-    plan_command.show(load("plan", {**goes_on, "json": "True"}))
+    plan_command.plan(load("plan", {**goes_on, "json": "True"}))
     found = json.loads(capsys.readouterr().out)["plan"]
     asked = told(capsys, **flags)["plan"]
     assert (found["peak_bytes"], found["seconds"]) == (asked["peak_bytes"], asked["seconds"])
     (checkpoint := tmp_path / "runs" / "mine" / "checkpoints" / "step_00000009").parent.mkdir()
     seal(save_trained(checkpoint, shape=load("train", words_of_run).model))
-    plan_command.show(load("plan", {**goes_on, "json": "True", "overwrite": "False"}))
+    plan_command.plan(load("plan", {**goes_on, "json": "True", "overwrite": "False"}))
     left = json.loads(capsys.readouterr().out)["plan"]
     assert left["seconds_total"] < found["seconds_total"], "one step is left"
 
@@ -171,13 +171,13 @@ def test_a_checkpoint_gives_the_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     """What a run would start from is what is planned, and is told first."""
     folder = save_trained(tmp_path / "base")
     flags = {"is_finetune": True, "finetune_from": folder, "max_steps": 5, "json": False}
-    plan_command.show(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
+    plan_command.plan(load("plan", {**SHAPE, **{name: str(value) for name, value in flags.items()}}))
     page = capsys.readouterr().out
     assert page.startswith(f"starting from {folder}\n") and "d_model 16, 1 + 2 blocks, vocabulary 384" in page
     with pytest.raises(UserError, match="hf download"):
-        plan_command.show(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
+        plan_command.plan(load("plan", {"is_finetune": "True", "finetune_from": "google/flan-t5-small"}))
     elsewhere = {**SHAPE, "model_preset": "t5-small", "is_finetune": "True", "finetune_from": "google/flan-t5-small"}
-    plan_command.show(load("plan", {**elsewhere, "json": "False"}))
+    plan_command.plan(load("plan", {**elsewhere, "json": "False"}))
     assert "planned for --model_preset=t5-small" in capsys.readouterr().out
 
 

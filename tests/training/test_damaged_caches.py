@@ -12,7 +12,7 @@ import pytest
 
 from memory.probe import ProbeResult, _read
 from settings.errors import UserError
-from training.setup.reference import ReferenceStore
+from training.setup.dpo_reference import ReferenceStore
 
 SOUND = ProbeResult(2**28, {"step": 2**29}, 1.5)
 

@@ -67,11 +67,11 @@ def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None
     for turn in range(MOST_IN_A_ROW):
         for step in (3, 4):
             live.divergence.applied(step)
-        recovering.after_step(live, late, 5)
+        recovering.recover(live, late, 5)
         assert live.divergence.skipped == [3, 4, 5][: turn + 1] and live.asked[-2]["rows"] == [7, 8]
     assert live.divergence.rate_factor == 0.5
     saved: Any = Live(last_good=4)
-    recovering.after_step(saved, late, 5)
+    recovering.recover(saved, late, 5)
     assert saved.divergence.skipped == [4], "what was saved was sound: the step before was none that spoils"
 
 

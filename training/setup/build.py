@@ -22,7 +22,7 @@ from engine.step import Engine
 from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
 from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
-from memory.homes import weights_folder
+from memory.weight_offload import weights_folder
 from model import hf_format
 from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
@@ -38,7 +38,7 @@ from training.setup.schedules import layerwise_factors
 def stores_reference(config: Config) -> bool:
     """Whether a run compares with the stored log-probabilities of the model it started from; `finetune_from` is resolved.
 
-    Where all weights learn, or adapters that have learnt before, they are computed once (`training.setup.reference`). Adapters that begin at
+    Where all weights learn, or adapters that have learnt before, they are computed once (`training.setup.dpo_reference`). Adapters that begin at
     zero compare with the model without them: one more forward, no second model. ORPO needs neither.
     """
     if config.data.objective != PREFERENCES or config.preference.preference_loss == "orpo":

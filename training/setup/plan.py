@@ -17,10 +17,10 @@ from memory.budget import FLAG, Budget, measure_budget
 from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine, choice_fields
-from memory.homes import weights_folder
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
+from memory.weight_offload import weights_folder
 from settings.consistency import writes_answers
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO

@@ -25,8 +25,8 @@ from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.homes import Homes
 from memory.plan import Plan, plan
+from memory.weight_offload import Homes
 from settings.fields import AUTO
 from storage import NotMade
 from training.setup.schedules import Steps

@@ -15,7 +15,7 @@ from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import BESIDE_BYTES, disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
-from memory.homes import ways_at
+from memory.weight_offload import ways_at
 
 
 def config_of(**flags: object) -> Config:

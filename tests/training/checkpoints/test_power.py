@@ -23,7 +23,7 @@ from storage import write_text
 from tests.killing import run_child
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.runs import create_run, delete_replaced_run, publish, read_run, resume_run
-from training.setup.reference import ReferenceStore
+from training.setup.dpo_reference import ReferenceStore
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs the names of open files"),

@@ -23,7 +23,7 @@ from training.checkpoints.runs import create_run
 from training.evaluation.losses import Evaluation, evaluate, mean_metrics
 from training.processes.group import Group
 from training.setup.build import Engine, build
-from training.setup.reference import attach_reference
+from training.setup.dpo_reference import attach_reference
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import Steps
 

@@ -19,8 +19,8 @@ from settings.errors import UserError
 from tests.training.setups import opened
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.setup import reference as reference_module
-from training.setup.reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
+from training.setup import dpo_reference as reference_module
+from training.setup.dpo_reference import LEFT_OUT, RECORD, ReferenceStore, attach_reference
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import Steps
 

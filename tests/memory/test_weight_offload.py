@@ -12,7 +12,7 @@ import devices
 from config import Config, load
 from engine.weight_offload.store import offloaded_store
 from memory.candidates import make_work
-from memory.estimate.homes import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
+from memory.estimate.weight_offload import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from model import hf_format

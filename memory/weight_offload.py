@@ -14,8 +14,8 @@ from pathlib import Path
 
 from config import Config, UserError
 from memory.estimate.disk import is_in_memory
-from memory.estimate.homes import pinned_bytes
 from memory.estimate.peaks import offloaded_bytes, peak_of, predict
+from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
 from settings.fields import AUTO
 
