@@ -76,9 +76,9 @@ def say(sentence: str, /, **values: Any) -> Said:
 
 
 def join(separator: str, parts: Iterable[str]) -> Said:
-    """As `str.join`, of parts that may be `Said`."""
+    """As `str.join`, of parts that may be `Said`; the separator is translated too."""
     parts = list(parts)
-    return Said(separator.join(parts), separator.join(english(part) for part in parts))
+    return Said(str.__str__(say(separator)).join(parts), separator.join(english(part) for part in parts))
 
 
 def english(value: Any) -> Any:

@@ -125,7 +125,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = say("; did you mean {near}?", near=near[0]) if near else ""
         told = "{word}, is not a command; the first word must be one of: {commands}{hint}"
-        raise UserError(say(told, word=arguments[0], commands=", ".join(COMMANDS), hint=hint))
+        raise UserError(say(told, word=arguments[0], commands=join(", ", COMMANDS), hint=hint))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from language import english, join, say
+from language import english, say
 from screen import raw, visible
 from settings.fields import counted
 from terminal import fitted
@@ -69,7 +69,7 @@ class ProgressLine:
             what=self.what, rows=counted(self.rows, "row"), speed=f"{speed:,.0f}",
             bytes=f"{self.bytes / seconds / 1e6:.1f}",
         )  # fmt: skip
-        line = visible(join(", ", [text, where] if where else [text]))
+        line = visible(say("{progress}, {file}", progress=text, file=where) if where else text)
         self._write("\r" + fitted(line, self._columns()) if self._is_terminal else line + "\n")
         self._is_shown = True
         if _file is not None:

@@ -84,7 +84,7 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
     if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
         told = "mixed_precision = fp16 from the preset or the file is not faster here; using {compute} instead"
         yield say(told, compute=choice.compute)
-    kind, is_fast = machine.speed_class, machine.multiplies_fast("bfloat16")
+    kind, is_fast = say(machine.speed_class), machine.multiplies_fast("bfloat16")
     if began and began != choice.precision:
         yield say(
             "the run used {began_storage} storage and {began_compute} compute, which no longer fits here: it "

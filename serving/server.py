@@ -10,7 +10,7 @@ from typing import Any
 
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config
-from language import say
+from language import join, say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from model.decoding.decoder import Decoder
 from serving.app import READING_BYTES, Api, make_app
@@ -99,7 +99,7 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
 def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
     capacity, room = api.engine.capacity, trained.room
     longest, new = api.texts.longest, api.defaults.max_new_tokens
-    parts = ", ".join(f"{name} {format_size(size)}" for name, size in capacity.parts.items() if size)
+    parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])
     lines: list[str] = [
         say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address),
         say(

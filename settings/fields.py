@@ -182,7 +182,7 @@ def allowed(facts: Mapping[str, Any]) -> str:
     if facts["optional"]:
         words.append("none")
     values = join(say(" or "), words)
-    return join(", ", [values, facts["unit"]]) if facts["unit"] else values
+    return say("{values}, {unit}", values=values, unit=say(facts["unit"])) if facts["unit"] else values
 
 
 def show(field: dataclasses.Field[Any], value: Any) -> str:

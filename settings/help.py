@@ -7,7 +7,7 @@ import shutil
 from importlib import metadata
 
 from config import COMMANDS, GROUPS, Config, flags_of, unlisted
-from language import say
+from language import join, say
 from settings.fields import allowed, show
 from settings.precedence import model_presets, run_presets
 from settings.program import program
@@ -49,7 +49,7 @@ TRAINING = {
     "starting point": ("model_preset", "is_finetune", "finetune_from", "is_keep_training", "tokenizer_dir"),
     "training": ("max_steps", "epochs", "effective_batch_size", "learning_rate", "dropout_rate", "lora_rank"),
     "memory": ("memory_budget", "memory_mode", "batch_size_per_gpu", "mixed_precision"),
-    "run": ("run_name", "output_dir", "eval_steps", "save_steps"),
+    "name, folder and saving": ("run_name", "output_dir", "eval_steps", "save_steps"),
 }
 SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "train": TRAINING,
@@ -92,7 +92,7 @@ def versions() -> str:
 
 def general_help() -> str:
     """The commands by what one wants to do, one line each."""
-    lines: list[str] = [say("usage: {usage}", usage=f"{program()} COMMAND [--flag=value ...]")]
+    lines: list[str] = [say("usage: {program} {command} [--flag=value ...]", program=program(), command=say("COMMAND"))]
     for group, commands in COMMAND_GROUPS.items():
         lines += ["", say("{heading}:", heading=say(group))]
         lines += [part for name, about in commands.items() for part in _folded(f"  {name:10} {say(about)!s}", 13)]
@@ -104,8 +104,8 @@ def general_help() -> str:
 
 def command_help(name: str, everything: bool = False) -> str:
     """The flags of one command: by task those that matter, or all by group, with default, allowed values and a line of help."""
-    usage = say("usage: {usage}", usage=f"{program()} {name} [--flag=value ...]")
-    head = [*_folded(f"{name}: {say(ABOUT[name])!s}", len(name) + 2), "", usage, *_folded(say(ORDER))]
+    usage = say("usage: {program} {command} [--flag=value ...]", program=program(), command=name)
+    head = [*_folded(str(join(": ", [name, say(ABOUT[name])])), len(name) + 2), "", usage, *_folded(say(ORDER))]
     short = SHORT.get(name)
     if everything or short is None:
         return "\n".join([*head, "", *_all_flags(name)])
@@ -131,7 +131,7 @@ def _all_flags(name: str) -> list[str]:
         if flag not in hidden:
             if its_group != group:
                 about = (getattr(GROUPS[its_group], "__doc__", "") or "").splitlines()[0]
-                lines += ["", *_folded(f"{its_group}: {say(about)!s}")]
+                lines += ["", *_folded(str(say(about)))]
             group = its_group
             lines += _told(name, flag)
     return lines
@@ -139,7 +139,7 @@ def _all_flags(name: str) -> list[str]:
 
 def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
     """Default, help and, unless it is short, allowed values of a flag."""
-    none = "none; without train_file: sample" if command == "train" else "none"
+    none = say("none; without train_file: sample") if command == "train" else "none"
     own: dict[str, tuple[str, str, str]] = {
         "config": ("none", "YAML or JSON file of settings, which may be sorted into groups", say("a file")),
         "preset": (none, "settings by machine and goal", " | ".join(run_presets())),

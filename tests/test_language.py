@@ -114,6 +114,7 @@ def test_what_was_said_remembers_its_english() -> None:
     assert f"{said}!" == "2 rows of 1 marble!", "an untranslated sentence stays whole"
     assert say("nobody translated {what}", what=counted(3, "row")) == "nobody translated 3 rows"
     assert english(join("; ", [said, "x"])) == "2 rows of 1 marble; x" and english(5) == 5
+    assert join("; ", [said, "x"]) == f"{said!s}；x"
     for copied in (pickle.loads(pickle.dumps(said)), copy.deepcopy(said)):
         assert copied == said and english(copied) == english(said)
     assert json.dumps(plain({"report": said})) == '{"report": "2 rows of 1 marble"}'
