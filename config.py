@@ -186,15 +186,9 @@ class TrainConfig:
         kind=str, choices=("stochastic", "compensated", "nearest"),
     )  # fmt: skip
     learning_rate: float | str = setting(
-        AUTO,
-        f"peak learning rate; auto: {optimizers.rates_described()},"
-        " 1e-3 for LoRA with adamw. All others start from random weights at up to 2e-2 (muon 5e-2), higher for smaller "
-        "models and, above 36,000 steps, for shorter runs; finetuning takes a tenth of that (adafactor 1e-3, as in the "
-        "T5 paper), more below 60M parameters, up to all of it at 3M; dpo: a hundredth, a tenth with adapters",
-        kind=float,
-        above=0.0,
-        auto=True,
-    )
+        AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
+        kind=float, above=0.0, auto=True,
+    )  # fmt: skip
     lr_schedule: str = setting(
         "cosine", "learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third",
         kind=str, choices=("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"),
@@ -298,8 +292,8 @@ class MemoryConfig:
         AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True
     )
     memory_mode: str = setting(
-        AUTO, "standard (keep all activations), low (least memory for at most 5% more time, returns freed memory), ultra "
-        "(least memory: recompute all, bf16 weights); auto: the fastest that fits with weights in memory",
+        AUTO, "standard (keeps all activations, fastest), low (much less memory, at most 5% slower, narrow models up to 20%), "
+        "ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
     )  # fmt: skip
     probe: bool | str = setting(

@@ -91,11 +91,3 @@ def described() -> str:
     """All of them, in a line: `adafactor (T5's own), ... or sinkgd (no state for the blocks)`."""
     words = [f"{name} ({facts.help})" if facts.help else name for name, facts in OPTIMIZERS.items()]
     return f"{', '.join(words[:-1])}, or {words[-1]}"
-
-
-def rates_described() -> str:
-    """The learning rates that they take by themselves: `1e-2 for adafactor and sinkgd, 3e-4 for adamw`."""
-    names: dict[float, list[str]] = {}
-    for name, facts in OPTIMIZERS.items():
-        names.setdefault(facts.learning_rate, []).append(name)
-    return ", ".join(f"{rate:.0e} for {' and '.join(them)}".replace("e-0", "e-") for rate, them in names.items())

@@ -110,6 +110,9 @@ def _show_machine(report: dict[str, Any]) -> None:
     progress.table(say("this machine"), list(_machine_rows(report)))
     if report["devices"]:
         progress.table(say("devices, measured"), list(_device_rows(report["devices"])))
+        for device in report["devices"]:
+            if device["missing"]:
+                progress.note(say("{device} is missing: {why}", device=device["name"], why=device["missing"]))
 
 
 def _show_findings(report: dict[str, Any]) -> None:
@@ -163,7 +166,6 @@ def _device_rows(devices: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     yield say("device"), *speeds, say("copy B/s"), say("computes in")
     for device in devices:
         if device["missing"]:
-            yield (say("{device} is missing: {why}", device=device["name"], why=device["missing"]),)
             continue
         rates = [_metric(device["rates"][dtype]) for dtype in COMPUTE_DTYPES]
         name, free, total = device["about"], format_size(device["free_bytes"]), format_size(device["total_bytes"])

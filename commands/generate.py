@@ -52,7 +52,7 @@ def generate(config: Config) -> None:
     check_one_process("generate")
     given = config.answer.input
     if given is None:
-        raise UserError("--input = none, there is nothing to answer; give a text, or a file of prompts")
+        raise UserError('--input = none, is missing; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config)
     prompts = _prompts(config, given, bad_rows)
@@ -169,7 +169,7 @@ def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     if not is_file(given):
         # one word with the ending of a file can only be meant as one
         if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
-            raise UserError(f"--input = {given}, no such file; give one that exists, or give a text")
+            raise UserError(f'--input = {given}, no such file; give a file that exists, or a text (--input="Hello")')
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     return prompts_in_child(find(given, "--input"), data, bad_rows)

@@ -254,9 +254,8 @@ def _show_tables(config: Config, found: _Found) -> None:
     first, *told = plan_rows(chosen, weight_counts(config.model)["total"], disk)
     if chosen.seconds_total is None:
         untimed = say(
-            ("about {step} per step, {thousand} for 1,000; give --train_file or --max_steps for the time of the whole "
-            "run"),
-            step=_step_time(chosen.seconds), thousand=duration(1000 * chosen.seconds),
+            "{thousand} for 1,000 steps (add --train_file or --max_steps for your run's total)",
+            thousand=duration(1000 * chosen.seconds),
         )  # fmt: skip
         told = [(say("time"), untimed), *told]
     progress.table(title, [first, *told])

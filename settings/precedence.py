@@ -185,4 +185,4 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
     if isinstance(meant, str) and " " in meant:
         return meant.format(value=typed)
     ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
-    return say("write --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""
+    return say("here it is --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""

@@ -244,6 +244,8 @@ export function partBar(parts, top) {
     parts.map(([part, size], n) => h("div", { title: `${partName(part)} ${bytes(size)}`, style: { width: `${(100 * size) / top}%`, background: `var(${PART_COLOURS[n % PART_COLOURS.length]})` } })));
 }
 export function partList(parts, most = 8) {
-  return h("div.part-list", {}, parts.slice(0, most).map(([part, size], n) => h("div", {}, h("i", { style: { background: `var(${PART_COLOURS[n % PART_COLOURS.length]})` } }), partName(part), h("b", {}, bytes(size)))));
+  const rest = parts.slice(most).reduce((sum, [, size]) => sum + size, 0);
+  const shown = rest ? [...parts.slice(0, most), ["other", rest]] : parts;
+  return h("div.part-list", {}, shown.map(([part, size], n) => h("div", {}, h("i", { style: { background: `var(${PART_COLOURS[n % PART_COLOURS.length]})` } }), partName(part), h("b", {}, bytes(size)))));
 }
 export const partName = (part) => (has(`part_${part}`) ? t(`part_${part}`) : part);

@@ -82,8 +82,8 @@ def _about_cores(system: dict[str, Any], torch: dict[str, Any]) -> Iterator[str]
         )  # fmt: skip
     if system["load"] is not None and system["load"] > CROWDED * cores:
         told = (
-            "{load} processes compete for {cores} cores: the speeds above were measured on a busy machine and mean "
-            "little"
+            "the machine is busy (load {load} on {cores} cores): the speeds above are unreliable; run doctor again when it is "
+            "idle"
         )
         yield say(told, load=f"{system['load']:g}", cores=cores)
 

@@ -30,6 +30,7 @@ def test_the_tables_hold_what_is_known(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     for words in ("16.00 GiB, 12.00 GiB available", "OMP_NUM_THREADS=1", "120 T", "20.00 GiB of 24.00 GiB free", "this build of torch", "LoRA rank 64", "killed", "2.00 GiB", "take care"):  # fmt: skip
         assert words in text, words
+    assert text.index("this build of torch") > text.index("120 T")  # what is missing comes below the table
 
 
 def test_a_model_is_tried_only_where_it_is_named_and_an_interruption_shows_what_was_measured(

@@ -161,7 +161,7 @@ def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_pa
 
 def test_a_missing_file_is_no_text(folder: Path, tmp_path: Path) -> None:
     for name in ("nothing.jsonl", "Prompts.TXT"):
-        with pytest.raises(UserError, match=r"--input = .*, no such file; give one that exists"):
+        with pytest.raises(UserError, match=r"--input = .*, no such file; give a file that exists"):
             generate(settings(folder, input=tmp_path / name))
 
 

@@ -90,7 +90,7 @@ def test_a_sample_is_told_and_so_is_what_it_may_miss(tmp_path: Path, capsys: pyt
 def test_the_page_tells_the_time_or_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, words in (
         ({"max_steps": "5"}, "about"),
-        ({}, "for 1,000; give --train_file or --max_steps"),
+        ({}, "for 1,000 steps (add --train_file or --max_steps"),
     ):
         plan_command.plan(load("plan", {**SHAPE, "json": "False", **flags}))
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("time ")]

@@ -107,8 +107,12 @@ def plan_rows(plan: Plan, weights: int, disk: str) -> Rows:
 
 
 def parts_rows(plan: Plan) -> Rows:
-    """What the predicted peak is made of, parts of more than a hundredth."""
-    return [(say(name), format_size(size)) for name, size in plan.components.items() if size > plan.peak_bytes / 100]
+    """What the predicted peak is made of; parts of less than a hundredth are one."""
+    parts = {name: size for name, size in plan.components.items() if size > plan.peak_bytes / 100}
+    other = plan.peak_bytes - sum(parts.values())
+    return [
+        (say(name), format_size(size)) for name, size in ({**parts, "other": other} if other > 0 else parts).items()
+    ]
 
 
 def result_rows(summary: Summary) -> Rows:

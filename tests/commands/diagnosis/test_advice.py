@@ -23,7 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another program": ({"others": [BUSY]}, ("browser (process 77) uses 6.00 GiB",)),
     "a quota": ({"system__core_quota": 2.0}, ("a CPU quota allows 2 of 4 cores", "--num_threads=2")),
     "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
-    "a busy machine": ({"system__load": 9.0}, ("9 processes compete for 4 cores",)),
+    "a busy machine": ({"system__load": 9.0}, ("load 9 on 4 cores",)),
     "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 takes 50 times",)),
     "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from config import load
-from training.report.summary import Summary, detail_rows, next_commands, result_rows, resume_command
+from memory.machines import target_machine
+from memory.plan import plan
+from training.report.summary import Summary, detail_rows, next_commands, parts_rows, result_rows, resume_command
 
 DONE = Summary(
     steps=40, steps_here=40, seconds=20.0, tokens_per_second=1234.5, first_eval_loss=9.5, best_eval_loss=3.25, planned_peak_bytes=200 << 20,
@@ -30,6 +32,12 @@ def test_the_summary_of_a_run() -> None:
     assert rows["peak"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
     assert rows["monitoring and cleanup"] == "0.5 s, 2.0% of the run"
     assert rows["  in load"] == "150.0 MiB" and "  in samples" not in rows
+
+
+def test_the_parts_of_a_peak_add_up() -> None:
+    planned = plan(load("train", {"train_file": "any"}), target_machine("laptop_8gb"))
+    shown = [float(size.split()[0]) * {"MiB": 1, "GiB": 1024}[size.split()[1]] for _, size in parts_rows(planned)]
+    assert abs(sum(shown) - planned.peak_bytes / 2**20) < 1 + 0.005 * 1024 * len(shown)
 
 
 def test_the_plan_is_held_against_the_run_and_not_its_probe() -> None:
