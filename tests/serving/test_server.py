@@ -37,7 +37,7 @@ def test_others_are_never_let_in_without_a_key(host: str) -> None:
 def test_the_start_tells_what_fits_and_the_key() -> None:
     api = make_api(memory_budget="2G")
     lines = _greeting(api, trained(), "http://box:8400", "the-key-of-this")
-    assert "small at http://box:8400/v1" in lines[0] and "64 answers" in lines[1] and "64 + 24" in lines[1]
+    assert "small at http://box:8400/v1" in lines[0] and "64 concurrent answers" in lines[1] and "64 + 24" in lines[1]
     assert lines[-1] == "key: the-key-of-this" and len(_greeting(api, trained(), "http://box:8400", "")) == 3
     try:
         speak("zh")
