@@ -11,7 +11,7 @@ from data.prepare.looking import look
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
-from language import join, say
+from language import say
 from settings.program import program
 from training.report.progress import Progress
 
@@ -56,4 +56,5 @@ def _preview(config: Config) -> None:
         table = table_of_shards(
             config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), config.prepare.preview
         )
-    Progress(1).table(join(" ", [say("examples exactly as the model receives them"), f"({task.objective})"]), table)
+    title = say("examples exactly as the model receives them ({objective})", objective=task.objective)
+    Progress(1).table(title, table)
