@@ -52,7 +52,7 @@ def generate(config: Config) -> None:
     check_one_process("generate")
     given = config.answer.input
     if given is None:
-        raise UserError('--input = none, is missing; give a text (--input="Hello") or a file of prompts')
+        raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config)
     prompts = _prompts(config, given, bad_rows)
