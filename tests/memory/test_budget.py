@@ -56,7 +56,7 @@ def test_ranks_share_the_system_limits_but_each_has_the_flag(machine):
     assert ask(machine, ranks=4).available_bytes == 4 * GIB
     assert ask(machine, 2 * GIB, ranks=4).host_bytes == 2 * GIB
     (told,) = ask(machine, 6 * GIB, ranks=4).warnings
-    assert "is for each of 4 processes: 4 x 6.00 GiB = 24.00 GiB is more" in told and "to each of them" in told
+    assert "each of 4 processes: 4 x 6.00 GiB = 24.00 GiB" in told and "for each of them" in told
 
 
 def test_memory_of_the_other_ranks_counts_as_our_own(tmp_path):
