@@ -19,7 +19,7 @@ ORDER ?= 1
 
 help:
 	echo 'make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"'
-	echo 'make board   a page in the browser: start runs, watch them, talk to the result; ARGS="--port=8300"'
+	echo 'make board   a page in the browser: plan, start, follow and compare runs, chat with the models; ARGS="--port=8300"'
 	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 for another order'
 	echo 'make coverage   the tests, and the lines that none of them runs'
 	echo 'make audit   known vulnerabilities in the packages used'

@@ -6,14 +6,14 @@ from language import Said, say
 
 
 def duration(seconds: float) -> Said:
-    """Show a time as people read it: `42s`, `3:05 min`, `2:07 h`."""
+    """Show a time as people read it: `42s`, `3:05 min`, `2 h 7 min`."""
     whole = round(seconds)
     if whole < 60:
         return say("{seconds}s", seconds=whole)
     if whole < 3600:
         return say("{minutes}:{seconds} min", minutes=whole // 60, seconds=f"{whole % 60:02}")
     minutes = round(seconds / 60)
-    return say("{hours}:{minutes} h", hours=minutes // 60, minutes=f"{minutes % 60:02}")
+    return say("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
 
 
 def about(seconds: float, low: float, high: float) -> Said:

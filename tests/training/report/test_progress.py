@@ -120,7 +120,7 @@ def test_quiet_shows_warnings_alone_other_processes_nothing_and_dumb_terminals_p
 
 
 def test_times_are_told_as_people_read_them() -> None:
-    told = {0.4: "0s", 59.6: "1:00 min", 185: "3:05 min", 7620: "2:07 h"}
+    told = {0.4: "0s", 59.6: "1:00 min", 185: "3:05 min", 7620: "2 h 7 min"}
     assert {seconds: str(duration(seconds)) for seconds in told} == told
     assert about(12_000, 10_200, 14_400) == "about 3 h 20 min, between 2 h 50 min and 4 h"
     assert about(0.2, 0.1, 0.3) == "about 1 s"
