@@ -14,7 +14,7 @@ from board.talking import BUSY, Talks
 from tests.board.recorded import places
 
 TALKER = """
-import json, sys
+import json, sys, threading
 print('a warning that is no JSON', flush=True)
 print(json.dumps({'ready': True, 'words': sys.argv}), flush=True)
 for line in sys.stdin:
@@ -24,8 +24,8 @@ for line in sys.stdin:
             sys.exit(print('the model broke', file=sys.stderr) or 1)
         if text:
             print(json.dumps({'piece': text}), flush=True)
-        while text == 'long':
-            pass
+        if text == 'long':
+            threading.Event().wait()
     except KeyboardInterrupt:
         pass
     if text:
