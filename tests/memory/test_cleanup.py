@@ -103,7 +103,7 @@ def test_the_story_names_phase_batch_needed_and_free():
         device.allocate(2 * GIB)
     shortage = free_failed(caught.value, device)
     story = shortage.describe("train", 8, "512 + 114 tokens")
-    for part in ("phase train", "micro-batch 8 x 512 + 114 tokens", "needed 2.00 GiB", "1.00 GiB were free"):
+    for part in ("phase train", "micro-batch 8 x 512 + 114 tokens", "needed 2.00 GiB", "1.00 GiB free"):
         assert part in story
 
 
@@ -111,7 +111,7 @@ def test_on_the_host_the_free_memory_is_the_systems(monkeypatch):
     monkeypatch.setattr(cleanup, "free_host_bytes", lambda: 5 * MIB)
     shortage = free_failed(MemoryError(), FakeDevice())
     assert shortage.free_bytes == 5 * MIB and shortage.needed_bytes is None
-    assert "does not name" in shortage.describe("evaluation", 4, "")
+    assert "5.0 MiB free" in shortage.describe("evaluation", 4, "")
 
 
 class Activation:

@@ -62,7 +62,7 @@ def test_a_name_that_is_too_long_leaves_nothing(tmp_path: Path, length: int, goe
     runs.mkdir()
     flags = {"train_file": "missing.txt", "run_name": "x" * length, "is_keep_training": goes_on}
     config = load("train", {**flags, "output_dir": str(runs), "log_dir": str(logs)})
-    told = "has no run to resume" if goes_on == "True" else f"a name of {length} letters.*allowed: 120 letters"
+    told = "has no run to resume" if goes_on == "True" else f"--run_name = x.*{length} characters.*allowed: 120"
     with ExitStack() as held, pytest.raises(UserError, match=told):
         check_torch_can_load(config)
         stages_before_torch(config, held)
