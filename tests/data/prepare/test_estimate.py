@@ -102,5 +102,7 @@ def test_a_tokenizer_of_another_language_spells_the_data_out(
     english = write(tmp_path / "en.jsonl", [{"prompt": part, "response": "r"} for part in ENGLISH.split("\n\n")])
     assert "times" in misfit(configure(train_file=chinese, tokenizer_dir="auto"), folder)
     assert misfit(configure(train_file=english, tokenizer_dir="auto"), folder) == ""
-    assert "--tokenizer_dir" in misfit(configure(train_file=chinese), folder), "the settings name the tokenizer of bytes"
+    assert "--tokenizer_dir" in misfit(configure(train_file=chinese), folder), (
+        "the settings name the tokenizer of bytes"
+    )
     assert misfit(configure(train_file=chinese), byte_dir) == ""
