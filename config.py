@@ -110,7 +110,7 @@ class DataConfig:
         AUTO, "training objective; auto: span for text, pairs for prompt and response; the command dpo takes preferences",
         kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES),
     )  # fmt: skip
-    max_seq_len: int = defining(512, "longest encoder input", kind=int, unit="tokens", low=8, high=65536)
+    max_seq_len: int = defining(512, "maximum encoder input", kind=int, unit="tokens", low=8, high=65536)
     max_target_len: int | str = defining(
         AUTO, "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
         kind=int, unit="tokens", low=4, high=65536, auto=True,
@@ -217,7 +217,7 @@ class TrainConfig:
     eval_steps: int | str = setting(
         AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
     )
-    eval_rows: int = setting(64, "most validation rows per evaluation", kind=int, unit="rows", low=1)
+    eval_rows: int = setting(64, "maximum validation rows per evaluation", kind=int, unit="rows", low=1)
     save_steps: int | str = setting(
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
     )
@@ -271,7 +271,7 @@ class LoraConfig:
     )
     lora_dropout: float = defining(0.0, "dropout on the input of the adapters", kind=float, low=0.0, high=0.95)
     lora_targets: str = defining(
-        AUTO, "matrices that get an adapter, of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v", kind=str, auto=True
+        AUTO, "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v", kind=str, auto=True
     )
     lora_scaling: str = defining(
         "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
@@ -292,7 +292,7 @@ class MemoryConfig:
         AUTO, "most memory for the process tree of one rank; auto: what is free here", kind="size", auto=True
     )
     memory_mode: str = setting(
-        AUTO, "standard (keeps all activations, fastest), low (much less memory, at most 5% slower, narrow models up to 20%), "
+        AUTO, "standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow models), "
         "ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory",
         kind=str, auto=True, choices=("standard", "low", "ultra"),
     )  # fmt: skip
@@ -487,7 +487,7 @@ class GenerateConfig:
     top_p: float = setting(
         1.0, "sample from the most likely tokens with this total probability", kind=float, above=0.0, high=1.0
     )
-    num_beams: int = setting(1, "beams of a beam search; 1: none", kind=int, low=1, high=256)
+    num_beams: int = setting(1, "number of beams; 1: no beam search", kind=int, low=1, high=256)
     length_penalty: float = setting(
         1.0, "a beam's score is divided by length^this: above 0 favours long answers", kind=float, low=-10.0, high=10.0
     )
@@ -583,7 +583,7 @@ class ServeConfig:
         64, "most answers that may wait in the queue; further requests are turned away to retry later", kind=int, low=0, high=4096
     )  # fmt: skip
     request_timeout: float = setting(
-        600.0, "longest duration of a request, including its wait", kind=float, unit="seconds", above=0.0, high=86400.0
+        600.0, "maximum duration of a request, including queueing", kind=float, unit="seconds", above=0.0, high=86400.0
     )
     shutdown_timeout: int = setting(
         30, "time for open requests to finish at shutdown", kind=int, unit="seconds", low=0, high=3600

@@ -58,10 +58,10 @@ class OptimizerFacts:
 
 OPTIMIZERS = {
     "adafactor": OptimizerFacts("adafactor:Adafactor", "T5's own", 1e-2, factor_bytes=4, compiled_update_bytes=0),
-    "adamw_rms": OptimizerFacts("adamw:AdamWRMS", "scaled by each weight's RMS", 2e-2, weight_bytes=8),
+    "adamw_rms": OptimizerFacts("adamw:AdamWRMS", "AdamW scaled by each weight's RMS", 2e-2, weight_bytes=8),
     "adamw_8bit": OptimizerFacts(
         "adamw:AdamW8bit",
-        "the same in 8 bits",
+        "adamw_rms with 8-bit moments",
         2e-2,
         weight_bytes=2 + 8 / STATE_BLOCK,
         update_bytes=28,
