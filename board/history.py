@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from board.series import Grid
-from run_files import EventReader
+from run_files import EVAL_COUNTS, EventReader
 
 MARKS, SAMPLES, NOTES = 500, 36, 100  # kept of each, the newest
 LONGEST_SAMPLE = 1500  # characters of each of its texts
@@ -24,7 +24,7 @@ LOSS = "loss"  # of an evaluation: the only metric of which less is better, also
 MOST_PHASES, MOST_STEPS = 20, 2**40
 DRAWN = ("step", "eval", "memory")
 # numbers of an `eval` event that are no metric
-COUNTS = ("step", "rows", "tokens", "answered_rows", "time", "seconds", "averaged_checkpoints")
+COUNTS = (*EVAL_COUNTS, "time", "seconds")
 ODD = (KeyError, TypeError, ValueError, OverflowError)  # what comes of events that no run writes
 
 

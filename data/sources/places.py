@@ -81,10 +81,8 @@ class RemoteFile:
 
 
 Place = Path | RemoteFile
-HUB, HUB_KINDS = (
-    "hf://",
-    ("datasets", "models", "spaces", "buckets"),
-)  # what an address without one of these means: a data set
+HUB = "hf://"
+HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # an address without one of these means a data set
 
 
 def is_address(text: str) -> bool:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.sources.files import set_names
+from run_files import EVAL_COUNTS
 from settings.consistency import ROUGE, score_words, writes_answers
 from settings.errors import UserError
 from settings.fields import AUTO, not_known
@@ -32,16 +33,7 @@ from training.evaluation.stopping import LOSS
 
 Sums = NDArray[np.float64]
 OwnMetric = Callable[[list[str], list[str]], float]  # of answers and references; more is better
-FIGURES = (
-    "event",
-    "step",
-    "loss",
-    "perplexity",
-    "rows",
-    "tokens",
-    "answered_rows",
-    "averaged_checkpoints",
-)  # of an evaluation beside its scores
+FIGURES = ("event", "loss", "perplexity", *EVAL_COUNTS)  # of an evaluation beside its scores
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _CJK_LETTER = re.compile(f"([{_CJK}])")
