@@ -19,7 +19,7 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import PREFERENCES, SCORES, check
+from settings.consistency import HEADS, PREFERENCES, SCORES, SEQUENCE, TEXT, TOKEN, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
 from settings.precedence import declared, layered
@@ -39,7 +39,7 @@ class T5ModelConfig:
     d_kv: int = defining(64, "size of one attention head, independent of d_model", kind=int, low=1)
     d_ff: int = defining(2048, "inner size of the feed-forward layers", kind=int, low=1)
     num_layers: int = defining(6, "encoder blocks", kind=int, low=1)
-    num_decoder_layers: int = defining(6, "decoder blocks", kind=int, low=1)
+    num_decoder_layers: int = defining(6, "decoder blocks; 0: an encoder, which needs a head", kind=int, low=0)
     num_heads: int = defining(8, "attention heads", kind=int, low=1)
     relative_attention_num_buckets: int = defining(32, "buckets of the relative position bias", kind=int, low=4)
     relative_attention_max_distance: int = defining(
@@ -59,6 +59,27 @@ class T5ModelConfig:
     decoder_start_token_id: int | None = defining(
         None, "id of the first decoder token; none: pad_token_id", kind=int, low=0, optional=True
     )
+    head: str = defining(
+        TEXT, "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
+        kind=str, choices=(TEXT, "none", SEQUENCE, TOKEN),
+    )  # fmt: skip
+    labels: str = defining(
+        AUTO, "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data",
+        kind=str, auto=True,
+    )  # fmt: skip
+    pooling: str = defining(
+        AUTO, "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
+        kind=str, auto=True, choices=("mean", "first", "last"),
+    )  # fmt: skip
+    head_kind: str = defining(
+        AUTO, "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence, "
+        "linear for token", kind=str, auto=True, choices=("dense", "linear"),
+    )  # fmt: skip
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it writes text: encoder, decoder and a head over the vocabulary."""
+        return self.head == TEXT
 
     @property
     def start_token_id(self) -> int:
@@ -108,7 +129,7 @@ class DataConfig:
     )
     objective: str = defining(
         AUTO, "training objective; auto: span for text, pairs for prompt and response; the command dpo takes preferences",
-        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES),
+        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES, *HEADS),
     )  # fmt: skip
     max_seq_len: int = defining(512, "maximum encoder input", kind=int, unit="tokens", low=8, high=65536)
     max_target_len: int | str = defining(
@@ -214,6 +235,10 @@ class TrainConfig:
     )
     label_smoothing: float = defining(0.0, "label smoothing", kind=float, low=0.0, high=0.9)
     z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", kind=float, low=0.0, high=1.0)
+    class_weights: str | None = defining(
+        None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
+        "to their frequency); none: 1 each", kind=str, optional=True,
+    )  # fmt: skip
     eval_steps: int | str = setting(
         AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
     )
@@ -774,6 +799,19 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         problems.append(f"--objective = {asked}, dpo trains on {PREFERENCES} only; omit it")
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
+    if (head := config.model.head) in HEADS:
+        if asked not in (AUTO, head):
+            problems.append(f"--objective = {asked}, --head={head} trains on labels; omit it")
+        config = config.changed(objective=head)
+    elif asked in HEADS:
+        problems.append(f"--objective = {asked}, is what --head={asked} trains on; name that instead")
+    if head != TEXT:  # no head over the vocabulary: what is said of it in presets has no meaning
+        decoder = config.model.num_decoder_layers if config.given("num_decoder_layers") else 0
+        config = config.changed(num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
+    if head == "none" and command in ("train", "plan"):
+        problems.append(f"--head = none, has no loss to {command}; use sequence or token")
+    if head != TEXT and command == "dpo":
+        problems.append(f"--head = {head}, dpo trains answers, which an encoder does not write; omit it")
     # a run's saved settings name every column, and its objective beside it
     names_text = config.given("text_column") and config.origin("objective") != "file" and "objective" in taken[command]
     if names_text and config.data.objective == AUTO and not config.train.is_finetune:

@@ -39,6 +39,7 @@ from settings.errors import UserError
 
 Cut = Callable[[T5], Parts]
 
+HEAD_FIELDS = ("head", "labels", "pooling", "head_kind")  # of a model without a decoder's text
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
 
 
@@ -67,6 +68,8 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
         OSError: the folder cannot be written.
     """
     values = dataclasses.asdict(config)
+    if config.is_text:
+        values = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
     family = "umt5" if values.pop("bias_in_every_layer") else "t5"
     tokens = {
         "decoder_start_token_id": config.start_token_id,

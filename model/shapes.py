@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from config import T5ModelConfig
+from settings.consistency import HEADS, REGRESSION
 from settings.fields import AUTO
 
 Stack = Literal["encoder", "decoder"]
@@ -72,6 +73,22 @@ def is_gated(c: T5ModelConfig) -> bool:
 def inner_width(c: T5ModelConfig) -> int:
     """Inner width of attention, I."""
     return c.num_heads * c.d_kv
+
+
+def label_names(c: T5ModelConfig) -> tuple[str, ...]:
+    """The names of the classes of a head, in the order of its outputs; (): regression, or not known yet."""
+    if c.labels in (AUTO, REGRESSION):
+        return ()
+    if c.labels.isdecimal():
+        return tuple(map(str, range(int(c.labels))))
+    return tuple(name.strip() for name in c.labels.split(","))
+
+
+def num_labels(c: T5ModelConfig) -> int:
+    """Outputs of a head: one each class, one of a regression; 2 where the labels are not known yet; 0 without a head over labels."""
+    if c.head not in HEADS:
+        return 0
+    return 1 if c.labels == REGRESSION else len(label_names(c)) or 2
 
 
 def weights(c: T5ModelConfig) -> Iterator[Weight]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from config import Config
 
 PREFERENCES = "preferences"  # the objective of the command dpo
+TEXT = "text"  # the head of a T5 as it is: over the vocabulary
+REGRESSION = "regression"  # the labels of a head that are numbers
+HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 SCORES = ("exact_match", "f1", "bleu", "chrf", *ROUGE, "char_bleu", "identical")  # of answers
 SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name computes
@@ -24,7 +27,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name compu
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_of_training, _preferences, answer_problems, _of_memory)
+    parts = (_of_training, _preferences, _of_heads, answer_problems, _of_memory)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -35,7 +38,7 @@ def unheeded(config: Config, command: str) -> list[str]:
     trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate", "chat")
     idle: dict[str, tuple[bool, str]] = {
         **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
-        **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and learns_pairs, "--objective=span")),
+        **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
         "metrics": (trains and not writes_answers(config), "--eval_generate_rows=64"),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
@@ -99,9 +102,9 @@ def _of_training(config: Config) -> Iterator[str]:
             f"({batch_size} x {accumulation}); set one of the three to auto"
         )
     is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
-    if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES):
+    if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES, *HEADS):
         yield f"--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune"
-    elif is_typed and (train.is_finetune or objective in ("pairs", PREFERENCES)):
+    elif is_typed and objective not in HEADS and (train.is_finetune or objective in ("pairs", PREFERENCES)):
         what = "preferences" if objective == PREFERENCES else "pairs"
         yield f"--text_column = {config.data.text_column}, has no effect on {what}; omit it"
     if not lora.lora_rank:
@@ -143,6 +146,41 @@ def _preferences(config: Config) -> Iterator[str]:
     for name, (has_no_effect, hint) in unheeded.items():
         if has_no_effect and values[name] != defaults[name]:
             yield f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; omit it{hint}"
+
+
+def _of_heads(config: Config) -> Iterator[str]:
+    """Settings of heads that contradict each other."""
+    model, train, head = config.model, config.train, config.model.head
+    defaults, values = type(config)().as_dict(), config.as_dict()
+    if head == TEXT:
+        if not model.num_decoder_layers:
+            yield "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
+        idle: tuple[str, ...] = ("labels", "pooling", "head_kind", "class_weights")
+        hint = "name --head=sequence or token"
+    else:
+        idle, hint = ("z_loss", "eval_generate_rows", "max_target_len", "num_beams"), "omit it"
+    if head == TOKEN:
+        idle = (*idle, "pooling")
+    for name in idle:
+        if values[name] != defaults[name]:
+            yield f"--{name} = {values[name]}, has no effect with --head={head}; {hint}"
+    if head in (TOKEN, "none") and model.num_decoder_layers:
+        yield f"--num_decoder_layers = {model.num_decoder_layers}, --head={head} reads the encoder; omit it"
+    if head == SEQUENCE and model.num_decoder_layers:  # transformers has one such class, T5ForSequenceClassification
+        for name, fixed in (("pooling", "last"), ("head_kind", "dense")):
+            if values[name] not in (AUTO, fixed):
+                yield f"--{name} = {values[name]}, a head over a decoder is {fixed}; omit it, or num_decoder_layers"
+    if model.labels == REGRESSION and train.class_weights is not None:
+        yield f"--class_weights = {train.class_weights}, regression has no classes; omit it"
+    elif train.class_weights not in (None, "balanced"):
+        try:
+            weights = [float(word) for word in str(train.class_weights).split(",")]
+        except ValueError:
+            weights = []
+        if not weights or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
+            yield f"--class_weights = {train.class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5"
+    if model.labels == REGRESSION and train.label_smoothing:
+        yield f"--label_smoothing = {train.label_smoothing}, regression has no classes; omit it"
 
 
 def score_words(metrics: str) -> list[str]:

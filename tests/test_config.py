@@ -204,3 +204,25 @@ def test_a_flag_that_changes_nothing_is_told(command: str, idle: dict[str, str],
     (told,) = unheeded(load(command, idle), command)
     assert told.startswith(f"--{next(iter(idle))} = ")
     assert unheeded(load(command, {**idle, **heeded}), command) == unheeded(load(command, {}), command) == []
+
+
+def test_a_head_takes_the_decoder_away_unless_it_is_asked_for() -> None:
+    config = load("train", {"head": "sequence", "model_preset": "t5-v1.1-small"})
+    assert (config.model.num_decoder_layers, config.data.objective) == (0, "sequence")
+    assert load("train", {"head": "sequence", "num_decoder_layers": 3}).model.num_decoder_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"num_decoder_layers": 0}, "num_decoder_layers"),
+        ({"head": "none"}, "head"),
+        ({"labels": "3"}, "labels"),
+        ({"head": "token", "num_decoder_layers": 2}, "num_decoder_layers"),
+        ({"head": "token", "class_weights": "1,x"}, "class_weights"),
+        ({"head": "sequence", "objective": "span"}, "objective"),
+    ],
+)
+def test_what_a_head_cannot_be_is_refused(flags: dict[str, Any], name: str) -> None:
+    with pytest.raises(UserError, match=f"^--{name} = "):
+        load("train", flags)
