@@ -18,6 +18,7 @@ DEVICE_UPDATE_ELEMENTS = (
     1 << 24
 )  # most weights updated at a time on a GPU, a block of most models; never more than its scores
 DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
+DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
 MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
@@ -69,9 +70,10 @@ def update_elements(scores: int) -> int:
     return min(DEVICE_UPDATE_ELEMENTS, scores) if scores else UPDATE_ELEMENTS
 
 
-def loss_chunk_tokens(chunk_bytes: int, vocab_size: int) -> int:
-    """Tokens whose logits, in fp32, are formed together."""
-    return max(HEAD_CHUNK_TOKENS, chunk_bytes // (4 * vocab_size))
+def loss_chunk_tokens(chunk_bytes: int, vocab_size: int, tile: int = 1) -> int:
+    """Tokens whose logits, in fp32, are formed together: whole tiles of a product's rows, if they are more than one."""
+    tokens = max(HEAD_CHUNK_TOKENS, chunk_bytes // (4 * vocab_size))
+    return tokens // tile * tile or tokens
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from devices.processor import FAST_FACTOR
 from limits import (
     DEVICE_SCORES,
     DEVICE_SUMMED_ELEMENTS,
+    DEVICE_TILE,
     DEVICE_UPDATE_ELEMENTS,
     DROPOUT_ELEMENTS,
     MPS_INNER,
@@ -61,6 +62,7 @@ class DeviceTraits:
         is_multi_tensor: one kernel writes many tensors.
         is_pinned: copies from pinned memory are waited for by nobody.
         largest_inner: most terms of each sum of a product; None: any.
+        tile: rows of a product that are computed together, so that a few more take as long as as many again.
     """
 
     is_host: bool
@@ -72,6 +74,7 @@ class DeviceTraits:
     is_multi_tensor: bool = False
     is_pinned: bool = False
     largest_inner: int | None = None
+    tile: int = 1
 
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
@@ -79,7 +82,7 @@ class DeviceTraits:
 
 
 HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS, DROPOUT_ELEMENTS)
-GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS)
+GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
 CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True)
 MPS = replace(GPU, largest_inner=MPS_INNER)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
@@ -151,6 +154,9 @@ class Device(ABC):
     copies_beside = False  # whether copies to and from the host run beside the computation
     serves_several = True  # whether several processes can train on such devices together
     is_separate_memory = False  # whether its tensors lie outside the machine's RAM
+    reuses_cache = (
+        False  # whether cached blocks serve tensors of other sizes: then emptying the cache by schedule only costs time
+    )
     out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
     largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them
 

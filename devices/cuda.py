@@ -61,7 +61,7 @@ class CudaDevice(Device):
     """
 
     name = "cuda"
-    is_separate_memory = copies_beside = True
+    is_separate_memory = copies_beside = reuses_cache = True
     largest_side = 4096  # smaller products do not fill the multiprocessors
     speed_class = "cuda"
     threads = 1

@@ -1,7 +1,8 @@
 """All-reduce of gradients: each block's are summed over all processes as soon as they are complete.
 
 Losses are scaled by the labels of the whole effective batch, so the sum over processes is the gradient: no averaging.
-The sum of one block runs while the next block computes; DDP's buckets, which would hold all gradients, are not used.
+The sum of one block runs while the next block computes, on a GPU in one collective for each dtype; DDP's buckets, which would
+hold all gradients, are not used.
 Matrices that are sharded over the processes get the sum of their own rows alone (see `engine.sharding`).
 
 A process that fails in the middle of a pass, for lack of memory, would leave the others waiting for its gradients. With
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from devices.base import is_host
 from engine.sharding import Shards
 from engine.weights import WeightStore
 
@@ -105,16 +107,23 @@ class Reducer:
         flag = torch.full((1,), float(failed))
         group = _Group(weights, self._started, flag, [dist.all_reduce(flag, group=self.hosts, async_op=True)], [])
         self._started += 1
+        together: dict[torch.dtype, list[Tensor]] = {}  # on a GPU, where starting a sum takes longer than most of them
         for weight in weights:
             if weight.grad is None:
                 continue
             if self.shards is None or not self.shards.is_sharded(weight):
-                group.works.append(dist.all_reduce(weight.grad, async_op=True))
+                if is_host(weight.grad):
+                    group.works.append(dist.all_reduce(weight.grad, async_op=True))
+                else:
+                    together.setdefault(weight.grad.dtype, []).append(weight.grad)
             elif not self.shards.is_summed(weight):
                 part, work = self.shards.scatter(weight)
                 group.works.append(work)
                 group.parts.append((weight, part))
                 weight.grad = None  # the collective holds what it sends
+        for gradients in together.values():
+            assert dist.group.WORLD is not None
+            group.works.append(dist.group.WORLD.allreduce_coalesced(gradients))
         return group
 
     def _complete(self, group: _Group | None) -> Weights:

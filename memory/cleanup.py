@@ -1,7 +1,8 @@
 """Memory that nobody uses is given back: by schedule, before large phases, under pressure, and after an out-of-memory error.
 
 Four kinds of it stay behind: reference cycles, free pages inside malloc, Arrow's pool, cached blocks of the device. A light
-cleaning takes what is cheap to find, a full one everything. Objects that live as long as the run are set aside once
+cleaning takes what is cheap to find, a full one everything. A cache that serves later steps whatever their shapes, as CUDA's
+does, is not emptied by schedule: its blocks would be allocated again in the next step. Objects that live as long as the run are set aside once
 (`settle`), so that no collection walks through them again. An error's traceback holds every tensor of the failed step: its
 frames are cleared before anything can be freed.
 Source: Python gc documentation; malloc_trim(3); pyarrow MemoryPool.release_unused.
@@ -82,12 +83,13 @@ class Cleaner:
 
     def _clean(self, kind: str, reason: str) -> CleanupRecord:
         start, before = time.perf_counter(), self._held_bytes()
+        keeps_cache = reason == "schedule" and self.device.reuses_cache
         if kind == "full":
-            clean_all(self.device)
+            clean_all(self.device, keeps_cache)
         else:
             gc.collect(YOUNG)
             _release_arrow()
-            if self.device.memory_idle_bytes() > IDLE_SHARE * self.device.memory_now_bytes():
+            if not keeps_cache and self.device.memory_idle_bytes() > IDLE_SHARE * self.device.memory_now_bytes():
                 self.device.cleanup()
         freed = max(0, before - self._held_bytes())
         self.total_seconds += time.perf_counter() - start
@@ -98,11 +100,12 @@ class Cleaner:
         return (usage.anon_bytes if usage else 0) + self.device.memory_now_bytes()
 
 
-def clean_all(device: Device) -> None:
+def clean_all(device: Device, keeps_cache: bool = False) -> None:
     """Give back everything that nobody uses. Order matters: objects first, then the pools that held their memory."""
     gc.collect()
     _release_arrow()
-    device.cleanup()
+    if not keeps_cache:
+        device.cleanup()
     trim_malloc()
 
 

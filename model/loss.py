@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devices.base import traits_of
 from devices.kernels.calls import kernels, takes
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back
@@ -110,7 +111,7 @@ def loss_and_gradients(
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
     grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
-    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0])
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
         part = None if weights is None else weights[start : start + step]
@@ -131,7 +132,7 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSet
     Shapes and memory as `loss_and_gradients`, without gradients.
     """
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0])
+    step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         part = slice(start, start + step)
         losses[part] = _chunk(hidden[part], head, labels[part], settings, None)[0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from limits import (
+    DEVICE_TILE,
     DRAWN_ELEMENTS,
     FILE_CHUNK_BYTES,
     HEAP_BELOW,
@@ -358,7 +359,8 @@ def _logits_bytes(work: Workload, choice: ExecutionPlan, tokens: int, has_gradie
 
 
 def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
-    return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size), max(1, tokens))
+    tile = DEVICE_TILE if choice.scores else 1
+    return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size, tile), max(1, tokens))
 
 
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:

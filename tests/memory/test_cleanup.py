@@ -52,6 +52,22 @@ def test_full_tells_what_the_device_gave_back_and_what_it_cost(calls):
     assert cleaner.total_seconds > 0
 
 
+@pytest.mark.parametrize("reuses_cache", [True, False])
+def test_a_cache_that_serves_every_shape_is_not_emptied_by_schedule(calls, reuses_cache):
+    device = FakeDevice(100 * MIB)
+    device.reuses_cache = reuses_cache
+    cleaner = Cleaner(device)
+    for step in (50, 200):
+        device.allocate(80 * MIB)
+        device.release(80 * MIB)
+        cleaner.after_step(step)
+        assert calls[-1] == ("arrow" if step == 50 else "malloc")
+    assert device.cleanups == (0 if reuses_cache else 2)
+    cleaner.before("evaluation")
+    cleaner.under_pressure()
+    assert device.cleanups == (2 if reuses_cache else 4)
+
+
 class Node:
     pass
 

@@ -32,6 +32,10 @@ def oracle(hidden: Tensor, head: Tensor, labels: Tensor, smoothing: float, z_los
     return loss.detach(), *torch.autograd.grad(loss, [hidden, head])
 
 
+def test_on_a_gpu_a_chunk_is_whole_tiles() -> None:
+    assert [loss_chunk_tokens(tokens * VOCAB * 4, VOCAB, 128) for tokens in (127, 261, 384)] == [127, 256, 384]
+
+
 @pytest.mark.parametrize("smoothing,z_loss", CASES)
 @pytest.mark.parametrize("chunk_tokens", [33, 1000])
 def test_is_cross_entropy(smoothing: float, z_loss: float, chunk_tokens: int) -> None:

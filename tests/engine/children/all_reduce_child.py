@@ -7,6 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from devices.base import CUDA, HOST, override_traits
 from engine.all_reduce import Reducer, StepFailed
 from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import OptimizerInBackward
@@ -82,7 +83,7 @@ def main(place: str, how: str = "") -> None:
 
 
 def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup | None) -> None:
-    """The collectives are in order again: a step of both processes gives the gradients of one."""
+    """The collectives are in order again: a step of both processes gives the gradients of one; with `hosts`, the way of a GPU."""
     model, batch = small_model(seed=3), Rectangle()
     model.load_state_dict(before)
     sums: dict[int, torch.Tensor] = {}
@@ -93,8 +94,9 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
 
     update = Summing(OPTIMIZERS["adafactor"]({}), reducer=Reducer(hosts=hosts))
     blockwise = Blockwise(model, 0, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
-    blockwise.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, update)
-    update.finish()
+    with override_traits("cpu", CUDA if hosts else HOST):
+        blockwise.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, update)
+        update.finish()
     model.zero_grad()
     model(batch.input_ids, batch.mask, batch.labels).backward()
     for name, weight in model.named_parameters():

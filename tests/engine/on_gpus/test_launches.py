@@ -44,7 +44,14 @@ def test_a_smaller_card_is_given_fewer_rows() -> None:
 def test_several_processes_wait_as_often_as_one() -> None:
     is_sharded = True
     found = traced(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
-    assert found.waits.total() == 1 and found.kernels["c10d::allreduce_"] > 0
+    assert found.waits.total() == 1 and found.kernels["c10d::_reduce_scatter_base_"] > 0
+
+
+def test_the_gradients_of_a_block_are_summed_in_one_collective_for_each_dtype() -> None:
+    found = traced(step("cuda", RAGGED, processes=2))
+    groups = 2 * (2 + 1) + 1  # two blocks and a norm of each stack, and the shared weights
+    assert found.kernels["c10d::allreduce_coalesced_"] == 2 * groups - 2  # of the norms after the stacks there is one
+    assert not found.kernels["c10d::allreduce_"]
 
 
 @pytest.mark.parametrize(("optimizer", "max_grad_norm"), [("adamw_8bit", 0.0), ("muon", 0.0), ("adafactor", 0.5)])
