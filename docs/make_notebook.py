@@ -1,6 +1,7 @@
-"""How is `docs/notebook.ipynb` made? From the cells below, executed: `python docs/make_notebook.py` writes it again.
+"""The notebooks of docs/, made of the cells below: `python docs/make_notebook.py` writes them again.
 
-A slow test executes it anew, so that what it shows is what happens.
+`notebook.ipynb` is executed and keeps what its cells show. `colab.ipynb` and `kaggle.ipynb` are for machines with a GPU there and show
+nothing. A slow test executes all three on the CPU.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-NOTEBOOK = HERE / "notebook.ipynb"
 SECONDS = 600  # for one cell
 
 # markdown and code in turn
-CELLS = (
+EXAMPLE = (
     """# A T5 from a notebook
 
 Trains a tiny T5 on generated text, receives its events during training, and inspects the result. Everything is written to a
@@ -70,32 +70,136 @@ Hugging Face folder; its `README.md` says how it was made.""",
     """print(Path(summary.model_dir, "README.md").read_text().split("## ")[2])""",
 )
 
+COLAB = (
+    """# Finetune Flan-T5 on Colab
 
-def notebook() -> Any:
-    """The notebook, not executed."""
+Choose *Runtime > Change runtime type > T4 GPU*, then *Runtime > Run all*. Checkpoints are copied to Google Drive. When the session
+ends before the run does, open this notebook again and run all cells: training continues after the last checkpoint.
+
+The first cell has what you may want to change. `DATA` may also be a file on Drive, such as `f"{FOLDER}/pairs.jsonl"`; each line has a
+`prompt` and a `response`.""",
+    """MODEL = "hf://google/flan-t5-base"  # or -small, -large
+DATA = "hf://knkarthick/dialogsum"  # dialogues and their summaries
+STEPS = 1000
+FOLDER = "/content/drive/MyDrive/frugalt5"
+""",
+    "",
+    """%pip install -q frugalt5""",
+    "",
+    """from google.colab import drive
+
+drive.mount("/content/drive")""",
+    """## Check the GPU
+
+This takes about two minutes. The last line is the verdict; each finding names the setting that avoids it.""",
+    """!python -m frugalt5 doctor --check""",
+    """## Train
+
+The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. If a copy to
+Drive fails, the run continues, tries again at the next checkpoint, and says at its end if one is missing.""",
+    """!python -m frugalt5 train --is_finetune=True --is_keep_training=auto --run_name=flan \\
+    --finetune_from={MODEL} --train_file={DATA} --source_prefix="summarize: " \\
+    --max_seq_len=512 --max_target_len=128 --effective_batch_size=32 --max_steps={STEPS} \\
+    --checkpoint_mirror=file://{FOLDER}""",
+    """## Use it
+
+`evaluate` measures on held-out rows. The last line copies the finished model to Drive; `transformers` loads this folder.""",
+    """!python -m frugalt5 evaluate --model=model_save/flan
+!python -m frugalt5 generate --model=model_save/flan \\
+    --input="Ann: Are you coming on Friday? Ben: Only if Carla drives. Ann: She does."
+!mkdir -p {FOLDER}/finished && cp model_save/flan/*.* {FOLDER}/finished""",
+)
+
+KAGGLE = (
+    """# Finetune Flan-T5 on Kaggle
+
+In the settings of this notebook, choose the accelerator *GPU T4 x2* and turn *Internet* on. (The current builds of PyTorch have no
+kernels for a P100.) One of the two cards is used.
+
+Each checkpoint is uploaded to a private dataset of yours, `KEPT`; the first one creates it. When the session ends before the run does,
+set `CONTINUE = True` and run all cells: training continues after the last checkpoint.""",
+    """MODEL = "hf://google/flan-t5-base"  # or -small, -large
+DATA = "hf://knkarthick/dialogsum"  # dialogues and their summaries; or a file below /kaggle/input
+STEPS = 1000
+KEPT = "YOUR-NAME/flan-checkpoints"
+CONTINUE = False
+MIRROR = "/tmp/mirror"
+""",
+    "",
+    """%pip install -q frugalt5""",
+    """## Check the GPU
+
+This takes about two minutes. The last line is the verdict; each finding names the setting that avoids it.""",
+    """!python -m frugalt5 doctor --check""",
+    """## Train
+
+The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. A callback receives
+each event of the run; this one uploads the mirror after each checkpoint.""",
+    """import shutil
+
+import kagglehub
+from frugalt5 import LowMemTrainer, load
+
+if CONTINUE:
+    shutil.copytree(kagglehub.dataset_download(KEPT), MIRROR, dirs_exist_ok=True)
+
+
+def upload(event):
+    if event["event"] == "checkpoint":
+        kagglehub.dataset_upload(KEPT, MIRROR, version_notes=f"step {event['step']}")
+
+
+config = load("train", {
+    "is_finetune": True, "is_keep_training": "auto", "run_name": "flan", "finetune_from": MODEL, "train_file": DATA,
+    "source_prefix": "summarize: ", "max_seq_len": 512, "max_target_len": 128, "effective_batch_size": 32, "max_steps": STEPS,
+    "save_steps": max(STEPS // 4, 1), "checkpoint_mirror": f"file://{MIRROR}",
+})
+summary = LowMemTrainer(config, callbacks=[upload]).train()""",
+    """## Use it
+
+The model is in `model_save/flan`, which becomes part of the notebook's output when you save a version; `transformers` loads this folder.
+Training has left memory of the card reserved in this process, so the first lines free it for the commands.""",
+    """import gc
+
+import torch
+
+gc.collect()
+torch.cuda.empty_cache()
+!python -m frugalt5 evaluate --model=model_save/flan
+!python -m frugalt5 generate --model=model_save/flan \\
+    --input="Ann: Are you coming on Friday? Ben: Only if Carla drives. Ann: She does." """.rstrip(),
+)
+
+NOTEBOOKS = {"notebook": EXAMPLE, "colab": COLAB, "kaggle": KAGGLE}
+
+
+def notebook(name: str) -> Any:
+    """A notebook, not executed."""
     import nbformat
 
     make = nbformat.v4
     cells = [
         make.new_code_cell(text) if number % 2 else make.new_markdown_cell(text)
-        for number, text in enumerate(CELLS)
+        for number, text in enumerate(NOTEBOOKS[name])
         if text
     ]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return make.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    metadata: dict[str, Any] = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    if name == "colab":
+        metadata |= {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
+    return make.new_notebook(cells=cells, metadata=metadata)
 
 
-def execute(made: Any) -> Any:
-    """Run every cell in a fresh kernel.
+def execute(made: Any, folder: Path = HERE) -> Any:
+    """Run every cell in a fresh kernel, which starts in a folder.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell fails.
     """
     import nbclient
 
-    where = {"metadata": {"path": str(HERE)}}
+    where = {"metadata": {"path": str(folder)}}
     done = nbclient.NotebookClient(made, timeout=SECONDS, resources=where, coalesce_streams=True).execute()
     for cell in done.cells:
         cell.metadata.pop("execution", None)  # times of day, which change
@@ -109,4 +213,6 @@ def execute(made: Any) -> Any:
 if __name__ == "__main__":
     import nbformat
 
-    nbformat.write(execute(notebook()), NOTEBOOK)
+    for each in NOTEBOOKS:
+        made = notebook(each)
+        nbformat.write(execute(made) if each == "notebook" else made, HERE / f"{each}.ipynb")

@@ -1,16 +1,38 @@
-"""The example notebook shows what happens: it is the one that its script makes, and it still runs."""
+"""The notebooks are those that their script makes, and they run: the ones for Colab and Kaggle twice, the second time in a new session."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from settings.help import VERSION
+from tests.fake_hub import running
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+# what the services' own packages do, as far as the notebooks use them
+STAND_INS = {
+    f"frugalt5-{VERSION}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: frugalt5\nVersion: {VERSION}\n",
+    "google/colab/drive.py": "def mount(folder):\n    pass\n",
+    "kagglehub.py": """
+import shutil
+from pathlib import Path
+
+STORE = Path(__file__).parent / "datasets"
+
+def dataset_upload(handle, folder, version_notes):
+    shutil.rmtree(STORE / handle, ignore_errors=True)
+    shutil.copytree(folder, STORE / handle)
+
+def dataset_download(handle):
+    return str(STORE / handle)
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +53,63 @@ def kinds(cells: list[Any]) -> list[list[str]]:
     return [sorted("+".join(sorted(part)) if not isinstance(part, str) else part for part in parts) for parts in shown]
 
 
-def committed() -> list[Any]:
-    content: list[Any] = json.loads((DOCS / "notebook.ipynb").read_text(encoding="utf8"))["cells"]
+def committed(name: str) -> list[Any]:
+    content: list[Any] = json.loads((DOCS / f"{name}.ipynb").read_text(encoding="utf8"))["cells"]
     return content
 
 
-def test_it_is_the_one_that_is_made(script: ModuleType) -> None:
-    sources = [cell["source"] for cell in script.notebook().cells]
-    assert sources == ["".join(cell["source"]) for cell in committed()], "run: python docs/make_notebook.py"
-    shown = [kind for parts in kinds(committed()) for kind in parts]
+def test_they_are_the_ones_that_are_made(script: ModuleType) -> None:
+    for name in script.NOTEBOOKS:
+        sources = [cell["source"] for cell in script.notebook(name).cells]
+        assert sources == ["".join(cell["source"]) for cell in committed(name)], "run: python docs/make_notebook.py"
+    shown = [kind for parts in kinds(committed("notebook")) for kind in parts]
     assert "stream" in shown and any("image/png" in kind for kind in shown) and "error" not in shown
-    assert "/tmp" not in json.dumps(committed())
+    assert "/tmp" not in json.dumps(committed("notebook"))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_it_runs(script: ModuleType) -> None:
+def test_the_example_runs(script: ModuleType) -> None:
     pytest.importorskip("nbclient")
-    done = script.execute(script.notebook())
-    assert kinds(done.cells) == kinds(committed())
+    done = script.execute(script.notebook("notebook"))
+    assert kinds(done.cells) == kinds(committed("notebook"))
     (losses,) = [cell.outputs[0]["text"] for cell in done.cells if "callbacks=[say]" in cell.source]
     assert losses.startswith("step  0: evaluation loss 6.") and "step 60:" in losses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["colab", "kaggle"])
+def test_a_new_session_goes_on_from_what_the_service_kept(
+    name: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    from tests.training.small_trained import save_trained
+
+    for file, content in STAND_INS.items():
+        path = tmp_path / "packages" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(DOCS.parent)]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with running(tmp_path / "hub", monkeypatch) as hub:
+        save_trained(hub.repository("google/flan-t5-base"))
+        rows = "".join(f"{n},A: Are you number {n}? B: I am.,B is number {n}.\n" for n in range(300))
+        (hub.repository("knkarthick/dialogsum", "datasets") / "train.csv").write_text(f"id,dialogue,summary\n{rows}")
+        texts = []
+        for number, steps in enumerate((2, 4)):
+            made, session = script.notebook(name), tmp_path / f"session{number}"
+            session.mkdir()
+            kept = {"colab": f"FOLDER = '{tmp_path}/drive'", "kaggle": f"MIRROR = '{session}/mirror'"}[name]
+            changed = f"STEPS = {steps}\n{kept}\nCONTINUE = {number == 1}"
+            made.cells.insert(2, nbformat.v4.new_code_cell(changed))
+            done = script.execute(made, session)
+            texts.append(
+                "".join(output.get("text", "") for cell in done.cells[-4:] for output in cell.get("outputs", []))
+            )
+            assert (session / "model_save" / "flan" / "checkpoints" / f"step_{steps:08}").is_dir(), texts[-1]
+    metrics = [json.loads(line) for line in (session / "logs" / "flan" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if line["event"] == "step"] == [3, 4]
+    assert "rouge" in texts[-1].lower()

@@ -44,12 +44,12 @@ def save(live: LiveRun, is_best: bool) -> bool:
             held = engine.blockwise.weight_store.loaded
             write = lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers)  # noqa: E731
             checkpoints.save(step, write, is_best)
-    live.log.event("checkpoint", step=step, path=path, best=is_best)
     logger.info("step {} saved to {}", step, path)
     if live.mirror is not None and live.is_main:
         problem = live.mirror.push(live.run.run_dir, path)
         if problem is not None:
             live.log.tell(problem)
+    live.log.event("checkpoint", step=step, path=path, best=is_best)  # a callback finds the copy too
     live.last_good, live.has_saved = step, True
     return True
 

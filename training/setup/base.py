@@ -82,7 +82,10 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
             refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), read_config(home))])
         # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
         config = _with_answers_of(config, run.notes if is_new else [], home, base)
-        if config.data.tokenizer_dir == AUTO:
+        is_gone = not is_new and not run.asked.given("tokenizer_dir") and not Path(config.data.tokenizer_dir).exists()
+        if (
+            config.data.tokenizer_dir == AUTO or is_gone
+        ):  # resumed on another machine; the checkpoint has the same files
             config = config.changed(tokenizer_dir=str(home))
     run.config, run.base = with_form_of(config, base), base
     if base is not None and run.resumed_dir is not None:

@@ -139,3 +139,13 @@ def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path
     save_file(kept, path)
     with pytest.raises(UserError, match=r"--finetune_from = .*has no decoder"):
         find_base(ResolvedRun(flags := settings(tmp_path, finetune_from=folder), flags))
+
+
+def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path / "runs", "mine", "finetune")
+    checkpoint = save_trained(run_dir / "checkpoints" / "step_00000001")
+    config = settings(tmp_path, tokenizer_dir=tmp_path / "left")
+    for asked, expected in ((settings(tmp_path), checkpoint), (config, tmp_path / "left")):
+        run = ResolvedRun(asked, config, resumed_dir=run_dir)
+        find_base(run)
+        assert run.base == checkpoint and run.config.data.tokenizer_dir == str(expected)
