@@ -19,7 +19,7 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import HEADS, PREFERENCES, SCORES, SEQUENCE, TEXT, TOKEN, check
+from settings.consistency import HEADS, PREFERENCES, REGRESSION, SCORES, SEQUENCE, TEXT, TOKEN, check
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
 from settings.precedence import declared, layered
@@ -80,6 +80,32 @@ class T5ModelConfig:
     def is_text(self) -> bool:
         """Whether it writes text: encoder, decoder and a head over the vocabulary."""
         return self.head == TEXT
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the classes of a head over labels, in the order of its outputs; (): regression, or not known yet."""
+        if self.labels in (AUTO, REGRESSION):
+            return ()
+        if self.labels.isdecimal():
+            return tuple(map(str, range(int(self.labels))))
+        return tuple(name.strip() for name in self.labels.split(","))
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of a head over labels: one per class, one of a regression, 2 while the labels are not known; 0 without such a head."""
+        if self.head not in HEADS:
+            return 0
+        return 1 if self.labels == REGRESSION else len(self.label_names) or 2
+
+    @property
+    def head_pooling(self) -> str:
+        """`pooling` with auto resolved."""
+        return self.pooling if self.pooling != AUTO else "last" if self.num_decoder_layers else "mean"
+
+    @property
+    def has_dense_head(self) -> bool:
+        """Whether its head over labels has a dense layer before the output; `head_kind` with auto resolved."""
+        return self.head_kind == "dense" or (self.head_kind == AUTO and self.head == SEQUENCE)
 
     @property
     def start_token_id(self) -> int:

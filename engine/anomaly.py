@@ -21,7 +21,7 @@ class Anomalies:
     def __init__(self, model: T5) -> None:
         self.first: str | None = None  # where the first number that is not finite in this step came from, in words
         self._names = {id(weight): name for name, weight in model.named_parameters()}
-        for word, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for word, stack in model.stacks.items():
             count = len(stack.blocks)
             for number, block in enumerate(stack.blocks, 1):
                 block.register_forward_hook(partial(self._after_forward, f"{word} block {number} of {count}"))

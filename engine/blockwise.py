@@ -4,7 +4,7 @@
     loss:      in chunks of tokens, for each micro-batch; the head's gradient goes into one buffer
     backward:  for each block from the last to the first: for each micro-batch: recompute if needed; backward through this block;
                then the optimizer in backward: all-reduce -> finite check -> update -> free the gradients
-    shared:    embedding, head and position bias gather their gradients on the way and are updated at the end
+    shared:    embedding, heads and position bias gather their gradients on the way and are updated at the end
 
 What a step holds is exactly: the checkpointed activations of all micro-batches, the graphs of saved blocks, one micro-batch's
 activations of one block, one block's gradients, and those of the shared weights. Gradients equal those of plain autograd over
@@ -47,7 +47,7 @@ class Blockwise:
         weight_store: where weights are stored, and in which dtypes.
         loss: chunking, label smoothing, z-loss.
         dropout_rate: of training; evaluation never drops.
-        objective: what is made of the decoder's output.
+        objective: what is made of the output of the last stack: the decoder, or an encoder that has none.
         scaling: the factor on the loss of which gradients are formed; None: 1.
         activation_offload: where checkpointed activations wait for backward; None: on the device.
         between_blocks_dtype: of what passes between blocks; None: that of the products. Where products are fp32 for lack of
@@ -96,13 +96,19 @@ class Blockwise:
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
         upcoming = deque([*schedule.forward(), *schedule.backward()])
         encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=True)
-        decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=True)
+        decoder = None  # of an encoder: the loss is formed of its own output
+        if schedule.decoder is not None:
+            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=True)
         if self.activation_offload is not None:
             self.activation_offload.begin()
 
         encoder_learns, outputs = bool(schedule.encoder.learning), encoder.forward()
-        outputs = [mb.spread(x).requires_grad_(encoder_learns) for mb, x in zip(micro_batches, outputs, strict=True)]
-        hidden = deque(decoder.forward(outputs))
+        if decoder is None:
+            hidden, outputs = deque(outputs), []
+        else:
+            pairs = zip(micro_batches, outputs, strict=True)
+            outputs = [mb.spread(x).requires_grad_(encoder_learns) for mb, x in pairs]
+            hidden = deque(decoder.forward(outputs))
         self.trim()
 
         total, grads = self._loss(hidden, micro_batches, total_labels)
@@ -110,14 +116,16 @@ class Blockwise:
             update.check_loss(total)
 
         apply = update.apply if update is not None and is_last else None
-        decoder.backward(grads, apply)
-        pairs = zip(micro_batches, outputs, strict=True)
-        grads = deque([mb.gather(output.grad) for mb, output in pairs if output.grad is not None])
-        del outputs, pairs
-        self.trim()
+        if decoder is not None:
+            decoder.backward(grads, apply)
+            pairs = zip(micro_batches, outputs, strict=True)
+            grads = deque([mb.gather(output.grad) for mb, output in pairs if output.grad is not None])
+            del outputs, pairs
+            self.trim()
         encoder.backward(grads, apply)
         encoder.finish_bias()
-        decoder.finish_bias()
+        if decoder is not None:
+            decoder.finish_bias()
         if apply is not None:
             apply(schedule.shared)
         return total
@@ -128,16 +136,19 @@ class Blockwise:
         """The summed loss, and the gradients of the hidden states, which go micro-batch by micro-batch."""
         head, total = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32)
         scale, grads = (1.0 if self.scaling is None else self.scaling.scale) / total_labels, deque[Tensor]()
-        with torch.no_grad(), self.weight_store.for_products([head]):
-            if head.requires_grad:
-                self.weight_store.open_gradient(head)
+        tables = [head] if self.model.config.is_text else []
+        with torch.no_grad(), self.weight_store.for_products(tables):
+            for table in tables:
+                if table.requires_grad:
+                    self.weight_store.open_gradient(table)
             for micro_batch in micro_batches:
                 loss, grad = self.objective.loss_and_gradients(
                     hidden.popleft(), head, micro_batch, scale, self.loss_settings, head.grad
                 )
                 total += loss
                 grads.append(grad)
-        self.weight_store.close_gradient(head)
+        for table in tables:
+            self.weight_store.close_gradient(table)
         return total, grads
 
     @torch.no_grad()
@@ -155,20 +166,45 @@ class Blockwise:
 
         Without micro-batches it takes part in gathering the weights for one of another process.
         """
-        schedule, settings = Schedule(self.model), LossSettings(self.loss_settings.chunk_bytes)
+        settings, head = LossSettings(self.loss_settings.chunk_bytes), self.model.output_weight
+        hidden = self._forward(micro_batches)
+        with self.weight_store.for_products([head] if self.model.config.is_text else []):
+            pairs = zip(hidden, micro_batches, strict=True)
+            return [self.objective.token_losses(x, head, mb, settings) for x, mb in pairs]
+
+    @torch.no_grad()
+    def predict(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """What the head over labels makes of each micro-batch, without dropout, as of `model.label_head.LabelHead`."""
+        label_head = self.model.label_head
+        assert label_head is not None, "the model has no head over labels"
+        pairs = zip(self._forward(micro_batches), micro_batches, strict=True)
+        return [label_head(x, mb.target) for x, mb in pairs]
+
+    @torch.no_grad()
+    def encode(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The encoder's output of each micro-batch (N, D), without dropout; the fillers left out."""
+        schedule = Schedule(self.model)
+        upcoming = deque([stage.weights for stage in schedule.encoder.stages])
+        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=False).forward()
+        return [x[: mb.source.row_tokens] for x, mb in zip(outputs, micro_batches, strict=True)]
+
+    def _forward(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The output of the last stack (N', D) of each micro-batch, without dropout."""
+        schedule = Schedule(self.model)
         upcoming = deque(schedule.forward())
         outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=False).forward()
-        outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
-        hidden = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=False).forward(outputs)
+        if schedule.decoder is not None:
+            outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
+            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=False)
+            outputs = decoder.forward(outputs)
         self.trim()
-        head = self.model.output_weight
-        with self.weight_store.for_products([head]):
-            return [token_losses(h, head, mb.labels, settings) for h, mb in zip(hidden, micro_batches, strict=True)]
+        return outputs
 
     def zero_gradients(self, weights: Weights) -> None:
         """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
+        schedule = Schedule(self.model)
         shared = {
-            id(table) for table in Schedule(self.model).bias_tables
+            id(weight) for weight in (*schedule.bias_tables, *schedule.label_head)
         }  # used outside of blocks, in the storage dtype
         with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in shared]):
             for weight in weights:
@@ -370,19 +406,27 @@ class Schedule:
     def __init__(self, model: T5) -> None:
         embeds = model.embedding.requires_grad
         self.encoder = StackSchedule(model, False, embeds, False)
-        self.decoder = StackSchedule(model, True, embeds, bool(self.encoder.learning))
-        self.num_blocks = len(model.encoder.blocks) + len(model.decoder.blocks)
-        self.bias_tables = [stack.bias.table for stack in (model.encoder, model.decoder) if stack.bias is not None]
-        self.shared = [*self.bias_tables, model.embedding, *([] if model.head is None else [model.head])]
+        self.decoder = None
+        if model.config.num_decoder_layers:
+            self.decoder = StackSchedule(model, True, embeds, bool(self.encoder.learning))
+        self.num_blocks = sum(len(stack.blocks) for stack in model.stacks.values())
+        self.bias_tables = [stack.bias.table for stack in model.stacks.values() if stack.bias is not None]
+        self.label_head = [] if model.label_head is None else list(model.label_head.parameters())
+        heads = [*([] if model.head is None else [model.head]), *self.label_head]
+        self.shared = [*self.bias_tables, model.embedding, *heads]
 
     def forward(self) -> list[list[nn.Parameter]]:
         """The weights of each stage in the order of forward."""
-        return [stage.weights for stage in (*self.encoder.stages, *self.decoder.stages)]
+        return [stage.weights for stack in self._stacks for stage in stack.stages]
 
     def backward(self) -> list[list[nn.Parameter]]:
         """The groups of weights in the order in which backward completes their gradients: the same on all processes."""
-        stages = [stage for stack in (self.decoder, self.encoder) for stage in reversed(stack.learning)]
+        stages = [stage for stack in reversed(self._stacks) for stage in reversed(stack.learning)]
         return [*(stage.weights for stage in stages), self.shared]
+
+    @property
+    def _stacks(self) -> list[StackSchedule]:
+        return [self.encoder, *([] if self.decoder is None else [self.decoder])]
 
 
 # --- what is minimised
@@ -412,6 +456,10 @@ class Objective:
         Args and returns as of `model.loss.loss_and_gradients`.
         """
         return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, grad_head)
+
+    def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
+        """The loss of each token (N',) of a micro-batch, fp32, without gradients; arguments as of `loss_and_gradients`."""
+        return token_losses(hidden, head, micro_batch.labels, settings)
 
     def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
         """The summed loss of a micro-batch from its token losses (N',): evaluation."""

@@ -33,6 +33,7 @@ from model.loss import IGNORED
 from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
+from settings.consistency import SEQUENCE
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,10 @@ def to_micro_batch(
     fillers = [0, 0]
     if sizes is not None:
         fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source, target = Rows(lengths[0], keys, fillers[0]), Rows(lengths[1], keys.repeat(answers), fillers[1])
+    source = Rows(lengths[0], keys, fillers[0])
+    if not shape.is_text:
+        return _labelled(batch, shape, device, source)
+    target = Rows(lengths[1], keys.repeat(answers), fillers[1])
     labels = torch.from_numpy(batch.labels)
     decoder_ids = torch.full_like(labels, shape.start_token_id)
     decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
@@ -196,3 +200,18 @@ def to_micro_batch(
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
     return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)
+
+
+def _labelled(batch: Batch, shape: T5ModelConfig, device: torch.device, source: Rows) -> MicroBatch:
+    """Labels of rows or tokens; a decoder, if there is one, reads what the encoder reads, shifted by the start token."""
+    ids = torch.from_numpy(batch.input_ids)
+    shifted = ids.roll(1, 1)
+    shifted[:, 0] = shape.start_token_id
+    flat = [source.flatten(ids), source.flatten(shifted)]
+    for each in flat:
+        each[source.row_tokens :] = shape.pad_token_id
+    labels = torch.from_numpy(batch.labels)
+    labels = labels.reshape(-1) if shape.head == SEQUENCE else source.flatten(labels)[: source.row_tokens]
+    on_host = None if device.type == "cpu" else (flat[0], flat[1])
+    input_ids, decoder_ids, labels = (place(each, device) for each in (*flat, labels))
+    return MicroBatch(input_ids, decoder_ids, labels, source, source, host_ids=on_host)

@@ -13,6 +13,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,22 +26,34 @@ from model.formats.shape_file import (
     CONFIG_FILE,
     EMBEDDING,
     EMBEDDING_COPIES,
+    LABEL_HEADS,
+    class_of,
     embedding_name,
     listed,
     misfits,
+    new_head,
+    published_names,
     shape_from,
     stored_names,
 )
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
-from model.shapes import hf_names
+from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
+from settings.consistency import REGRESSION
 from settings.errors import UserError
 
 Cut = Callable[[T5], Parts]
 
-HEAD_FIELDS = ("head", "labels", "pooling", "head_kind")  # of a model without a decoder's text
+HEAD_FIELDS = (
+    "head",
+    "pooling",
+    "head_kind",
+)  # in config.json, of a model with another head than one over the vocabulary
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
+_ENCODER_FIELDS = (  # in which an encoder may differ from the checkpoint that it is taken from
+    *HEAD_FIELDS, "labels", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id",
+)  # fmt: skip
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
@@ -54,7 +67,10 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
     name = embedding_name(stored)
     if name not in stored.names:
         raise UserError(f"{folder}, holds no {EMBEDDING}; give the folder of a T5 model")
-    numbers = [each for each in stored.names if len(stored.shape(each)) == 2 and stored.is_number(each)]
+    numbers = [
+        each for each in stored.names
+        if len(stored.shape(each)) == 2 and stored.is_number(each) and not each.startswith(LABEL_HEADS)
+    ]  # fmt: skip
     dtypes = {stored.dtype(each) for each in numbers if not each.endswith("relative_attention_bias.weight")}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
@@ -68,8 +84,16 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
         OSError: the folder cannot be written.
     """
     values = dataclasses.asdict(config)
+    del values["labels"]
     if config.is_text:
         values = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
+    elif config.num_labels:
+        names = config.label_names or ("LABEL_0",)
+        values |= {
+            "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)},
+            "problem_type": "single_label_classification" if config.label_names else REGRESSION,
+            "classifier_dropout": config.dropout_rate,
+        }  # fmt: skip
     family = "umt5" if values.pop("bias_in_every_layer") else "t5"
     tokens = {
         "decoder_start_token_id": config.start_token_id,
@@ -77,12 +101,13 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
         "pad_token_id": config.pad_token_id,
     }
     about = {
-        "architectures": [f"{family.upper()}ForConditionalGeneration"],
+        "architectures": [family.upper() + class_of(config)],
         "model_type": family,
-        "is_encoder_decoder": True,
+        "is_encoder_decoder": config.num_decoder_layers > 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    for name, content in ((CONFIG_FILE, {**about, **values, **tokens}), (GENERATION_FILE, tokens)):
+    files = {CONFIG_FILE: {**about, **values, **tokens}, **({GENERATION_FILE: tokens} if config.is_text else {})}
+    for name, content in files.items():
         (Path(folder) / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
 
 
@@ -94,6 +119,7 @@ def load(
     cut: Cut | None = None,
     allow_pickle: bool = False,
     filling: Filling = in_memory,
+    seed: int = 0,
 ) -> T5:
     """Read a model from a Hugging Face folder, in evaluation mode.
 
@@ -105,6 +131,7 @@ def load(
         cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
         filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
+        seed: of a head over labels that `expect` has and the folder has not.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB).
@@ -114,7 +141,8 @@ def load(
     raw = read_json(path)
     config = shape_from(path, raw, stored)
     if expect is not None:
-        names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in _FREE_FIELDS]
+        free = _FREE_FIELDS if expect.is_text else (*_FREE_FIELDS, *_ENCODER_FIELDS)
+        names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in free]
         different = [name for name in names if getattr(config, name) != getattr(expect, name)]
         if different:
             shown = ", ".join(
@@ -128,15 +156,27 @@ def load(
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
+        if model.label_head is not None and new_head(stored, model.config):
+            sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
+            if is_frozen:
+                model.label_head.to_empty(device=device)
+            model.initialise(seed, only=f"{LABEL_HEAD}.")
         if is_frozen:
             assert not parts, "quantized weights are whole"
-            fill_quantized(model, lambda name: stored.chunks(sources[name]), dtype, device, filling)
-        for name, parameter in () if is_frozen else model.named_parameters():
+            fill_quantized(
+                model,
+                {name: partial(stored.chunks, source) for name, source in sources.items()},
+                dtype,
+                device,
+                filling,
+            )
+        for name, source in () if is_frozen else sources.items():
+            parameter = model.get_parameter(name)
             with filling(parameter):
-                stored.copy_into(sources[name], parameter, parts.get(name, (0, 0))[0])
+                stored.copy_into(source, parameter, parts.get(name, (0, 0))[0])
         # a UMT5 as published was trained without scaled outputs; our own folders say what they are
         is_unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
-        if raw.get("model_type") == "umt5" and is_unscaled:
+        if raw.get("model_type") == "umt5" and is_unscaled and model.config.is_text:
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
 
@@ -180,7 +220,7 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: Wi
     Memory: one tensor where the weights are not on the CPU, else nothing.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    names, parameters = hf_names(model.config), dict(model.named_parameters())
+    names, parameters = published_names(model.config), dict(model.named_parameters())
     assert not any(map(is_int4, parameters.values())), "a base in int4 is made anew from its folder"
     weights_of = {names[name]: parameter for name, parameter in parameters.items()}
     scales = {names[name] + SCALE: scale_of(parameter) for name, parameter in parameters.items() if is_int8(parameter)}

@@ -18,7 +18,8 @@ class MicroBatch:
 
     Args:
         input_ids: (N,) int64 encoder tokens of all rows.
-        decoder_ids, labels: (N',) int64, what the decoder reads and what it should write.
+        decoder_ids, labels: (N',) int64, what the decoder reads and what it should write. With a head over labels, those of rows
+            (B,) or of tokens without fillers: classes, or numbers with nan where there is none.
         source, target: the layout of both.
         answers: target rows of one source row; the first answers of all rows come before the second ones.
         host_ids: encoder and decoder tokens where the program runs; None: where they are, or nobody needs them there.
@@ -37,7 +38,9 @@ class MicroBatch:
     @property
     def num_labels(self) -> int:
         """What the loss is averaged over: labels that carry one, or pairs of answers."""
-        return int((self.labels != IGNORED).sum()) if self.answers == 1 else len(self.source.lengths)
+        if self.answers > 1:
+            return len(self.source.lengths)
+        return int((~self.labels.isnan() if self.labels.is_floating_point() else self.labels != IGNORED).sum())
 
     @cached_property
     def encoder_output_rows(self) -> Rows:

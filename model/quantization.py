@@ -14,7 +14,7 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -96,7 +96,7 @@ def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.de
 
 def fill_quantized(
     model: nn.Module,
-    chunks: Callable[[str], Iterator[Tensor]],
+    chunks: Mapping[str, Callable[[], Iterator[Tensor]]],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     filling: Callable[[nn.Parameter], AbstractContextManager[None]] = lambda weight: nullcontext(),
@@ -107,7 +107,7 @@ def fill_quantized(
     matrix takes the memory that a chunk has freed, the next chunk finds none, and malloc ends up holding another model.
 
     Args:
-        chunks: name of a weight -> its rows, in pieces. dtype: one of QUANTIZED.
+        chunks: name of a weight -> its rows, in pieces; what is not named stays as it is. dtype: one of QUANTIZED.
         filling: a context in which a weight is in memory to be filled. Matrices that are quantized already have their place.
     Memory: the quantized model and one chunk.
     """
@@ -118,9 +118,9 @@ def fill_quantized(
     for name, weight in list(model.named_parameters()):
         if isinstance(weight, Int8Weight | Int4Weight):
             with filling(weight):
-                quantize_into(weight, chunks(name), work)
-        else:
-            whole = torch.cat([chunk.float() for chunk in chunks(name)]).to(device)
+                quantize_into(weight, chunks[name](), work)
+        elif name in chunks:
+            whole = torch.cat([chunk.float() for chunk in chunks[name]()]).to(device)
             _replace(model, name, nn.Parameter(whole, requires_grad=False))
 
 

@@ -18,17 +18,19 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from config import T5ModelConfig
-from settings.consistency import HEADS, REGRESSION
 from settings.fields import AUTO
 
 Stack = Literal["encoder", "decoder"]
-Role = Literal["embedding", "head", "norm", "bias table", "q", "k", "v", "o", "gate", "wi", "wo", "adapter"]
+Role = Literal[
+    "embedding", "head", "norm", "bias table", "q", "k", "v", "o", "gate", "wi", "wo", "adapter", "label head", "label bias"
+]  # fmt: skip
 ENCODER: Stack = "encoder"
 DECODER: Stack = "decoder"
 STACKS = (ENCODER, DECODER)
 PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # roles of the matrices of blocks
 ALL = "all"
 SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # words of `freeze` for what lies in all blocks
+LABEL_HEAD = "label_head"  # of our names; Hugging Face's are `classifier` and `classification_head`
 _TABLE, _HF_TABLE = "bias.table", "0.SelfAttention.relative_attention_bias.weight"
 
 
@@ -37,9 +39,9 @@ class Weight(NamedTuple):
 
     Args:
         name: as `model.t5` has it. hf_name: in Hugging Face's folders; of an adapter that of its matrix.
-        shape: a matrix or table has two sides, a norm one.
+        shape: a matrix or table has two sides, a norm or bias one.
         role: what it does. In feed-forward `gate` is what the activation is applied to where it is gated.
-        stack: encoder or decoder; None: embedding and head. block: its number; None: outside of blocks.
+        stack: encoder or decoder; None: embedding and heads. block: its number; None: outside of blocks.
     """
 
     name: str
@@ -75,33 +77,36 @@ def inner_width(c: T5ModelConfig) -> int:
     return c.num_heads * c.d_kv
 
 
-def label_names(c: T5ModelConfig) -> tuple[str, ...]:
-    """The names of the classes of a head, in the order of its outputs; (): regression, or not known yet."""
-    if c.labels in (AUTO, REGRESSION):
-        return ()
-    if c.labels.isdecimal():
-        return tuple(map(str, range(int(c.labels))))
-    return tuple(name.strip() for name in c.labels.split(","))
-
-
-def num_labels(c: T5ModelConfig) -> int:
-    """Outputs of a head: one each class, one of a regression; 2 where the labels are not known yet; 0 without a head over labels."""
-    if c.head not in HEADS:
-        return 0
-    return 1 if c.labels == REGRESSION else len(label_names(c)) or 2
-
-
 def weights(c: T5ModelConfig) -> Iterator[Weight]:
     """Every weight of a model, in the order of `T5.named_parameters`."""
     yield Weight("embedding", "shared.weight", (c.vocab_size, c.d_model), "embedding")
-    if not c.tie_word_embeddings:
+    if c.is_text and not c.tie_word_embeddings:
         yield Weight("head", "lm_head.weight", (c.vocab_size, c.d_model), "head")
-    for stack, count in ((ENCODER, c.num_layers), (DECODER, c.num_decoder_layers)):
+    for stack, count in stacks_of(c).items():
         if not c.bias_in_every_layer:
             yield Weight(f"{stack}.{_TABLE}", f"{stack}.block.0.layer.{_HF_TABLE}", _table(c), "bias table", stack)
         for index in range(count):
             yield from block_weights(c, stack, index)
         yield Weight(f"{stack}.final_norm.weight", f"{stack}.final_layer_norm.weight", (c.d_model,), "norm", stack)
+    yield from label_head_weights(c)
+
+
+def stacks_of(c: T5ModelConfig) -> dict[Stack, int]:
+    """The stacks of a model, and how many blocks each has: an encoder, and a decoder unless there is none."""
+    return {ENCODER: c.num_layers, **({DECODER: c.num_decoder_layers} if c.num_decoder_layers else {})}
+
+
+def label_head_weights(c: T5ModelConfig) -> Iterator[Weight]:
+    """The weights of a head over labels, in the order of the model; none without one."""
+    layers = {"out": c.num_labels} if c.num_labels else {}
+    if layers and c.has_dense_head:
+        layers = {"dense": c.d_model, **layers}
+    for layer, width in layers.items():
+        hf_name = (
+            f"classification_head.{layer}{'_proj' if layer == 'out' else ''}" if c.has_dense_head else "classifier"
+        )
+        yield Weight(f"{LABEL_HEAD}.{layer}.weight", f"{hf_name}.weight", (width, c.d_model), "label head")
+        yield Weight(f"{LABEL_HEAD}.{layer}.bias", f"{hf_name}.bias", (width,), "label bias")
 
 
 def block_weights(c: T5ModelConfig, stack: Stack, index: int = 0) -> Iterator[Weight]:
@@ -162,7 +167,10 @@ def weight_counts(c: T5ModelConfig) -> dict[str, int]:
 @lru_cache(maxsize=64)
 def _counts(c: T5ModelConfig) -> dict[str, int]:
     one: dict[str, int] = {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in STACKS}
-    outside = {weight.name: weight.size for weight in weights(replace(c, num_layers=0, num_decoder_layers=0))}
+    without_blocks = replace(c, num_layers=0, num_decoder_layers=0)
+    outside = {weight.name: weight.size for weight in weights(without_blocks)}
+    if c.num_decoder_layers:  # a decoder without blocks is none: its norm and bias table are those of the encoder again
+        outside["decoder"] = sum(size for name, size in outside.items() if name.startswith(f"{ENCODER}."))
     total = sum(outside.values()) + c.num_layers * one[ENCODER] + c.num_decoder_layers * one[DECODER]
     return {"embedding": outside["embedding"], "head": outside.get("head", 0), **one, "total": total}
 
@@ -172,7 +180,7 @@ def _counts(c: T5ModelConfig) -> dict[str, int]:
 
 def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
     """The names of matrices that adapters can be asked for, in the order of their first use."""
-    return tuple(dict.fromkeys(weight.target for weight in block_weights(c, DECODER) if weight.is_product))
+    return tuple(dict.fromkeys(weight.target for weight in block_weights(c, ENCODER) if weight.is_product))
 
 
 def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
@@ -203,9 +211,9 @@ def is_meant(word: str, name: str, hf_name: str) -> bool:
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether products or lookups read a weight by rows: what is cut over processes, held in int8, and decayed.
 
-    Neither norms and DoRA's magnitudes, nor bias tables: they are a few KB, and say how large something is.
+    Neither norms and DoRA's magnitudes, nor bias tables and heads over labels: they are small, and fp32 wherever they are.
     """
-    return len(shape) == 2 and not name.endswith(_TABLE)
+    return len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith(f"{LABEL_HEAD}.")
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:

@@ -1,5 +1,7 @@
 """What is a T5? Embedding, encoder stack, decoder stack, output head: a row of blocks that the engine runs one by one.
 
+An encoder has no decoder and no head over the vocabulary; it may have one over labels (`model.label_head`).
+
 A block maps tokens (N, D) to tokens (N, D) and keeps nothing; what it needs besides (layout of the rows, position bias,
 dropout, encoder output) comes as arguments, so that the engine can run any block alone, forward or again for backward.
 `T5.forward` strings the blocks together under plain autograd: the form for notebooks, and the oracle of the engine.
@@ -20,6 +22,7 @@ from config import T5ModelConfig
 from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
+from model.label_head import LabelHead, label_loss
 from model.layers import FeedForward, RMSNorm
 from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss
@@ -142,10 +145,12 @@ class T5(nn.Module):
 
     Args:
         config: its shape.
-        device, dtype: where and as what the weights are made; norms and bias tables are always fp32. Made, not filled:
+        device, dtype: where and as what the weights are made; norms, bias tables and label heads are always fp32. Made, not filled:
             call `initialise` or load a checkpoint.
     Memory: the weights.
     """
+
+    decoder: Stack  # None in an encoder: `stacks` has those that there are
 
     def __init__(
         self, config: T5ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -157,15 +162,20 @@ class T5(nn.Module):
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.encoder = Stack(config, is_decoder=False)
-            self.decoder = Stack(config, is_decoder=True)
-            self.head = (
-                None if config.tie_word_embeddings else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
-            )
+            self.decoder = Stack(config, is_decoder=True) if config.num_decoder_layers else None  # type: ignore[assignment]
+            is_tied = config.tie_word_embeddings or not config.is_text
+            self.head = None if is_tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.label_head = LabelHead(config) if config.num_labels else None
         for module in self.modules():
-            small = isinstance(module, (RMSNorm, PositionBias))
+            small = isinstance(module, (RMSNorm, PositionBias, nn.Linear))
             for name, weight in list(module.named_parameters(recurse=False)):
                 made = torch.empty(weight.shape, device=device, dtype=torch.float32 if small else dtype)
                 setattr(module, name, nn.Parameter(made))
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """Encoder, and decoder unless there is none."""
+        return {"encoder": self.encoder, **({"decoder": self.decoder} if self.config.num_decoder_layers else {})}
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -180,20 +190,23 @@ class T5(nn.Module):
     @property
     def output_scale(self) -> float:
         """Factor on the hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere."""
-        return self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
+        return self.config.d_model**-0.5 if self.config.scale_decoder_outputs and self.config.is_text else 1.0
 
     @torch.no_grad()
-    def initialise(self, seed: int, parts: Parts | None = None, filling: Filling = in_memory) -> T5:
+    def initialise(self, seed: int, parts: Parts | None = None, filling: Filling = in_memory, only: str = "") -> T5:
         """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
 
         Args:
             parts: weights of which this model holds some rows only. filling: a context around the filling of each weight.
+            only: how the names of those begin that are filled.
         """
         roles = {weight.name: weight.role for weight in weights(self.config)}
         for index, (name, weight) in enumerate(self.named_parameters()):
+            if not name.startswith(only):
+                continue
             with filling(weight):
-                if roles[name] == "norm":
-                    weight.fill_(1.0)
+                if roles[name] in ("norm", "label bias"):
+                    weight.fill_(float(roles[name] == "norm"))
                 else:
                     self._draw(weight, roles[name], (seed * 1_000_003 + index) % 2**63, (parts or {}).get(name))
         return self
@@ -251,6 +264,24 @@ class T5(nn.Module):
         encoder_output = self.encode(source.flatten(input_ids), source, rate)
         return self.decode(decoder_ids.reshape(-1), encoder_output, target, source, rate)
 
+    def label_logits(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits of a head over labels, fp32: (B, L), or (B, S, L) of a token head, 0 for padding; arguments as of `forward`."""
+        return self._label_logits(input_ids, attention_mask, 0.0)
+
+    def _label_logits(self, input_ids: Tensor, attention_mask: Tensor | None, rate: float) -> Tensor:
+        if self.label_head is None:
+            raise ValueError("the model has no head over labels")
+        keys = torch.randint(-(2**62), 2**62, (len(input_ids),), device=input_ids.device) if rate else None
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        rows = Rows(_lengths(mask), keys)
+        hidden = self.encode(rows.flatten(input_ids), rows, rate)
+        if self.config.num_decoder_layers:
+            hidden = self.decode(rows.flatten(self.shift_right(input_ids)), hidden, rows, rows, rate)
+        logits: Tensor = self.label_head(hidden, rows, rate)
+        if self.label_head.pooling is not None:
+            return logits
+        return logits.new_zeros(*mask.shape, logits.shape[1]).masked_scatter(mask.bool().unsqueeze(2), logits)
+
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
         hidden = self._hidden(input_ids, attention_mask, decoder_input_ids, 0.0)
@@ -262,13 +293,19 @@ class T5(nn.Module):
         Args:
             input_ids: (B, S) int64.
             attention_mask: (B, S), ones and then zeros in each row; None: no padding.
-            labels: (B, T) int64, -100 where no loss is wanted.
+            labels: (B, T) int64, -100 where no loss is wanted. With a head over labels (B,) or (B, S): int64, or numbers, nan
+                where no loss is wanted.
         Returns:
             a fp32 scalar.
         """
         if labels is None:
             raise ValueError("labels are needed for a loss; use logits() for outputs")
         rate = self.config.dropout_rate if self.training else 0.0
+        if self.label_head is not None:
+            labels = labels.reshape(-1)
+            count = (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum().clamp(min=1)
+            logits = self._label_logits(input_ids, attention_mask, rate)
+            return label_loss(logits.reshape(len(labels), -1), labels) / count
         hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
         return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 

@@ -29,6 +29,10 @@ def _searches(content: Mapping[str, Any]) -> bool:
     return (content.get("num_beams") or 1) > 1
 
 
+def _writes_text(content: Mapping[str, Any]) -> bool:
+    return any(str(name).endswith("ForConditionalGeneration") for name in content.get("architectures") or [])
+
+
 class Key(NamedTuple):
     """What is done with a key.
 
@@ -109,7 +113,7 @@ GENERATION_KEYS = _keys(
 _ONLY_IN_GENERATION = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version")
 
 CONFIG_KEYS = _keys(
-    ("model_type architectures", Key(USED, "t5, mt5 or umt5; the oldest files give only the class")),
+    ("model_type architectures", Key(USED, "t5, mt5 or umt5, and the class: a T5, an encoder, or one with a head over labels")),
     ("vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads", Key(USED, "the shape")),
     ("hidden_size head_dim num_hidden_layers num_attention_heads", Key(USED, "other names of d_model, d_kv, num_layers, num_heads")),
     ("relative_attention_num_buckets relative_attention_max_distance", Key(USED, "position bias")),
@@ -122,7 +126,7 @@ CONFIG_KEYS = _keys(
     ("transformers_version", Key(USED, "an mT5 with tied heads is scaled up to version 4, not from 5 on")),
     ("pad_token_id eos_token_id", _IDS),
     ("decoder_start_token_id", Key(USED, "first token of the decoder; if absent, padding")),
-    ("is_encoder_decoder", Key(REFUSED, "an encoder without a decoder", (True,))),
+    ("is_encoder_decoder", Key(REFUSED, "an encoder that writes text", (True,), _writes_text)),
     ("is_decoder", Key(REFUSED, "a decoder without an encoder", (False,))),
     ("tie_encoder_decoder", Key(REFUSED, "one set of weights for encoder and decoder", (False,))),
     ("pruned_heads", Key(REFUSED, "pruned attention heads", ({},))),
@@ -136,7 +140,10 @@ CONFIG_KEYS = _keys(
     ("return_dict", _REPORTS),
     ("tokenizer_class", Key(IDLE, "tokenizer_config.json decides")),
     ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "not used by T5")),
-    ("id2label label2id problem_type finetuning_task num_labels classifier_dropout classifier_dropout_rate", Key(IDLE, "only for classifiers")),
+    ("id2label num_labels problem_type", Key(USED, "labels of a head: names of classes, or regression")),
+    ("head pooling head_kind", Key(USED, "written here: the head over labels, of which transformers has no class of its own")),
+    ("label2id finetuning_task", Key(IDLE, "the same as id2label")),
+    ("classifier_dropout classifier_dropout_rate", Key(IDLE, "chosen for each training run: --dropout_rate")),
     ("_name_or_path _commit_hash", Key(IDLE, "where the file comes from")),
 )  # fmt: skip
 CONFIG_KEYS = {

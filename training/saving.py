@@ -37,7 +37,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
     state, path = live.checkpoint_state(), checkpoints.folder / name_of(step)
     model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
     with live.monitor.phase("save"):
-        answers = replace(live.config.generate, max_new_tokens=live.longest_answer)
+        answers = replace(live.config.generate, max_new_tokens=live.longest_answer) if model.config.is_text else None
         if engine.shards is not None:
             save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
         elif live.is_main:

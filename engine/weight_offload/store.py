@@ -115,7 +115,7 @@ class OffloadedWeightStore(WeightStore):
 
     def make(self, model: T5) -> Parts:
         """Give a model on "meta" its weights: those of offloaded blocks a slice of their block, all others memory. None is filled."""
-        blocks, sizes = [*model.encoder.blocks, *model.decoder.blocks], list[int]()
+        blocks, sizes = [block for stack in model.stacks.values() for block in stack.blocks], list[int]()
         first_of_decoder = 0
         for number, block in enumerate(blocks):
             if is_away(number, len(blocks), self.away_blocks):

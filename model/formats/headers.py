@@ -24,8 +24,9 @@ from storage import read_text
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
-# what torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap
-WRAPPERS = re.compile(r"\b(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# what torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap, and
+# transformers' models with a head over labels
+WRAPPERS = re.compile(r"\b(?:_orig_mod|module|transformer|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
 
 

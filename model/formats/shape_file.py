@@ -7,6 +7,10 @@ Two meanings differ between versions of transformers, and are settled here:
   else where `tie_word_embeddings` is not false; an mT5 from version 5 on never. From version 5 on every UMT5 is scaled; so
   a UMT5 that was trained without is read as scaled with a final norm d_model^0.5 larger: the same function.
 
+A `T5EncoderModel` is an encoder (`head` none), a `T5ForTokenClassification` one with a token head, a `T5ForSequenceClassification` an
+encoder and decoder with a sequence head over the decoder's last token. transformers has no class for a sequence head over the encoder, nor
+for a dense token head: such a folder says `T5EncoderModel` and has the head's tensors beside.
+
 Every key of the file is declared in `settings.published_keys`.
 
 Source: transformers 5.23 and 4.57, models t5, mt5, umt5.
@@ -22,13 +26,15 @@ from typing import Any
 
 from config import T5ModelConfig, settings_by_name
 from model.formats.headers import TensorHeaders, read_json
-from model.shapes import hf_names, weight_counts, weights
+from model.shapes import DECODER, hf_names, label_head_weights, weight_counts, weights
+from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
 from settings.errors import UserError
-from settings.fields import counted, parse
+from settings.fields import AUTO, counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
 
 CONFIG_FILE = CONFIG
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads over labels begin
 EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": {"dropout_rate": 0.1},
@@ -111,6 +117,41 @@ def _version(raw: dict[str, Any]) -> int:
     return int(written[0]) if written else 0
 
 
+def class_of(config: T5ModelConfig) -> str:
+    """The ending of the class of transformers that a model is, behind its family's name."""
+    if config.is_text:
+        return "ForConditionalGeneration"
+    if config.head == SEQUENCE and config.num_decoder_layers:
+        return "ForSequenceClassification"
+    return "ForTokenClassification" if config.head == TOKEN and not config.has_dense_head else "EncoderModel"
+
+
+def _head(values: dict[str, Any]) -> dict[str, Any]:
+    """The head that a configuration names: by keys that are written here, or by its class."""
+    names = values.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    classes = {"EncoderModel": "none", "ForTokenClassification": TOKEN, "ForSequenceClassification": SEQUENCE}
+    head = values.get("head") or next((head for ending, head in classes.items() if name.endswith(ending)), TEXT)
+    if head == TEXT:
+        return {"head": TEXT}
+    if not name.endswith("ForSequenceClassification"):
+        values["num_decoder_layers"] = 0
+    return {"head": head, "labels": _labels(values) if head in HEADS else AUTO}
+
+
+def _labels(values: dict[str, Any]) -> str:
+    """The setting `labels`: names of classes as far as they can be told apart, else their number."""
+    found = values.get("id2label")
+    named = [str(name) for name in found.values()] if isinstance(found, dict) else []
+    count = len(named) or values.get("num_labels") or 2
+    if values.get("problem_type") == REGRESSION or count == 1:
+        return REGRESSION
+    is_plain = len(set(named)) == len(named) and all(name.strip() == name and "," not in name for name in named)
+    if not named or not is_plain or all(name in (f"LABEL_{number}", str(number)) for number, name in enumerate(named)):
+        return str(count)
+    return ",".join(named)
+
+
 def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5ModelConfig:
     """The shape that the content of a `config.json` and the tensors beside it speak of.
 
@@ -129,10 +170,15 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     values = {**_FAMILY_DEFAULTS[family], **raw}
     values["feed_forward_proj"] = _feed_forward(raw, values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
     values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
+    values.update(_head(values))
     version = _version(raw)
     tied_flag = values.get("tie_word_embeddings", family != "mt5" or version >= 5) is not False
     values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and (family == "t5" or version < 5)))
     values.update(tie_word_embeddings=_is_tied(stored, tied_flag, version), bias_in_every_layer=family == "umt5")
+    if values["head"] != TEXT:
+        values.update(
+            tie_word_embeddings=True, scale_decoder_outputs=True
+        )  # of no meaning without a head over the vocabulary
     if isinstance(ends := values.get("eos_token_id"), list) and len(set(map(str, ends))) == 1:
         values["eos_token_id"] = ends[0]
     taken: dict[str, Any] = {}
@@ -172,9 +218,25 @@ def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders
     return problems
 
 
+def published_names(config: T5ModelConfig) -> dict[str, str]:
+    """Our name -> name in a folder of the model's class, of every weight: a model with a head holds the rest as `transformer`."""
+    prefix = "transformer." if class_of(config) in ("ForTokenClassification", "ForSequenceClassification") else ""
+    return {
+        name: name_there if name_there.startswith(LABEL_HEADS) else prefix + name_there
+        for name, name_there in hf_names(config).items()
+    }
+
+
 def stored_names(stored: TensorHeaders, config: T5ModelConfig) -> dict[str, str]:
     """Our name -> stored name of every parameter of a shape."""
     return {**hf_names(config), "embedding": embedding_name(stored)}
+
+
+def new_head(stored: TensorHeaders, config: T5ModelConfig) -> set[str]:
+    """The tensors of a head over labels, where a folder has none, or one of another kind or other labels: they begin at random."""
+    shapes = {weight.hf_name: weight.shape for weight in label_head_weights(config)}
+    has_it = all(name in stored.names and stored.shape(name) == shape for name, shape in shapes.items())
+    return set() if has_it else set(shapes)
 
 
 def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
@@ -182,12 +244,18 @@ def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
     another shape, or of another model.
     """
     sources, found, problems = stored_names(stored, config), stored.names, list[str]()
+    if not config.is_text:  # of a whole T5 an encoder takes its own; another head is left out
+        beside = LABEL_HEADS if config.num_decoder_layers else (*LABEL_HEADS, f"{DECODER}.")
+        found = {name for name in found if name in sources.values() or not name.startswith(beside)}
     wanted = set(sources.values())
     shapes = {sources[weight.name]: weight.shape for weight in weights(config)}
-    wrong = {name: stored.shape(name) for name in wanted & found if stored.shape(name) != shapes[name]}
-    missing = wanted - found
-    if missing and not any(name.startswith("decoder.block.") for name in found):
-        problems.append(f"{stored.path}, has no decoder; use a complete T5 checkpoint, with encoder and decoder")
+    fresh = new_head(stored, config)
+    wrong = {name: stored.shape(name) for name in wanted & found - fresh if stored.shape(name) != shapes[name]}
+    missing = wanted - found - fresh
+    if missing and config.num_decoder_layers and not any(name.startswith("decoder.block.") for name in found):
+        problems.append(
+            f"{stored.path}, has no decoder; name a head for its encoder (--head=sequence or token), or use a complete T5 checkpoint"
+        )
     elif missing:
         problems.append(
             f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({listed(missing)}); use a complete T5 checkpoint"

@@ -27,8 +27,8 @@ from model.formats.answering import keep_answers
 from model.formats.checksums import STATE
 from model.formats.headers import WEIGHTS_FILE
 from model.formats.peft import save_adapters
+from model.formats.shape_file import published_names
 from model.formats.tensor_files import write_safetensors
-from model.shapes import hf_names
 from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from training.checkpoints.folder import Checkpoints
@@ -50,7 +50,7 @@ def write_checkpoint(
     optimizer: Optimizer,
     state: TrainingState,
     held: WithWeights = in_place,
-    answers: GenerateConfig = GREEDY,
+    answers: GenerateConfig | None = GREEDY,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
@@ -58,7 +58,7 @@ def write_checkpoint(
 
     Args:
         held: a context in which a weight is in memory, where some rest elsewhere.
-        answers: how the model shall answer, see `model.formats.answering`.
+        answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
     """
     about = model.adapter_info
     if about is None:
@@ -70,23 +70,24 @@ def write_checkpoint(
     write_companions(folder, tokenizer, state, answers)
 
 
-def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig) -> None:
+def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None) -> None:
     """Write what a checkpoint has beside its tensors; raises OSError."""
-    keep_answers(folder, answers)
+    if answers is not None:
+        keep_answers(folder, answers)
     tokenizer.save(folder)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
 def save_sharded(
     checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
-    is_best: bool = False, answers: GenerateConfig = GREEDY,
+    is_best: bool = False, answers: GenerateConfig | None = GREEDY,
 ) -> None:  # fmt: skip
     """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix, of weights or state.
 
     Raises:
         UserError: the disk is full or cannot be written.
     """
-    names = hf_names(model.config)
+    names = published_names(model.config)
     weights: Rows = {
         names[name]: (weight.detach(), shards.parts.get(name)) for name, weight in model.named_parameters()
     }

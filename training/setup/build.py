@@ -13,6 +13,7 @@ from engine.all_reduce import Reducer
 from engine.anomaly import Anomalies
 from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
+from engine.objectives.labels import LabelObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
@@ -52,6 +53,10 @@ def objective_of(config: Config, model: T5) -> Objective:
     Args:
         model: with its adapters on, if there are any; they are taken off for a reference that is not stored.
     """
+    if model.label_head is not None:
+        weights = config.train.class_weights
+        classes = None if weights is None else tuple(float(word) for word in weights.split(","))
+        return LabelObjective(model.label_head, classes, config.model.dropout_rate)
     if config.data.objective != PREFERENCES:
         return Objective()
     how = config.preference
@@ -116,7 +121,9 @@ def _make_model(
     cut, filling = (cut, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
     home = None if run.base is None else home_of(run.base, config)
     if home is not None:
-        model = hf_format.load(home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling)
+        model = hf_format.load(
+            home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling, seed=config.run.seed
+        )
     elif cut is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)
     else:

@@ -1,0 +1,121 @@
+"""A head over labels: gradients of a blockwise pass are those of plain autograd, whatever the micro-batches and saved blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from config import T5ModelConfig
+from data.batches.collate import Batch
+from engine.blockwise import Blockwise
+from engine.objectives.labels import LabelObjective
+from engine.step import to_micro_batch
+from engine.weights import WeightStore, weight_store_for
+from model.loss import LossSettings
+from model.micro_batch import MicroBatch
+from model.t5 import T5
+from tests.engine.small_models import Collected, relative_error, small_model
+
+CPU = torch.device("cpu")
+LENGTHS = (5, 3, 7, 1)
+KINDS: dict[str, dict[str, Any]] = {
+    "numbers": {"head": "sequence", "labels": "regression", "num_decoder_layers": 0},
+    "first": {
+        "head": "sequence",
+        "labels": "a,b,c",
+        "num_decoder_layers": 0,
+        "pooling": "first",
+        "head_kind": "linear",
+    },
+    "tokens": {"head": "token", "labels": "3", "num_decoder_layers": 0},
+    "decoder": {"head": "sequence", "labels": "3", "num_decoder_layers": 2},
+}
+
+
+def rows_of(config: T5ModelConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids (4, 7), mask, labels (4, 1) or (4, 7), some of which carry no loss."""
+    generator = torch.Generator().manual_seed(5)
+    mask = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.randint(3, config.vocab_size, (4, 7), generator=generator) * mask
+    labels = torch.randint(0, 3, (4, 7 if config.head == "token" else 1), generator=generator)
+    if config.labels == "regression":
+        numbers = torch.randn(4, 1, generator=generator)
+        numbers[2] = torch.nan
+        return ids, mask.long(), numbers
+    labels = labels.masked_fill(~mask, -100) if config.head == "token" else labels
+    labels[0, 0] = -100
+    return ids, mask.long(), labels
+
+
+def micro_batches(config: T5ModelConfig, cuts: list[list[int]]) -> list[MicroBatch]:
+    ids, _, labels = rows_of(config)
+    lengths = np.array(LENGTHS)
+    made = []
+    for rows in cuts:
+        batch = Batch(ids[rows].numpy(), lengths[rows], labels[rows].numpy(), 0 * lengths[rows], lengths[rows] * 77)
+        made.append(to_micro_batch(batch, config, CPU, ((16, 24), ())))  # filled up with tokens of no row
+    return made
+
+
+def one_pass(model: T5, cuts: list[list[int]], saved: int, store: WeightStore, rate: float = 0.0) -> Any:
+    assert model.label_head is not None
+    blockwise = Blockwise(model, saved, store, LossSettings(), rate, LabelObjective(model.label_head, None, rate))
+    parts, collected = micro_batches(model.config, cuts), Collected()
+    count = sum(part.num_labels for part in parts)
+    total = blockwise.gradients(parts, count, collected)  # type: ignore[arg-type]
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    assert len(collected.weights) == len({id(weight) for weight in collected.weights}) == len(gradients)
+    return total / count, gradients, blockwise
+
+
+@pytest.mark.parametrize("saved", [0, 99])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_equal_plain_autograd(kind: str, saved: int) -> None:
+    model = small_model("t5", **KINDS[kind])
+    ids, mask, labels = rows_of(model.config)
+    loss = model(ids, mask, labels)
+    loss.backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    ours, gradients, blockwise = one_pass(model, [[0, 2], [1, 3]], saved, WeightStore(torch.float32))
+    assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert gradients.keys() == expected.keys()
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+    parts = micro_batches(model.config, [[1, 3], [0, 2]])
+    count = sum(part.num_labels for part in parts)
+    assert float(blockwise.loss(parts)) / count == pytest.approx(loss.item(), rel=1e-6)
+    predicted = blockwise.predict(micro_batches(model.config, [[0, 1, 2, 3]]))[0]
+    logits = model.label_logits(ids, mask)
+    assert torch.allclose(predicted, logits[mask.bool()] if kind == "tokens" else logits, atol=1e-6)
+
+
+def test_dropout_of_the_head_does_not_depend_on_micro_batches() -> None:
+    model = small_model("t5", **KINDS["tokens"])
+    one, expected, _ = one_pass(model, [[0, 1, 2, 3]], 99, WeightStore(torch.float32), rate=0.3)
+    ours, gradients, _ = one_pass(model, [[3], [0, 2], [1]], 0, WeightStore(torch.float32), rate=0.3)
+    assert ours.item() == pytest.approx(one.item(), rel=1e-6)
+    assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
+
+
+def test_a_head_stays_in_fp32_over_weights_in_bf16() -> None:
+    model = T5(small_model("t5", **KINDS["numbers"]).config, dtype=torch.bfloat16).initialise(1)
+    _, gradients, _ = one_pass(model, [[0, 1], [2, 3]], 0, weight_store_for(torch.bfloat16, torch.float32))
+    assert gradients["label_head.out.weight"].dtype == model.label_head.out.weight.dtype == torch.float32
+
+
+def test_class_weights_are_factors_on_the_loss_of_each_class() -> None:
+    model = small_model("t5", **KINDS["tokens"])
+    assert model.label_head is not None
+    parts = micro_batches(model.config, [[0, 1, 2, 3]])
+    losses = {}
+    for weights in ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0), (2.0, 1.0, 1.0)):
+        objective = LabelObjective(model.label_head, weights)
+        losses[weights] = float(
+            Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, objective).loss(parts)
+        )
+    first, others, both = losses.values()
+    assert first > 0 and both == pytest.approx(2 * first + others, rel=1e-5)
