@@ -14,13 +14,14 @@ SHUFFLED = --random-order --random-order-seed=$(ORDER)
 # another number, another order of the tests: make test ORDER=7
 ORDER ?= 1
 
-.PHONY: help train test lint bench board coverage audit docs
+.PHONY: help train test lint bench board coverage audit docs gpu-check
 .SILENT:
 
 help:
 	echo 'make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"'
 	echo 'make board   a page in the browser: plan, start, follow and compare runs, chat with the models; ARGS="--port=8300"'
 	echo 'make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 for another order'
+	echo 'make gpu-check   does a GPU or this CPU compute what it should, as planned, how fast; ARGS="--device=mps"'
 	echo 'make coverage   the tests, and the lines that none of them runs'
 	echo 'make audit   known vulnerabilities in the packages used'
 	echo 'make lint    ruff and mypy'
@@ -32,6 +33,9 @@ train: $(INSTALLED)
 
 board: $(INSTALLED_BOARD)
 	$(PY) train_low_mem.py board $(ARGS)
+
+gpu-check: $(INSTALLED)
+	$(PY) train_low_mem.py doctor --check $(ARGS)
 
 test: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)

@@ -15,6 +15,7 @@ from typing import Any
 
 from childproc import TIME, ChildDied, call
 from commands.diagnosis.advice import advice_for
+from commands.diagnosis.device_check import check
 from commands.diagnosis.inventory import take_inventory
 from commands.diagnosis.trials import run_trials, trial_name, trials_of
 from config import Config, T5ModelConfig
@@ -36,8 +37,11 @@ def doctor(config: Config) -> None:
     """Examine, and print it: as tables, each as soon as it is known, or as JSON for programs.
 
     Raises:
-        UserError: the model or the device that was named is not there. KeyboardInterrupt: what was tried till then is shown.
+        UserError: the model or the device that was named is not there, or a check of it failed. KeyboardInterrupt: what was tried till then is shown.
     """
+    if config.plan.check:
+        check(config)
+        return
     is_named = config.checkpoint.model != AUTO
     if is_named:
         shape = call(shape_of, config)

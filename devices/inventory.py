@@ -52,6 +52,7 @@ def measured(device: Device) -> dict[str, Any]:
         "name": device.name,
         "missing": "",
         "about": device.describe(),
+        "count": device.count() or 1,
         "is_separate_memory": device.is_separate_memory,
         "total_bytes": device.memory_total_bytes(),
         "free_bytes": device.memory_free_bytes(),

@@ -26,7 +26,7 @@ GROUND_FOLDERS = {"settings", "cli"}  # beside the files in the root folder
 ONLY = {"data": {"ground", "devices", "memory.observe"}, "board": {"ground", "web"}, "web": {"ground"}}
 # library -> the only parts that may import it
 LIBRARIES: dict[str, set[str]] = {
-    "transformers": set(),  # each of the three costs 65-100 MB
+    "transformers": {"commands"},  # the peer of `doctor --check`, in a child; each of the three costs 65-100 MB
     "datasets": set(),
     "peft": set(),
     "torch": {"devices", "model", "memory", "engine", "training", "trainer_low_mem", "commands", "serving"},

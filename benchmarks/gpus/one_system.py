@@ -19,12 +19,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpus.works import PEERS, flops_of, in_mode, works
-from benchmarks.parts.one_system import peer_shape
 from benchmarks.traced.traced_step import TracedWork, batches_of, engine_of, planned_bytes
-from devices.base import Device, form_scores, name_of, place
+from commands.diagnosis.device_speed import peer_step
+from devices.base import Device, form_scores, name_of
 from devices.choose import pick
 from engine.optimizers import Step
 
@@ -46,37 +45,6 @@ def ours(work: TracedWork, device: Device) -> Callable[[int], float]:
     return step
 
 
-def peer(system: str, work: TracedWork, device: Device) -> Callable[[int], float]:
-    """The step of Hugging Face T5; gives the mean loss of a label."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    where, is_bf16 = device.torch_device, compute_dtype(work) == torch.bfloat16
-    config = T5Config(
-        **peer_shape(work.model), dropout_rate=work.dropout, use_cache=False, decoder_start_token_id=0,
-        attn_implementation="eager" if system == "eager" else "sdpa",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = T5ForConditionalGeneration(config).train().to(where)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    run = torch.compile(model) if system == "compiled" else model
-    (batch,) = batches_of(work)
-    mask = (torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(batch.input_lengths)[:, None]).long()
-    host = {"input_ids": torch.from_numpy(batch.input_ids), "labels": torch.from_numpy(batch.labels)}
-    if not mask.all():
-        host["attention_mask"] = mask
-
-    def step(number: int) -> float:
-        inputs: dict[str, Tensor] = {name: place(tensor, where) for name, tensor in host.items()}
-        optimizer.zero_grad()
-        with torch.autocast(where.type, torch.bfloat16, enabled=is_bf16):
-            loss = run(**inputs).loss
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return step
-
-
 def compute_dtype(work: TracedWork) -> torch.dtype:
     """The dtype of products, of all systems."""
     found: torch.dtype = getattr(torch, work.dtype)
@@ -92,7 +60,12 @@ def measured(system: str, work: TracedWork, device: Device, steps: int) -> dict[
     device.set_exact_fp32(False)  # the fast fp32 way for all
     device.reset_peak()
     mine = None if system in PEERS else in_mode(work, system.removeprefix("ours-"))
-    step = peer(system, work, device) if mine is None else ours(mine, device)
+    if mine is None:
+        (batch,), shape = batches_of(work), replace(work.model, dropout_rate=work.dropout)
+        attention = "eager" if system == "eager" else "sdpa"
+        step = peer_step(shape, batch, device, compute_dtype(work), attention, system == "compiled")
+    else:
+        step = ours(mine, device)
     began = time.perf_counter()
     losses, seconds = [step(1)], []
     first = time.perf_counter() - began

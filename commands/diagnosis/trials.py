@@ -17,7 +17,7 @@ from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
 from settings.fields import AUTO
 from training.report.wording import about
-from training.setup.resolving import Rows, resolve
+from training.setup.resolving import Rows, RunSpec, resolve
 
 TRIAL_SECONDS = 120.0  # longest trial
 STEPS_OF_A_TRIAL = 6  # what a probe does takes about as long as this many steps
@@ -61,18 +61,27 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
     Returns:
         for each a row of plain values: kind, label, predicted and measured bytes (of the process, or of the device with memory of its
         own), predicted and measured seconds of a step, its tokens (both sides), outcome ("" where it went well). None: not known.
+        Beside them, of a device with memory of its own, `tensor_bytes` and `used_bytes` of `memory.probe.ProbeResult`.
     """
     unknown = dict.fromkeys(("predicted_bytes", "measured_bytes", "predicted_seconds", "seconds"))
     has_loaded = False
     for number, (kind, label, config) in enumerate(trials, 1):
-        row: dict[str, Any] = {"kind": kind, "label": label, **unknown, "tokens": 0, "outcome": ""}
+        row: dict[str, Any] = {
+            "kind": kind,
+            "label": label,
+            **unknown,
+            "tokens": 0,
+            "outcome": "",
+            "tensor_bytes": 0,
+            "used_bytes": 0,
+        }
         try:
             spec = resolve(config, machine, Rows.as_set(config))
         except DoesNotFit as error:
             need = str(english(error.problems[0])).rpartition(": ")[2].partition(" (")[0]  # without its parts
             yield {**row, "outcome": say("does not fit: {need}", need=need)}
             continue
-        plan, choice = spec.plan, spec.plan.choice
+        plan = spec.plan
         row |= {"predicted_bytes": plan.peak_bytes, "predicted_seconds": plan.seconds}
         expected = plan.seconds * STEPS_OF_A_TRIAL
         if expected > TRIAL_SECONDS:
@@ -82,11 +91,8 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
         text = "  {number} of {count}: {trial}, {time} plus process start"
         name, time = trial_name(kind, label), about(expected, expected, expected)
         tell(say(text, number=number, count=len(trials), trial=name, time=time))
-        count = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-        shapes = Shapes.longest(count, spec.rows.source_tokens, spec.rows.target_tokens)
-        steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)))
-        evaluation = shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0]
-        measured = probe(ProbeRequest(config, choice, steps, evaluation), None, TRIAL_SECONDS)
+        request = request_of(config, spec)
+        measured = probe(request, None, TRIAL_SECONDS)
         phases = measured.phases or {}
         if not has_loaded:
             has_loaded = True
@@ -95,8 +101,17 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
                 **row, "kind": "model load", "label": "weights", "predicted_bytes": plan.phases.get("load", parts),
                 "predicted_seconds": None, "measured_bytes": phases.get("load"), "outcome": measured.failed,
             }  # fmt: skip
-        tokens = sum(sum(lengths) for micro_batch in steps[0] for lengths in micro_batch)
+        tokens = sum(sum(lengths) for micro_batch in request.steps[0] for lengths in micro_batch)
         yield {
             **row, "measured_bytes": max(phases.values(), default=None), "seconds": measured.step_seconds or None,
-            "tokens": tokens, "outcome": measured.failed,
+            "tokens": tokens, "outcome": measured.failed, "tensor_bytes": measured.tensor_bytes, "used_bytes": measured.used_bytes,
         }  # fmt: skip
+
+
+def request_of(config: Config, spec: RunSpec) -> ProbeRequest:
+    """The steps of a plan, all rows being as long as they may be."""
+    choice = spec.plan.choice
+    count = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
+    shapes = Shapes.longest(count, spec.rows.source_tokens, spec.rows.target_tokens)
+    steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)))
+    return ProbeRequest(config, choice, steps, shapes.worst_steps(choice.eval_batch_size_per_gpu)[0][0])
