@@ -165,9 +165,11 @@ def _peak(row: dict[str, Any], budget: int = 0) -> Finding:
     told = format_size(measured)
     if row["tensor_bytes"]:
         told += f" ({format_size(row['tensor_bytes'])} of tensors; {format_size(row['used_bytes'])} of the card in use)"
-    bar, most = f"{format_size(planned)} planned", int(1.1 * planned) + LIBRARY_BYTES
+    bar = f"{format_size(planned)} planned"
+    most = int(1.1 * planned) + LIBRARY_BYTES
     if budget:
-        bar, most = f"{format_size(budget)}, {bar}", budget
+        bar = f"{format_size(budget)}, {bar}"
+        most = budget
     return Finding("memory", what, told, bar, measured <= most, "a smaller --memory_budget")
 
 
@@ -206,7 +208,8 @@ def _speed(config: Config, machine: Machine, device: dict[str, Any]) -> list[Fin
 
 def _several(config: Config) -> Finding:
     """The losses of two processes beside those of one, of the program's own runs."""
-    what, flags = "losses of two processes and of one", [
+    what = "losses of two processes and of one"
+    flags = [
         "--model_preset=tiny", "--vocab_size=300", "--max_steps=3", "--effective_batch_size=8", "--max_seq_len=64", "--log_steps=1",
         "--mixed_precision=no", "--eval_rows=2", "--sample_rows=0", f"--device={config.run.device}",
     ]  # fmt: skip
