@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
 from data.prepare.preview import table_of_shards
 from devices.environment import PRODUCT_CACHES, prepare_environment
@@ -43,7 +44,7 @@ from training.processes.launch import foreign_engines, local_processes, local_ra
 from training.recording import Recorder, announce
 from training.recovering import after_unsound, end_sharded, give_up, recover
 from training.report.card import write_card
-from training.report.endings import STOP, Interrupted
+from training.report.endings import SAVE, STOP, Interrupted
 from training.report.history import plot
 from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
@@ -59,6 +60,19 @@ from training.setup.stages import stages_before_torch
 
 __all__ = ["LowMemTrainer", "plot"]
 SHOWN_ROWS = 2  # of the data, when a run begins
+
+
+class Requests(NamedTuple):
+    """What was requested of a run since its last step."""
+
+    stops: bool  # by a signal, the page or a callback
+    saves: bool
+    is_exhausted: bool  # by the memory controller, which has nothing left to reduce
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether this step is the last."""
+        return self.stops or self.is_exhausted
 
 
 class LowMemTrainer:
@@ -164,38 +178,37 @@ class LowMemTrainer:
         if self.group.is_main:
             delete_replaced_run(run.run_dir)
         self.recorder = Recorder(self.live, plan)
-        self.interrupts = held.enter_context(Interrupts(self.group.is_main))
+        self.interrupts, self.stays_stopped = held.enter_context(Interrupts(self.group.is_main)), False
         log.start()
 
     def _loop(self) -> None:
         live, controller, steps = self.live, self.live.controller, self.steps
-        self.save_asked = self.is_wished = False
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
             controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
             with self.monitor.phase("train"):
-                if not self._step(number):
-                    continue
+                is_done = self._step(number)
+            if not is_done:
+                continue
             if controller.after_step(number):
                 live.follow_plan()
-            stop, exhausted = self._stop_asked()
-            is_last = number == steps.max_steps
-            is_best = (number % steps.eval_steps == 0 or is_last) and evaluate(live)
-            is_due = number % steps.save_steps == 0 or is_last or is_best or stop or live.best.should_stop
-            is_due, self.save_asked = is_due or self.save_asked, False
+            requests, is_last = self._poll_requests(), number == steps.max_steps
+            is_best = (is_last or number % steps.eval_steps == 0) and evaluate(live)
+            ends = is_last or live.best.should_stop or requests.ends_run
+            is_due = ends or is_best or requests.saves or number % steps.save_steps == 0
             if is_due and not save(live, is_best):
                 after_unsound(live, number)
                 continue
-            if exhausted and not is_last:
+            if requests.is_exhausted and not is_last:
                 give_up(live)
-            if stop and not is_last:
+            if requests.stops and not is_last:
                 told = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
                     step=number, folder=live.run.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
-                if live.is_main and self.is_wished:  # a signal may mean this machine, and the run goes on without it
+                if live.is_main and self.stays_stopped:
                     note_stop(live.run.run_dir)
                 raise Interrupted(told)
         for remark in live.best.remarks(live.state.step):
@@ -216,44 +229,32 @@ class LowMemTrainer:
         self.recorder.step(outcome.loss, labels, rate, int(tokens), time.perf_counter() - began)
         return True
 
-    def _stop_asked(self) -> tuple[bool, bool]:
-        wish = self.log.wish()
-        self.is_wished |= wish == STOP
-        stop, save_now = self.interrupts.hear(wish)
-        stop, save_now, exhausted = self.group.all_reduce_sum(
-            stop, save_now, float(self.live.controller.exhausted is not None)
-        )
-        self.save_asked |= save_now > 0
-        return stop + exhausted > 0, exhausted > 0
+    def _poll_requests(self) -> Requests:
+        """What was requested since the last call, by any process; all processes call this together."""
+        request = self.log.poll_request()
+        if request == STOP:
+            self.interrupts.stop()
+            self.stays_stopped = True  # unlike after a signal, which may mean this machine only
+        here = (self.interrupts.stop_requested, request == SAVE, self.live.controller.exhausted is not None)
+        return Requests(*(count > 0 for count in self.group.all_reduce_sum(*map(float, here))))
 
     def _finish(self) -> Summary:
         live, log, run = self.live, self.log, self.live.run
         log.progress.stop()
         best = live.checkpoints.named_best() or live.checkpoints.latest()
-        prompt = None
         if live.is_main and best is not None:
             publish(best, run.run_dir)
-        shows = live.engine.shards is None  # else no process could write alone
-        is_stopped = any(self._stop_asked())  # all processes ask together
-        is_mean = not is_stopped and publish_mean(live)
-        if shows and not is_mean and self.config.train.sample_rows and not any(self._stop_asked()):
-            shows = live.take_published()
-        if live.is_main and shows:
-            live.controller.before("samples", live.state.step)
-            with self.monitor.phase("samples"):
-                prompt = show_samples(
-                    live.engine.blockwise, run.validation, run.tokenizer, self.config.train.sample_rows,
-                    log, live.longest_answer,
-                )  # fmt: skip
+        is_mean_live = not self._poll_requests().ends_run and publish_mean(live)
+        prompt = self._show_samples(is_published=is_mean_live)
         log.memory(live.state.step, "end")
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
-        if live.mirror is not None and (lacking := live.mirror.lacks) is not None:
+        if live.mirror is not None and (step := live.mirror.uncopied_step) is not None:
             told = (
                 "the mirror has no copy of the last checkpoint, step {step} (reason above); copy {folder} elsewhere "
                 "yourself"
             )
-            log.tell(say(told, step=lacking, folder=run.run_dir))
+            log.tell(say(told, step=step, folder=run.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(run.run_dir, run.run_dir)
@@ -265,3 +266,22 @@ class LowMemTrainer:
         finally:
             self.accelerator.end_training()
         return summary
+
+    def _show_samples(self, is_published: bool) -> str | None:
+        """Show the published model's answers to held-out rows; return one of their prompts.
+
+        Args:
+            is_published: whether the live weights are the published ones.
+        """
+        live, run, rows = self.live, self.live.run, self.config.train.sample_rows
+        if live.engine.shards is not None:
+            return None  # an answer takes all processes
+        if rows and not is_published and not self._poll_requests().ends_run and not live.take_published():
+            return None
+        if not live.is_main:
+            return None
+        live.controller.before("samples", live.state.step)
+        with self.monitor.phase("samples"):
+            return show_samples(
+                live.engine.blockwise, run.validation, run.tokenizer, rows, self.log, live.longest_answer
+            )

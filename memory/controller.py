@@ -10,11 +10,13 @@ left to shrink, the run is to be saved and ended.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +27,7 @@ from language import say
 from memory.budget import Budget, measure_budget
 from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import changeable
+from memory.estimate.workload import ExecutionPlan
 from memory.observe.monitor import Monitor
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import ROOMY, Plan
@@ -111,7 +114,10 @@ class MemoryController:
         self._shape, self._local_processes, self._clock = shape, local_processes, clock
         self._looked, self._rest_until, self._steps = clock(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
-        self._first_plan, self._ratio = plan, 1.0  # measured peak of a step over predicted, of the first plan
+        self._first_plan, self._peak_ratio = (
+            plan,
+            1.0,
+        )  # measured peak of a step over the planned one, by the first plan
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room, as "epoch" or "evaluation"."""
@@ -133,13 +139,13 @@ class MemoryController:
 
     def after_step(self, step: int) -> bool:
         """Clean if it is time, look once, and shrink to the least target. Returns whether `plan` has changed."""
-        self._steps += 1
         before, record = self.plan, self.cleaner.after_step(step)
         if record is not None:
             self._cleaned(step, record)
+        self._steps += 1
         peak, planned = self._step_peaks()
-        if self._steps >= SETTLED_STEPS and before is self._first_plan:
-            self._ratio = min(max(peak / planned, 0.5), 1.5)
+        if self._steps >= SETTLED_STEPS and self.plan is self._first_plan:
+            self._peak_ratio = min(max(peak / planned, 0.5), 1.5)
         looks = (
             self._pressure(step, is_clean=record is not None),
             self._own_peak(step),
@@ -147,13 +153,13 @@ class MemoryController:
             self._budget_again(),
         )
         if targets := [target for target in looks if target is not None]:
-            self.shrink_to(step, min(targets))
-        is_near = peak > max(HEAP_BEYOND * planned, ROOMY * self.plan.budget_bytes)
-        if self.plan.choice.malloc == "untrimmed" and is_near:
+            self.shrink_to(step, min(targets, key=lambda target: target.size))
+        is_budget_near = peak > max(HEAP_BEYOND * planned, ROOMY * self.plan.budget_bytes)
+        if is_budget_near and self.plan.choice.malloc == "untrimmed":
             self.plan = replace(self.plan, choice=replace(self.plan.choice, malloc="fast"))
             told = "steps take {peak}, {planned} were planned, and the budget of {budget} is near: freed memory is returned to the system within each step from here on"
-            sizes = map(format_size, (peak, planned, self.plan.budget_bytes))
-            self._log.tell(say(told, **dict(zip(("peak", "planned", "budget"), sizes, strict=True))))
+            budget = format_size(self.plan.budget_bytes)
+            self._log.tell(say(told, peak=format_size(peak), planned=format_size(planned), budget=budget))
         return self.plan is not before
 
     def after_out_of_memory(self, error: BaseException, step: int) -> None:
@@ -201,20 +207,20 @@ class MemoryController:
         return Target(self.plan.peak_bytes * most / peak, "peak", story)
 
     def _predicted_growth(self, step: int) -> Target | None:
-        separate, monitor = self._device.is_separate_memory, self._monitor
-        peak = self._step_peaks()[0] / max(1, self.budget.limit() if separate else monitor.budget_bytes)
-        growth = self._growth.after_step(monitor.pressure(), peak)
-        left = max(0.0, 1.0 - peak) / growth if growth else FORESIGHT + 1
-        if left > FORESIGHT:
+        """Growth is first answered by cleaning; where memory grows again after that, by a smaller plan."""
+        limit = self.budget.limit() if self._device.is_separate_memory else self._monitor.budget_bytes
+        peak = self._step_peaks()[0] / max(1, limit)  # in shares of the budget, as growth is
+        growth = self._growth.after_step(self._monitor.pressure(), peak)
+        steps_left = max(0.0, 1.0 - peak) / growth if growth else math.inf
+        if steps_left > FORESIGHT:
             return None
-        pace = format_size(int(growth * monitor.budget_bytes))
+        pace = format_size(int(growth * self._monitor.budget_bytes))
         told = "memory grows by {pace} per step and would reach the budget in {steps}"
-        self._log.tell(say(told, pace=pace, steps=counted(int(left), "step")))
-        self._growth = Growth()
+        self._log.tell(say(told, pace=pace, steps=counted(int(steps_left), "step")))
+        self._growth = Growth()  # observed anew, after what is done now
         if self._has_cleaned_growth:
-            return Target(
-                self.plan.peak_bytes / (1.0 + FORESIGHT * growth), "growth", say("memory still grows after cleanup")
-            )
+            size = self.plan.peak_bytes / (1.0 + FORESIGHT * growth)
+            return Target(size, "growth", say("memory still grows after cleanup"))
         self._has_cleaned_growth = True
         self._cleaned(step, self.cleaner.under_pressure())
         return None
@@ -224,7 +230,7 @@ class MemoryController:
             return None
         self._looked = self._clock()
         now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
-        limit, expected = now.limit(), int(self.plan.peak_bytes * self._ratio)
+        limit, expected = now.limit(), int(self.plan.peak_bytes * self._peak_ratio)
         if limit < self.budget.limit():
             self.budget = now
             self._monitor.watch(max(now.host_bytes, 1), from_now=True)
@@ -234,7 +240,7 @@ class MemoryController:
             "the budget is now {size} ({why}); the plan assumed {planned}",
             size=format_size(self.budget.limit()), why=self.budget.binding, planned=format_size(expected),
         )  # fmt: skip
-        return Target(limit / self._ratio, "budget", story)
+        return Target(limit / self._peak_ratio, "budget", story)
 
     # --- the one answer ---
 
@@ -257,29 +263,22 @@ class MemoryController:
         self._log.plan(self.plan)
 
     def _smaller(self, size: float, is_measured: bool) -> Plan | None:
-        """The fastest plan within `size` and below the present one.
+        """The fastest plan within `size` whose peak is below the present one; None: there is none.
 
-        Where more was measured than was planned, whatever the formulas say of it: one that runs smaller shapes, else with all blocks
-        recomputed, or half the micro-batch; None where both are at their end.
+        Args:
+            is_measured: the run held more than its plan said. Then a plan is trusted only where it runs smaller shapes, and if none
+                does, all blocks are recomputed, or else the micro-batch is halved, whatever peak the formulas give.
         """
-        config, choice, most = self._config, self.plan.choice, min(int(size), self.plan.peak_bytes - 1)
-        found: Plan | None = None
-        for relaxation in RELAXATIONS:
-            config = config.changed(**relaxation)
-            found = found or self._planned(config, most)
-        if found is not None:
-            new = found.choice
-            rows, old_rows = (way.batch_size_per_gpu for way in (new, choice))
-            runs_smaller = new.saved_blocks < choice.saved_blocks or rows < old_rows
-            runs_smaller |= rows * new.micro_batches_per_pass < old_rows * choice.micro_batches_per_pass
-            if runs_smaller or choice.malloc == "untrimmed" != new.malloc:
-                return found
-        if not is_measured:
-            return found
-        rows = choice.batch_size_per_gpu if choice.saved_blocks else choice.batch_size_per_gpu // 2
+        configs = list(accumulate(RELAXATIONS, lambda config, fields: config.changed(**fields), initial=self._config))
+        limit = min(int(size), self.plan.peak_bytes - 1)
+        plans = (self._planned(config, limit) for config in configs[1:])
+        plan, present = next((plan for plan in plans if plan is not None), None), self.plan.choice
+        if not is_measured or (plan is not None and _runs_smaller(plan.choice, present)):
+            return plan
+        rows = present.batch_size_per_gpu if present.saved_blocks else present.batch_size_per_gpu // 2
         if rows == 0:
             return None
-        config = config.changed(batch_size_per_gpu=rows, gradient_checkpointing=True)
+        config = configs[-1].changed(batch_size_per_gpu=rows, gradient_checkpointing=True)
         return self._planned(config, max(self.budget.limit(), self.plan.peak_bytes))
 
     def _planned(self, config: Config, most: int) -> Plan | None:
@@ -313,6 +312,17 @@ class MemoryController:
         if self._device.is_separate_memory:
             return self._device.memory_peak_bytes(), self.plan.peak_bytes
         return self._monitor.phase_peaks.get("train", 0), self.plan.step_peak_bytes
+
+
+def _runs_smaller(new: ExecutionPlan, old: ExecutionPlan) -> bool:
+    """Whether a plan is sure to hold less at a time, or no longer keeps freed memory."""
+    rows, old_rows = new.batch_size_per_gpu, old.batch_size_per_gpu
+    return (
+        rows < old_rows
+        or rows * new.micro_batches_per_pass < old_rows * old.micro_batches_per_pass
+        or new.saved_blocks < old.saved_blocks
+        or (old.malloc == "untrimmed" and new.malloc != "untrimmed")
+    )
 
 
 class Growth:

@@ -72,7 +72,7 @@ def test_an_interrupt_is_the_trainings_to_answer(tmp_path: Path) -> None:
     training = (
         "import os, signal, socket, sys\nfrom training.processes.interrupts import Interrupts\n"
         "come, told = socket.socketpair()\ntold.setblocking(False)\nsignal.set_wakeup_fd(told.fileno())\n"
-        "with Interrupts(same_wish_seconds=60) as asked:\n    os.kill(os.getppid(), signal.SIGTERM)\n    come.recv(1)\n"
+        "with Interrupts(repeat_seconds=60) as asked:\n    os.kill(os.getppid(), signal.SIGTERM)\n    come.recv(1)\n"
         "    print('saved', flush=True)\nsys.exit(130 if asked.stop_requested else 1)"
     )
     code = (

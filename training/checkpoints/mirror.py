@@ -58,7 +58,7 @@ class Mirror:
             _, (options, *_) = system.__reduce__()
             system = fs.S3FileSystem(**{**options, "background_writes": False})
         self._system, self._path, self._is_checked = system, f"{path.rstrip('/')}/{run_name}", False
-        self.lacks: int | None = None  # the step of the run's last checkpoint, where no copy of it is there
+        self.uncopied_step: int | None = None  # of the run's last checkpoint, if no copy of it is there
         self._replaced: object = None  # when the run began whose copies this one may replace
 
     def check(self, run_dir: Path | None = None, overwrite: bool = False) -> None:
@@ -93,8 +93,8 @@ class Mirror:
             why it could not be done, for the log; the next checkpoint tries again.
         Memory: buffers of a few dozen MB.
         """
-        self.lacks = step_of(checkpoint)
-        failed = f"{self.what}, step {self.lacks} could not be copied"
+        self.uncopied_step = step_of(checkpoint)
+        failed = f"{self.what}, step {self.uncopied_step} could not be copied"
         try:
             # a place that is gone, such as a disk that was mounted there, is not made anew
             if self._is_checked and isinstance(self._system, fs.LocalFileSystem) and not Path(self._path).is_dir():
@@ -111,7 +111,7 @@ class Mirror:
             for name in (SETTINGS_FILE, RUN_FILE):
                 self._replace(name, (run_dir / name).read_bytes())
             self._replace(LATEST, "\n".join(named).encode())
-            self.lacks = None
+            self.uncopied_step = None
             kept = {*named, *(path.name for path in (run_dir / CHECKPOINTS).glob("step_*"))}
             there = fs.FileSelector(f"{self._path}/{CHECKPOINTS}")
             for entry in self._system.get_file_info(there):
@@ -119,7 +119,7 @@ class Mirror:
                     self._system.delete_dir(entry.path)
         except _FAILURES as error:
             reason = public(reason_of(error))
-            if self.lacks is None:
+            if self.uncopied_step is None:
                 return f"{self.what}, copies that the run has removed could not be removed ({reason}); the next checkpoint tries again"
             return f"{failed} ({reason}); the next one tries again"
         return None

@@ -21,7 +21,6 @@ from typing import Any, TextIO
 
 from language import say
 from leaving import INTERRUPTED
-from training.report.endings import SAVE, STOP
 
 SHOW_CURSOR = b"\x1b[?25h"
 HANGUP = "SIGHUP"
@@ -93,13 +92,13 @@ class Interrupts:
 
     Args:
         is_main: whether this process tells the user.
-        same_wish_seconds: signals this close after the first one are taken for the same.
+        repeat_seconds: signals this close after the first one are repeats of it.
     """
 
-    def __init__(self, is_main: bool = True, same_wish_seconds: float = 1.0) -> None:
+    def __init__(self, is_main: bool = True, repeat_seconds: float = 1.0) -> None:
         self.stop_requested = False
         self._is_main = is_main
-        self._same_wish_seconds = same_wish_seconds
+        self._repeat_seconds = repeat_seconds
         self._first_time = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -109,15 +108,10 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def hear(self, wish: str) -> tuple[float, float]:
-        """Take a wish that came by a file, see `training.report.heartbeat`: STOP is the same as a first signal.
-
-        Returns:
-            whether to stop, by wish or by signal, and whether to save, as numbers that processes can add up.
-        """
-        if wish == STOP and not self.stop_requested:
+    def stop(self) -> None:
+        """Take a request to stop as a first signal."""
+        if not self.stop_requested:
             self.stop_requested, self._first_time = True, time.monotonic()
-        return float(self.stop_requested), float(wish == SAVE)
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():
@@ -130,7 +124,7 @@ class Interrupts:
         if not self.stop_requested:
             self.stop_requested, self._first_time = True, now
             self._tell(say("finishing the step and saving; press again to quit at once"))
-        elif now - self._first_time >= self._same_wish_seconds:
+        elif now - self._first_time >= self._repeat_seconds:
             self._tell(say("quit without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
                 _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it

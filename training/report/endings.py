@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leaving import INTERRUPTED
 
-STOP, SAVE = "stop", "save"  # wishes
+STOP, SAVE = "stop", "save"  # requests
 
 
 class Interrupted(KeyboardInterrupt):

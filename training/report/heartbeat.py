@@ -1,4 +1,4 @@
-"""A run's sign of life, and what is wished of it from outside: two small files in its log folder, for pages and scripts.
+"""A run's sign of life, and what is requested of it from outside: two small files in its log folder, for pages and scripts.
 
 `heartbeat.json` is written anew every two seconds by a thread of its own, so that a step of a minute is no silence, and
 once more at the end with how the run ended. `request` holds a word that somebody else wrote: `stop` ends the run behind
@@ -36,7 +36,7 @@ class Heartbeat:
 
     Args:
         stop: lets the main thread end, where somebody has asked a run to stop before its first step; of one in another thread the
-            wish waits for that step.
+            request waits for that step.
     """
 
     def __init__(self, stop: Callable[[], object] = lambda: None) -> None:
@@ -78,7 +78,7 @@ class Heartbeat:
         self._may_end = threading.current_thread() is threading.main_thread()
         with suppress(OSError):  # what cannot be written is told where it is needed
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / REQUEST_FILE).unlink(missing_ok=True)  # what was wished of an earlier part of the run
+            (folder / REQUEST_FILE).unlink(missing_ok=True)  # what was requested of an earlier part of the run
             with suppress(FileNotFoundError):
                 self._before = (folder / HEARTBEAT_FILE).read_bytes()
             self._go_on(STARTING, folder, lambda: {**facts(), "doing": read_record(folder / PREPARING_FILE) or None})
@@ -92,7 +92,7 @@ class Heartbeat:
         (folder / PREPARING_FILE).unlink(missing_ok=True)
         self._go_on(RUNNING, folder, facts)
 
-    def wish(self) -> str:
+    def poll_request(self) -> str:
         """What was asked for since the last call: STOP, SAVE, or nothing; of processes that give no sign nothing is asked."""
         return self._take(STOP, SAVE) if self._state == RUNNING else ""
 
@@ -110,7 +110,7 @@ class Heartbeat:
                 self._end_run()
 
     def _take(self, *heard: str) -> str:
-        """The wish that lies there, if it is one of these; another wish is left there, words that are none are removed."""
+        """The request that lies there, if it is one of these; another is left there, words that are none are removed."""
         try:
             with open(self._folder / REQUEST_FILE, encoding="utf8", errors="replace") as file:
                 word = file.read(20).strip()

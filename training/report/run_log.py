@@ -39,7 +39,7 @@ class RunLog:
     Args:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records are events. sign: of life; its own context ends it.
-        listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" wishes for that behind the
+        listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" requests that after the
             step. clock: seconds that only grow.
     Raises:
         UserError: `log_dir` cannot be written.
@@ -57,7 +57,7 @@ class RunLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run, train = config.run, config.train
-        self.monitor, self._clock, self._wish = monitor, clock, ""
+        self.monitor, self._clock, self._request = monitor, clock, ""
         self._began = self._watched = clock()  # the latter: when the log file last told of memory
         self._step, self._max_steps = start_step, int(train.max_steps)
         self.progress = Progress(self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet)
@@ -139,20 +139,20 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.truncate_after(step, spared="recovery")
 
-    def wish(self) -> str:
+    def poll_request(self) -> str:
         """What a listener, or somebody from outside, has asked for since the last call; see `training.report.heartbeat`."""
-        wish, self._wish = self._wish, ""
-        return wish or self._sign.wish()
+        request, self._request = self._request, ""
+        return request or self._sign.poll_request()
 
     def seconds(self) -> float:
         """Since the log was opened."""
         return self._clock() - self._began
 
     def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
-        """Let a listener hear of an event; a wish to stop is kept whatever others wish."""
-        wish = listener(dict(event))
-        if wish in (STOP, SAVE) and self._wish != STOP:
-            self._wish = wish
+        """Let a listener hear of an event; a request to stop is kept whatever others request."""
+        request = listener(dict(event))
+        if request in (STOP, SAVE) and self._request != STOP:
+            self._request = request
 
     def _signs(self) -> dict[str, Any]:
         """What each sign of life tells."""

@@ -133,7 +133,7 @@ def test_two_runs_that_begin_together_do_not_replace_each_other(tmp_path: Path) 
         mirror.check()
     assert mirrors[0].push(first, save(first, 1, started=1.0)) is None
     told = mirrors[1].push(second, save(second, 1, started=2.0))
-    assert told is not None and "another run of this name" in told and mirrors[1].lacks == 1
+    assert told is not None and "another run of this name" in told and mirrors[1].uncopied_step == 1
     restored = Mirror(uri, "r").restore(tmp_path / "c" / "r", 2)
     assert restored is not None and content(restored) == content(first / "checkpoints" / "step_00000001")
 
@@ -185,7 +185,7 @@ def test_a_failed_copy_is_told_and_leaves_the_one_before(
     with monkeypatch.context() as patch:
         patch.setattr("training.checkpoints.mirror.fs.copy_files", fail)
         told = mirror.push(here, save(here, 3))
-    assert told is not None and "the network is gone" in told and mirror.lacks == 3
+    assert told is not None and "the network is gone" in told and mirror.uncopied_step == 3
     restored = mirror.restore(tmp_path / "new", 2)
     assert restored is not None and restored.name == "step_00000002"
 

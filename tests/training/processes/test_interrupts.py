@@ -1,4 +1,4 @@
-"""The first signal asks, the second insists; signals sent twice by a launcher are one wish."""
+"""The first signal asks, the second insists; signals sent twice by a launcher are one request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CHILD = """
 import os, signal
 from training.processes.interrupts import Interrupts
-with Interrupts(same_wish_seconds={seconds}) as interrupts:
+with Interrupts(repeat_seconds={seconds}) as interrupts:
     for number in (signal.{first}, signal.SIGINT):
         os.kill(os.getpid(), number)
     print("saved" if interrupts.stop_requested else "not asked", flush=True)
@@ -37,7 +37,7 @@ def test_the_second_leaves_at_once() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process on Windows")
-def test_what_a_launcher_forwards_is_the_same_wish() -> None:
+def test_what_a_launcher_forwards_is_the_same_request() -> None:
     result = run_child(60.0, "SIGINT")
     assert (result.returncode, result.stdout) == (0, "saved\n")
     assert result.stderr.count("again to quit at once") == 1

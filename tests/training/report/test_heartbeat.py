@@ -1,4 +1,4 @@
-"""A run's sign of life, how it ends, and what may be wished of it."""
+"""A run's sign of life, how it ends, and what may be requested of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from run_files import HEARTBEAT_FILE, REQUEST_FILE
 from settings.errors import UserError
-from training.processes.interrupts import Interrupts, ends_like_ctrl_c, interrupt_main_thread
+from training.processes.interrupts import ends_like_ctrl_c, interrupt_main_thread
 from training.report import heartbeat
-from training.report.endings import SAVE, STOP, Interrupted
+from training.report.endings import SAVE, Interrupted
 from training.report.heartbeat import PREPARING_FILE, Heartbeat
 
 
@@ -60,19 +60,16 @@ def test_its_last_beat_says_how_the_run_ended(tmp_path: Path, error: BaseExcepti
     assert (told(tmp_path)["state"], told(tmp_path)["reason"]) == (state, reason)
 
 
-def test_a_wish_is_heard_once_by_the_main_process(tmp_path: Path) -> None:
+def test_a_request_is_heard_once_by_the_main_process(tmp_path: Path) -> None:
     (tmp_path / REQUEST_FILE).write_text("save\n")
     with Heartbeat() as other:
-        assert other.wish() == "" and [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
+        assert other.poll_request() == "" and [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
     with Heartbeat() as beating:
         beating.run(tmp_path, dict)
-        assert [beating.wish(), beating.wish()] == [SAVE, ""]
+        assert [beating.poll_request(), beating.poll_request()] == [SAVE, ""]
         for content in (b"delete", b"\xff\xfe", b"", b"stop" * 99):
             (tmp_path / REQUEST_FILE).write_bytes(content)
-            assert beating.wish() == "" and not (tmp_path / REQUEST_FILE).exists()
-    with Interrupts(is_main=False) as interrupts:
-        assert interrupts.hear(SAVE) == (0, 1)
-        assert interrupts.hear(STOP) == (1, 0) and interrupts.hear("") == (1, 0), "as a first signal"
+            assert beating.poll_request() == "" and not (tmp_path / REQUEST_FILE).exists()
 
 
 def never() -> None:
@@ -90,9 +87,9 @@ def test_a_run_that_prepares_is_stopped_as_ctrl_c_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("wish", "is_main_thread"), [("save", True), ("stop", False)])
+@pytest.mark.parametrize(("request_word", "is_main_thread"), [("save", True), ("stop", False)])
 def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
-    tmp_path: Path, wish: str, is_main_thread: bool
+    tmp_path: Path, request_word: str, is_main_thread: bool
 ) -> None:
     (tmp_path / REQUEST_FILE).write_text("stop")  # of an earlier part of the run: forgotten
     heard: list[str] = []
@@ -101,15 +98,15 @@ def test_what_cannot_be_heard_while_it_prepares_waits_for_the_first_step(
         beats: list[int] = []
         with Heartbeat(never) as sign:
             sign.begin(tmp_path, lambda: {"step": beats.append(1)})
-            (tmp_path / REQUEST_FILE).write_text(wish)
+            (tmp_path / REQUEST_FILE).write_text(request_word)
             while len(beats) < 4:
                 pass
             sign.run(tmp_path, dict)
-            heard.append(sign.wish())
+            heard.append(sign.poll_request())
 
     worker = threading.Thread(target=prepare)
     prepare() if is_main_thread else worker.start() or worker.join()  # type: ignore[func-returns-value]
-    assert heard == [wish]
+    assert heard == [request_word]
 
 
 def test_of_a_run_that_is_refused_nothing_is_left(tmp_path: Path) -> None:
