@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
 DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
+DEVICE_DROPOUT_ELEMENTS = 1 << 22  # the same on a GPU where the kernel of `devices.pointwise` does not compile
 DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
 LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
 DEVICE_UPDATE_ELEMENTS = (

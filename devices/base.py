@@ -25,6 +25,7 @@ from devices.copies import Carrier, HostCopies
 from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
 from limits import (
+    DEVICE_DROPOUT_ELEMENTS,
     DEVICE_SCORES,
     DEVICE_SUMMED_ELEMENTS,
     DEVICE_TILE,
@@ -57,24 +58,26 @@ class DeviceTraits:
     Args:
         is_host: the tensors lie where the program runs: looking at a number costs nothing.
         scores: elements of attention's scores formed at a time. update: of weights updated at a time.
-        summed: of tokens' gradients summed at a time. dropped: whose masks are drawn at a time; None: all.
+        summed: of tokens' gradients summed at a time. dropped: whose masks are drawn at a time by operations of torch.
         is_fused: torch's fused attention computes where nothing is dropped, the gradient of the bias included.
         is_multi_tensor: one kernel writes many tensors.
         is_pinned: copies from pinned memory are waited for by nobody.
         largest_inner: most terms of each sum of a product; None: any.
         tile: rows of a product that are computed together, so that a few more take as long as as many again.
+        has_compiler: torch compiles pointwise kernels at run time (`devices.pointwise`).
     """
 
     is_host: bool
     scores: int
     update: int
     summed: int
-    dropped: int | None = None
+    dropped: int
     is_fused: bool = False
     is_multi_tensor: bool = False
     is_pinned: bool = False
     largest_inner: int | None = None
     tile: int = 1
+    has_compiler: bool = False
 
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
@@ -82,9 +85,11 @@ class DeviceTraits:
 
 
 HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS, DROPOUT_ELEMENTS)
-GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
-CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True)
-MPS = replace(GPU, largest_inner=MPS_INNER)
+GPU = DeviceTraits(
+    False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, DEVICE_DROPOUT_ELEMENTS, tile=DEVICE_TILE
+)
+CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True)
+MPS = replace(GPU, largest_inner=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
 
 

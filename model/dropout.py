@@ -1,13 +1,13 @@
 """Dropout that keeps no mask, and drops the same however a batch is cut.
 
-The mask of element d of token t in row b is a hash of (key of the row, site, t, d): a counter-based generator, as in
-Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", with the mixing of splitmix64 (Steele et al. 2014).
-The backward pass draws it again. Micro-batches, recompute, number of processes and resume cannot change it, and one
-64-bit number serves four elements, which on a CPU is several times cheaper than torch's own generator.
+The mask of element d of token t in row b is a hash of (key of the row, site, t, d), see `devices.pointwise`. The backward pass
+draws it again. Micro-batches, recompute, number of processes and resume cannot change it, and one 64-bit number serves four
+elements, which on a CPU is several times cheaper than torch's own generator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels, takes
+from devices.pointwise import GOLDEN, MIX_1, MIX_2, fills_words, is_compiled, mix, random_words, scale_kept
 from model.rows import Rows
 
-GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
-_MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
 SITES_TOGETHER = 8  # whose keys a GPU hashes in one go: the dropout of a block
 
@@ -35,59 +34,12 @@ def wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
-def mix(state: Tensor) -> Tensor:
-    """Hash int64 numbers; overwrites and returns `state`."""
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        state ^= _logical_shift(state, shift)
-        state *= factor
-    state ^= _logical_shift(state, 31)
-    return state
-
-
 def mix_number(state: int) -> int:
-    """The same hash of one number, without a tensor."""
+    """The hash of one number, without a tensor."""
     state %= 2**64
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+    for shift, factor in ((30, MIX_1), (27, MIX_2)):
         state = (state ^ state >> shift) * factor % 2**64
     return wrapped(state ^ state >> 31)
-
-
-def _logical_shift(state: Tensor, bits: int) -> Tensor:
-    """Shift right, filling with zeros; torch's own shift copies the sign, which would bias the highest word."""
-    return (state >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def random_words(keys: Tensor, count: int) -> Tensor:
-    """Draw `count` 16-bit random numbers for each key.
-
-    Args:
-        keys: (...) int64.
-    Returns:
-        (..., count) int16, uniform.
-    Memory: 8 bytes for every 4 numbers, twice.
-    """
-    counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device) * GOLDEN
-    return mix(keys.unsqueeze(-1) + counters).view(torch.int16)[..., :count]
-
-
-def kept_of(words: Tensor, width: int, threshold: int) -> Tensor:
-    """(..., width) bool: which elements stay, by random words (..., n) int64 of which each serves four."""
-    return words.view(torch.int16)[..., :width] >= threshold
-
-
-def scale_kept(x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    """What is kept of x, times `scale`; zeros elsewhere. One operation on a GPU."""
-    return torch.ops.aten.native_dropout_backward(x, kept, scale)  # type: ignore[no-any-return]
-
-
-def counters(rows: Rows, width: int, device: torch.device) -> Tensor:
-    """(width / 4,) int64: what a key is moved on by for each word of its elements; made on the host."""
-
-    def make() -> Tensor:
-        steps = np.arange(1, (width + 3) // 4 + 1, dtype=np.int64) * np.int64(GOLDEN)
-        return place(torch.from_numpy(steps), device)
-
-    return rows.cached(("counters", width, device), make)  # type: ignore[no-any-return]
 
 
 def mixed_places(rows: Rows, heads: int, part: slice, device: torch.device) -> Tensor:
@@ -95,7 +47,7 @@ def mixed_places(rows: Rows, heads: int, part: slice, device: torch.device) -> T
 
     def make() -> Tensor:
         places = (np.arange(heads, dtype=np.int64)[:, None] << 32) + np.arange(part.start, part.stop)
-        return place(torch.from_numpy(places * np.int64(_MIX_1)), device)
+        return place(torch.from_numpy(places * np.int64(MIX_1)), device)
 
     return rows.cached(("places", heads, part.start, part.stop, device), make)  # type: ignore[no-any-return]
 
@@ -155,20 +107,38 @@ class Dropout:
         """(N,) int64: each token's key at this site."""
         if not is_host(keys := self._keys()):
             return self._keys_of_sites()[1][self.site % SITES_TOGETHER]
-        places = self.rows.positions(keys.device) * _MIX_1
+        places = self.rows.positions(keys.device) * MIX_1
         return mix(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
 
     def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
         """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
         first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self._keys()
 
+        def first_sites() -> Tensor:
+            strides = np.array([stride(site + 1) for site in range(SITES_TOGETHER)], np.int64)
+            return place(torch.from_numpy(strides[:, None]), keys.device)
+
         def make() -> tuple[Tensor, Tensor]:
-            sites = np.array([stride(site + 1) for site in range(first, first + SITES_TOGETHER)], np.int64)
-            of_rows = mix(keys + place(torch.from_numpy(sites[:, None]), keys.device))
+            sites = self.rows.cached(("first sites", keys.device), first_sites) + stride(first)
+            of_rows = mix(keys + sites)
             of_tokens = of_rows.index_select(1, self.rows.row_of_token(keys.device))
-            return of_rows, mix(of_tokens.add_(self.rows.mixed_positions(_MIX_1, keys.device)))
+            return of_rows, mix(of_tokens.add_(self.rows.mixed_positions(MIX_1, keys.device)))
 
         return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
+
+    def mask(self, keys: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """Dropout of (N, width), for tensors of one shape and dtype, by the keys (N,) of their lines.
+
+        Memory: the result; where no kernel draws and drops in one go also the mask, and while it is drawn its random words.
+        """
+        width = like.shape[1]
+        if is_compiled("drop", like.device, like.dtype) and fills_words(like):
+            places = self.rows.cached(
+                ("words", width, like.device), lambda: torch.arange(width // 2, device=like.device)
+            )
+            return lambda x: torch.ops.frugalt5.drop(x, keys, places, self.threshold, self.scale)  # type: ignore[no-any-return]
+        kept = random_words(keys, width) >= self.threshold
+        return lambda x: scale_kept(x, kept, self.scale)
 
     def dropped(self, x: Tensor) -> Tensor:
         """x (N, width) without what is dropped, the rest scaled. Memory: one output, and the random words of a chunk."""
@@ -176,18 +146,15 @@ class Dropout:
             out, tokens = x.clone(), (self.rows.row_of_token(x.device), self.rows.positions(x.device))
             compiled.drop_tokens(out, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
             return out
-        keys, width, traits = self.token_keys(), x.shape[-1], traits_of(x.device)
-        step = max(1, (traits.dropped or traits.scores) // width)
-
-        def of(part: slice) -> Tensor:
-            words = mix(keys[part, None] + counters(self.rows, width, x.device))
-            return scale_kept(x[part], kept_of(words, width, self.threshold), self.scale)
-
+        keys, x = self.token_keys(), x.contiguous()
+        is_one_kernel = is_compiled("drop", x.device, x.dtype) and fills_words(x)
+        step = len(x) if is_one_kernel else max(1, traits_of(x.device).dropped // x.shape[1])
         if len(x) <= step:
-            return of(slice(None))
+            return self.mask(keys, x)(x)
         out = torch.empty_like(x)
         for first in range(0, len(x), step):
-            out[first : first + step] = of(slice(first, first + step))
+            part = x[first : first + step]
+            out[first : first + step] = self.mask(keys[first : first + step], part)(part)
         return out
 
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:

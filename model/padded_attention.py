@@ -11,7 +11,7 @@ time, M their padded keys. Source: recompute in tiles: Rabe and Staats 2021 (arX
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import place, traits_of
+from devices.pointwise import mix
 from limits import row_groups
-from model.dropout import Dropout, counters, kept_of, mix, mixed_places, scale_kept
+from model.dropout import Dropout, mixed_places
 from model.rows import Rows, places_of
 
 ALIGNED = 8  # numbers of a head, and keys, that the fused kernel reads at a time
@@ -254,7 +255,7 @@ class _Call:
         if self.is_fused:
             return _fused(q, k, v, self._mask(group, part))[0]  # type: ignore[no-any-return]
         weights = self._weights(q, k, group, part)
-        return torch.bmm(self._dropped(weights, self._kept(group, part)), v)
+        return torch.bmm(self._mask_of(weights, group, part)(weights), v)
 
     def _bias(self, part: slice, keys: int) -> Tensor:
         """The bias of the queries `part` as a matrix (H, t, M)."""
@@ -313,29 +314,25 @@ class _Call:
             spread.masked_fill_(group.blank, -torch.inf)
         return torch.softmax(scores, -1)
 
-    def _kept(self, group: Group, part: slice) -> Tensor | None:
-        """(b H, t, M) bool: the weights that dropout leaves, a function of (row, head, query, key); None: all."""
+    def _mask_of(self, weights: Tensor, group: Group, part: slice) -> Callable[[Tensor], Tensor]:
+        """Dropout of weights (b H, t, M), a function of (row, head, query, key)."""
         if not self.dropout.active:
-            return None
-        rows, keys = self.rows[0], group.keys.shape[1]
+            return lambda x: x
         row_keys = self.dropout.row_keys()
         row_keys = row_keys if group.rows is None else row_keys.index_select(0, group.rows)
-        places = mixed_places(rows, self.heads, part, self.q.device)  # (H, t)
-        mixed = mix(row_keys[:, None, None] + places)
-        words = mix(mixed.unsqueeze(-1) + counters(rows, keys, self.q.device))
-        return kept_of(words, keys, self.dropout.threshold).view(-1, part.stop - part.start, keys)
-
-    def _dropped(self, weights: Tensor, kept: Tensor | None) -> Tensor:
-        return weights if kept is None else scale_kept(weights, kept, self.dropout.scale)
+        keys = mix(row_keys[:, None, None] + mixed_places(self.rows[0], self.heads, part, self.q.device))
+        drop = self.dropout.mask(keys.flatten(), weights.flatten(0, 1))
+        return lambda x: drop(x.flatten(0, 1)).view_as(x)
 
     def _plain_back(
         self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, group: Group, part: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weights, kept = self._weights(q, k, group, part), self._kept(group, part)
-        dv = torch.bmm(self._dropped(weights, kept).mT, grad)
-        dweights = self._dropped(torch.bmm(grad, v.mT), kept)
+        weights = self._weights(q, k, group, part)
+        drop = self._mask_of(weights, group, part)
+        dv = torch.bmm(drop(weights).mT, grad)
+        dweights = drop(torch.bmm(grad, v.mT))
         dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
-        del weights, kept, dweights
+        del weights, drop, dweights
         self._add_to_bias(dscores.unflatten(0, (-1, self.heads)), part.start)
         return torch.bmm(dscores, k), torch.bmm(dscores.mT, q), dv
 

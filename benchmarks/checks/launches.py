@@ -33,9 +33,9 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
     return {
         "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 9_000, 1),
         "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 12_000, 1),
-        "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 16_000, 1),
+        "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 9_000, 1),
         "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
-        "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 16_000, 1),
+        "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 11_000, 1),
         "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 9_000, 1),
         "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 9_000, 1),
         "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 12_000, 1),

@@ -172,7 +172,14 @@ def planned_bytes(work: TracedWork) -> int:
     """What the plan says that the step takes at most, without what allocators and libraries hold beside tensors."""
     rates = (("float32", 4e14), ("bfloat16", 7e14))
     machine = Machine(
-        1 << 40, 1 << 40, 0, rates, pads_attention=True, fuses_attention=work.device == "cuda", widens_whole=True
+        1 << 40,
+        1 << 40,
+        0,
+        rates,
+        pads_attention=True,
+        fuses_attention=work.device == "cuda",
+        compiles_dropout=True,
+        widens_whole=True,
     )
     sources, targets = zip(*work.lengths, strict=True)
     asked = Workload(

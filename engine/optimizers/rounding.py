@@ -19,7 +19,8 @@ from torch import Tensor
 
 from devices.base import place
 from devices.kernels.calls import kernels, takes
-from model.dropout import mix_number, random_words, stride, wrapped
+from devices.pointwise import is_compiled, random_words, round_by_torch
+from model.dropout import mix_number, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
 
@@ -122,11 +123,9 @@ def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Te
     Returns:
         bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running.
     """
-    words, before = divmod(offset, 4)  # a key's numbers come in words of four
+    (words, before), count = divmod(offset, 4), values[0].numel()  # a key's numbers come in words of four
     first = place(torch.tensor([wrapped(key + stride(words)) for key in keys]), values.device)
-    noise = random_words(first, before + values[0].numel())[:, before:].reshape(values.shape)
-    no_number = values != values  # the noise would carry some of these over into 0
-    bits = values.view(torch.int32)
-    bits += noise.to(torch.int32).bitwise_and_(0xFFFF)
-    bits &= -65536
-    return values.to(torch.bfloat16).masked_fill_(no_number, torch.nan)
+    if not before and count % 4 == 0 and is_compiled("round_randomly", values.device):
+        numbers = torch.arange(count // 4, device=values.device)
+        return torch.ops.frugalt5.round_randomly(values.view(len(values), -1), first, numbers).view(values.shape)  # type: ignore[no-any-return]
+    return round_by_torch(values, random_words(first, before + count)[:, before:].reshape(values.shape))

@@ -21,7 +21,7 @@ class Padded:
     """One attention over padded rows.
 
     Args:
-        heads: H. width: bytes of I numbers. e: of one. drops: whether weights are dropped. is_fused: torch's fused kernel
+        heads: H. width: bytes of I numbers. e: of one. drops: whether a mask of the weights is drawn. is_fused: torch's fused kernel
             computes. has_bias: whether there is a bias over distances, whose gradient is formed.
         queries, keys: lengths of the rows. scores: that are formed at a time.
     """

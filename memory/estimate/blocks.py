@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from config import T5ModelConfig
-from limits import DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, TILE_ELEMENTS, long_tile
+from limits import DEVICE_DROPOUT_ELEMENTS, DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, TILE_ELEMENTS, long_tile
 from memory.estimate.attention import Padded
 from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
-KEY_BYTES = 8 * 8 * 3  # of dropout's keys on a GPU, for each token: 8 sites, while they are hashed
+KEY_BYTES = 8 * 8  # of dropout's keys on a GPU, for each token: of 8 sites, in copies while they are hashed
 ALIGNED = 8  # numbers of a head that fused attention reads at a time
 
 
@@ -49,7 +49,7 @@ class Blocks:
         model: its shape. e: bytes of the compute dtype. dropout: whether training drops.
         tokens: of the micro-batch. scores: of attention that a GPU forms at a time; 0: a CPU. is_fused: torch's fused kernels
             compute where nothing is dropped.
-        kernels: compiled ones compute attention and dropout.
+        kernels: compiled ones compute attention and dropout. compiles_dropout: one kernel of a GPU draws and drops.
         rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `model.micro_batch`.
         adapted: by adapters.
     """
@@ -64,6 +64,7 @@ class Blocks:
     answers: int = 1
     kernels: bool = False
     adapted: Adapted = NO_ADAPTERS
+    compiles_dropout: bool = False
 
     @property
     def _encoder_output(self) -> int:
@@ -165,11 +166,10 @@ class Blocks:
         return tokens * count * f + self._hashing(tokens)
 
     def _hashing(self, tokens: int) -> int:
-        """Random words while the masks of feed-forward's activations are drawn: on a CPU, of a chunk of them."""
-        if self.kernels:
+        """Random words while the masks of a chunk of feed-forward's activations are drawn, where no kernel draws and drops."""
+        if self.kernels or self.compiles_dropout or not self.dropout:
             return 0
-        elements = tokens * self.model.d_ff
-        return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0
+        return HASH_BYTES * min(tokens * self.model.d_ff, DEVICE_DROPOUT_ELEMENTS if self.scores else DROPOUT_ELEMENTS)
 
     def encoder_backward(self, weights: int) -> int:
         """Backward through a block whose graph is there: what comes on top of it.
@@ -228,15 +228,15 @@ class Blocks:
         fused = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
         lengths = self._lengths(is_decoder, is_cross)
         c, width = self.model, self._widths[1]
-        return Padded(
-            c.num_heads, width, self.e, self.dropout, fused, not is_cross, *lengths, self.scores or TILE_ELEMENTS
-        )
+        masks, scores = self.dropout and not self.compiles_dropout, self.scores or TILE_ELEMENTS
+        return Padded(c.num_heads, width, self.e, masks, fused, not is_cross, *lengths, scores)
 
     def step_indices(self) -> int:
         """On a GPU: what is made once a step for all layers: indices of rows, keys of dropout."""
         if not self.scores:
             return 0
-        keys = KEY_BYTES * (self.tokens.source + self.tokens.target) if self.dropout else 0
+        copies = 0 if not self.dropout else 2 if self.compiles_dropout else 3
+        keys = copies * KEY_BYTES * (self.tokens.source + self.tokens.target)
         return keys + sum(self._padded(*which).indices() for which in ATTENTIONS)
 
     def tile_bytes(self) -> int:

@@ -122,8 +122,9 @@ def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_eva
     c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
     return Blocks(
-        c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted
-    )
+        c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted,
+        machine.compiles_dropout,
+    )  # fmt: skip
 
 
 class StepPeaks:

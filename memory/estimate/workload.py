@@ -113,10 +113,12 @@ class Machine:
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows, as on GPUs.
-        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA).
+        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA). compiles_dropout: whether one
+            kernel draws and drops (GPUs).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
-        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why a CPU has none.
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why there are
+            none; on a GPU, those of `devices.pointwise`.
         disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
         device: what computes where that is not the CPU. has_own_memory: whether the budget is of memory beside the RAM.
         is_another: whether it is not this machine, whose disks tell nothing of it.
@@ -131,6 +133,7 @@ class Machine:
     libraries_bytes: int = LIBRARIES_BYTES
     pads_attention: bool = False
     fuses_attention: bool = False
+    compiles_dropout: bool = False
     widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0

@@ -15,7 +15,8 @@ import devices
 from devices import processor
 from devices.kernels import build, calls
 from devices.kernels.build import NoKernels
-from model.dropout import Dropout, random_words
+from devices.pointwise import random_words
+from model.dropout import Dropout
 from model.layers import RMSNorm
 from model.loss import LossSettings, loss_and_gradients
 from model.rows import Rows

@@ -18,13 +18,16 @@ import torch
 from devices.base import Device, place
 from devices.cuda import CudaDevice
 from devices.mps import MpsDevice
+from devices.pointwise import COMPILED_DTYPES, why_not_compiled
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.optimizers.rounding import ROUNDINGS
+from engine.optimizers.rounding import ROUNDINGS, round_stochastically
 from engine.weights import WeightStore, weight_store_for
 from memory.cleanup import free_failed
+from model.attention import attend
 from model.decoding.generation import generate
+from model.dropout import Dropout
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.rows import Rows
@@ -133,6 +136,38 @@ def test_a_step_is_the_same_to_the_last_bit_again(gpu: Device) -> None:
         return [weight.detach().cpu() for weight in model.parameters()]
 
     assert all(torch.equal(one, again) for one, again in zip(run(), run(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", COMPILED_DTYPES)
+def test_dropout_and_rounding_compile_and_give_the_bits_of_the_cpu(gpu: Device, dtype: torch.dtype) -> None:
+    where, draw = gpu.torch_device, torch.Generator().manual_seed(0)
+    assert not why_not_compiled(where)
+    keys = torch.randint(-(2**62), 2**62, (3,), generator=draw)
+    rows, moved_rows = (Rows((70, 1, 900), k, filler=5) for k in (keys, keys.to(where)))
+    x = torch.randn(rows.num_tokens, 96, generator=draw).to(dtype)
+    with torch.no_grad():
+        expected, found = Dropout(0.3, rows, site=11)(x), Dropout(0.3, moved_rows, site=11)(x.to(where)).cpu()
+    assert torch.equal(found, expected) and 0.25 < (found == 0).float().mean() < 0.35
+    values = torch.randn(3, 40, 64, generator=draw)
+    values[0, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40])
+    on_cpu = round_stochastically(values.clone(), [5, -6, 7], 128)
+    on_gpu = round_stochastically(values.to(where), [5, -6, 7], 128)
+    assert torch.equal(on_gpu.cpu().view(torch.int16), on_cpu.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_weights_of_attention_are_dropped(gpu: Device, dtype: torch.dtype) -> None:
+    lengths, keys = (32, 20, 32), torch.tensor([3, -4, 5])
+    rows, moved_rows = (Rows(lengths, k) for k in (keys, keys.to(gpu.torch_device)))
+    q = torch.zeros(sum(lengths), 2, 32, dtype=dtype)  # every key has the same weight, and says which it is
+    v = torch.cat([torch.eye(32)[:length] for length in lengths]).unsqueeze(1).expand(-1, 2, -1).to(dtype)
+
+    def weights(rows: Rows, where: torch.device) -> torch.Tensor:
+        on = [x.to(where).contiguous() for x in (q, q, v)]
+        return attend(*on, None, (rows, rows), False, Dropout(0.3, rows, site=3)).cpu()
+
+    found, expected = weights(moved_rows, gpu.torch_device), weights(rows, torch.device("cpu"))
+    assert torch.equal(found == 0, expected == 0) and 0.2 < (found[:32] == 0).float().mean() < 0.4
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

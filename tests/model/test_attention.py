@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices.base import HOST, MPS, DeviceTraits, override_traits
+from devices.pointwise import MIX_1, mix, random_words
 from limits import few_places, row_groups
 from model.attention import PositionBias, attend
-from model.dropout import _MIX_1, Dropout, mix, random_words
+from model.dropout import Dropout
 from model.rows import Rows
 from tests.engine.small_models import relative_error, small_model
 from tests.measuring import in_child
@@ -50,7 +51,7 @@ def draw(
 def kept_whole(dropout: Dropout, row: int, queries: int, keys: int, heads: int) -> Tensor:
     """(H, n, m): the mask as it is defined, a function of row, head, query and key."""
     places = torch.arange(heads)[:, None] * (1 << 32) + torch.arange(queries)
-    return random_words(mix(dropout.row_keys()[row] + places * _MIX_1), keys) >= dropout.threshold
+    return random_words(mix(dropout.row_keys()[row] + places * MIX_1), keys) >= dropout.threshold
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout) -> Tensor:

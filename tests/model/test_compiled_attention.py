@@ -10,9 +10,10 @@ from torch import Tensor
 
 import limits
 from devices.kernels import calls
+from devices.pointwise import MIX_1, mix, random_words
 from model.attention import attend
 from model.compiled_attention import CompiledAttention
-from model.dropout import _MIX_1, Dropout, mix, random_words
+from model.dropout import Dropout
 from model.rows import Rows
 
 pytestmark = pytest.mark.skipif(calls.kernels() is None, reason=f"no compiled kernels: {calls.why_none()}")
@@ -30,7 +31,7 @@ def kept(dropout: Dropout, row: int, queries: int, keys: int) -> Tensor:
     if not dropout.active:
         return torch.ones(HEADS, queries, keys, dtype=torch.float64)
     places = torch.arange(HEADS)[:, None] * (1 << 32) + torch.arange(queries)
-    words = random_words(mix(dropout.row_keys()[row] + places * _MIX_1), keys)
+    words = random_words(mix(dropout.row_keys()[row] + places * MIX_1), keys)
     return (words >= dropout.threshold).double() * dropout.scale
 
 

@@ -12,6 +12,7 @@ from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
+from devices.pointwise import why_not_compiled
 from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.candidates import newly_asked
@@ -122,6 +123,7 @@ def machine_of(
 ) -> Machine:
     """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
     way, known = traits_of(device.torch_device), device.known_speed()
+    no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
     # with a budget that is named, what other programs hold does not change the run
     available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
     return Machine(
@@ -134,9 +136,10 @@ def machine_of(
         num_processes=num_processes,
         pads_attention=not way.is_host,
         fuses_attention=way.is_fused,
+        compiles_dropout=way.has_compiler and not no_kernels,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
-        no_kernels=(why_none() or "") if device.name == "cpu" else "",
+        no_kernels=no_kernels,
         measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
         device="" if device.name == "cpu" else device.describe(),
