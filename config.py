@@ -27,6 +27,8 @@ from settings.precedence import declared, layered
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
 ROOT = Path(__file__).resolve().parent
+MOST_TOKENS = 65536  # of an encoder's input
+HEAD_EVAL_ROWS = 4096
 DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
 
 
@@ -130,6 +132,26 @@ class DataConfig:
     text_column: str = defining(
         "text", "text column for pretraining; naming it trains on this text even where the file has pairs", kind=str
     )  # fmt: skip
+    label_column: str = defining(
+        "label", "column of labels, for --head: one per text, or a list or string of one per token", kind=str
+    )
+    mask_column: str = defining(
+        AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
+        kind=str, auto=True,
+    )  # fmt: skip
+    label_file: str | None = defining(
+        None,
+        "FASTA files with the labels of FASTA records, by id, of training and validation data",
+        kind=str,
+        optional=True,
+    )
+    mask_file: str | None = defining(
+        None, "FASTA files with masks of those labels, by id, as 0 and 1", kind=str, optional=True
+    )
+    prepare_text: str = defining(
+        "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
+        "or ankh (each letter encoded separately)", kind=str, choices=("none", "prott5", "prostt5", "ankh"),
+    )  # fmt: skip
     prompt_column: str = defining("prompt", "prompt column of pairs", kind=str)
     response_column: str = defining("response", "response column of pairs", kind=str)
     chosen_column: str = defining("chosen", "column with the better answer of a preference", kind=str)
@@ -157,7 +179,14 @@ class DataConfig:
         AUTO, "training objective; auto: span for text, pairs for prompt and response; the command dpo takes preferences",
         kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES, *HEADS),
     )  # fmt: skip
-    max_seq_len: int = defining(512, "maximum encoder input", kind=int, unit="tokens", low=8, high=65536)
+    max_seq_len: int = defining(
+        512,
+        "maximum encoder input; with a head nothing is cut unless it is given",
+        kind=int,
+        unit="tokens",
+        low=8,
+        high=MOST_TOKENS,
+    )
     max_target_len: int | str = defining(
         AUTO, "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
         kind=int, unit="tokens", low=4, high=65536, auto=True,
@@ -268,7 +297,9 @@ class TrainConfig:
     eval_steps: int | str = setting(
         AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", kind=int, low=1, auto=True
     )
-    eval_rows: int = setting(64, "maximum validation rows per evaluation", kind=int, unit="rows", low=1)
+    eval_rows: int = setting(
+        64, "maximum validation rows per evaluation; with a head 4096 unless it is given", kind=int, unit="rows", low=1
+    )
     save_steps: int | str = setting(
         AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", kind=int, low=1, auto=True
     )
@@ -431,11 +462,10 @@ class TokenizerConfig:
     """How a tokenizer is trained."""
 
     tokenizer_type: str = setting(
-        "bpe",
-        "bpe (byte-level), unigram, byte (ByT5, needs no training), or words (split at spaces, for phones and the like)",
-        kind=str,
-        choices=("bpe", "unigram", "byte", "words"),
-    )
+        AUTO, "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or letters "
+        "(one token per letter); auto: letters for proteins, else bpe",
+        kind=str, auto=True, choices=("bpe", "unigram", "byte", "words", "letters"),
+    )  # fmt: skip
     tokenizer_sample: int = setting(
         64 * 2**20, "most text to train a tokenizer on, sampled over the corpus", kind="size"
     )
@@ -714,8 +744,8 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # which rows are read, and how they become text
 ROWS = (
-    "train_file", "validation_file", "text_column", "prompt_column", "response_column", "chosen_column", "rejected_column",
-    "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
+    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip
 SHARED = ("output_dir", "log_dir", "language")
@@ -734,11 +764,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "max_grad_norm", "lora", "memory", "run",
     ),
     "tokenizer": (
-        *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
+        "head", *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
         "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
     ),
     "prepare": (
-        *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
+        "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
         "checkpoint", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
@@ -838,6 +868,11 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if head != TEXT:  # no head over the vocabulary: what is said of it in presets has no meaning
         decoder = config.model.num_decoder_layers if config.given("num_decoder_layers") else 0
         config = config.changed(num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
+    has_data = config.data.train_file is not None or config.data.validation_file is not None
+    if head in HEADS and has_data and "max_seq_len" in taken[command] and config.origin("max_seq_len") is None:
+        config = config.changed(max_seq_len=MOST_TOKENS)  # nothing is cut unasked
+    if head in HEADS and "eval_rows" in taken[command] and config.origin("eval_rows") is None:
+        config = config.changed(eval_rows=HEAD_EVAL_ROWS)  # which take one forward pass each
     if head == "none" and command in ("train", "plan"):
         problems.append(f"--head = none, has no loss to {command}; use sequence or token")
     if head != TEXT and command == "dpo":

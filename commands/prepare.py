@@ -12,6 +12,7 @@ from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.shards.store import Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from settings.consistency import HEADS
 from settings.program import program
 from training.report.progress import Progress
 
@@ -33,8 +34,14 @@ def prepare(config: Config) -> None:
         (say("folder"), str(folder)), (say("objective"), prepared.objective), (say("tokenizer"), str(prepared.tokenizer_dir))
     ]  # fmt: skip
     rows += [(name.replace("_", " "), f"{count:,}") for name, count in prepared.counts.items() if count]
+    if prepared.objective in HEADS:
+        counts = zip(prepared.labels, prepared.label_counts, strict=True)
+        told = ", ".join(f"{name} {count:,}" for name, count in counts)
+        rows.append((say("labels"), told or say("numbers (regression)")))
     manifest = Manifest.of(prepared.train_dir)
     for column, facts in manifest.lengths(prepared.train_dir.name).items():
+        if column == "labels" and prepared.objective in HEADS:
+            continue
         known = {name: f"{facts[name]:,}" for name in ("mean", "longest", "longest_uncut")}
         told_lengths = say("mean {mean}, longest {longest}", **known)
         if facts["longest_uncut"] > facts["longest"]:
@@ -43,6 +50,7 @@ def prepare(config: Config) -> None:
     rows += [*lost_of_shards(config, prepared), *prepared.unread]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     tunes = " --is_finetune=True" if config.train.is_finetune else ""
+    tunes += f" --head={prepared.objective}" if prepared.objective in HEADS else ""
     next_line = f"{program()} {command} --train_file={shlex.quote(str(folder))}{tunes}"
     Progress(1).table(say("token shards"), [*rows, (say("next"), next_line)])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from config import Config, UserError
 from data.prepare.looking import look
-from data.prepare.task import decide, tokenizer_quality, train_task_tokenizer
+from data.prepare.task import decide, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
 from data.sources.places import public
 from language import say
 from settings.fields import AUTO
@@ -37,11 +37,11 @@ def tokenizer(config: Config) -> None:
     task = look(config, decide, config)
     if task.shards is not None:
         raise UserError(f"--train_file = {task.shards}, holds token shards, no text; give the text they were made from")
-    show = Progress(1)
+    show, kind = Progress(1), look(config, tokenizer_type_of, config, task)
     show.note(
         say(
             "training a {kind} tokenizer, to be written to {folder}",
-            kind=config.tokenizer.tokenizer_type,
+            kind=kind,
             folder=folder,
         )
     )
@@ -67,8 +67,8 @@ def tokenizer(config: Config) -> None:
         ),
     ]
     asked = config.model.vocab_size
-    if trained.size < asked and config.tokenizer.tokenizer_type != "byte":
+    if trained.size < asked and kind not in ("byte", "letters"):
         rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
     rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items())
     rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
-    show.table(say("{kind} tokenizer", kind=config.tokenizer.tokenizer_type), rows)
+    show.table(say("{kind} tokenizer", kind=kind), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,28 @@ class PreferenceRow:
     def lengths(self) -> tuple[int, int]:
         """Encoder and decoder tokens."""
         return len(self.input_ids), len(self.chosen) + len(self.rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRow:
+    """One text with its label, or those of its tokens.
+
+    Args:
+        input_ids: (S,) token ids of the encoder, with end of text.
+        labels: (1,) or (S,) classes, -100 where none is learnt, or float32, NaN where none is.
+        key: random key of this row.
+        decodes: whether a decoder reads the ids too.
+    """
+
+    input_ids: NDArray[np.int64]
+    labels: NDArray[np.int64] | NDArray[np.float32]
+    key: int
+    decodes: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Encoder and decoder tokens."""
+        return len(self.input_ids), len(self.input_ids) * self.decodes
 
 
 @dataclass(frozen=True)
@@ -117,6 +140,24 @@ class PreferenceBatch(Batch):
         return both
 
 
+@dataclass(frozen=True)
+class LabelledBatch(Batch):
+    """B texts with labels.
+
+    Args:
+        labels: (B, 1) of texts or (B, S) of tokens, int64 classes padded with -100, or float32 padded with NaN.
+        target_lengths: (B,) tokens that a decoder reads, which are those of the encoder; 0 without one.
+    """
+
+    labels: NDArray[Any]
+
+    @property
+    def num_labels(self) -> int:
+        """What the loss is averaged over: labels that carry one."""
+        is_learnt = self.labels != IGNORED_LABEL if self.labels.dtype.kind == "i" else ~np.isnan(self.labels)
+        return int(is_learnt.sum())
+
+
 def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGTH_MULTIPLE) -> Batch:
     """Pad rows to the longest, rounded up.
 
@@ -146,6 +187,18 @@ def collate_preferences(rows: Sequence[PreferenceRow], pad_token_id: int) -> Pre
         np.array([len(answer) for answer in answers], np.int64), prompts.keys,
         reference=np.stack(known, axis=1).reshape(-1) if known else None,
     )  # fmt: skip
+
+
+def collate_labels(rows: Sequence[LabelledRow], pad_token_id: int) -> LabelledBatch:
+    """Pad texts and the labels of their tokens; see `collate`."""
+    texts = collate([Row(row.input_ids, row.input_ids, row.key) for row in rows], pad_token_id)
+    dtype = rows[0].labels.dtype
+    width = texts.input_ids.shape[1] if any(len(row.labels) > 1 for row in rows) else 1
+    labels = np.full((len(rows), width), np.nan if dtype.kind == "f" else IGNORED_LABEL, dtype)
+    for line, row in zip(labels, rows, strict=True):
+        line[: len(row.labels)] = row.labels
+    target_lengths = np.array([row.lengths[1] for row in rows], np.int64)
+    return LabelledBatch(texts.input_ids, texts.input_lengths, labels, target_lengths, texts.keys)
 
 
 def _pad(sequences: Sequence[NDArray[np.int64]], filler: int, multiple: int) -> NDArray[np.int64]:

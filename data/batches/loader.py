@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from config import Config, DataConfig
-from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
+from data.batches.collate import (
+    IGNORED_LABEL,
+    Batch,
+    LabelledRow,
+    PreferenceRow,
+    Row,
+    collate,
+    collate_labels,
+    collate_preferences,
+)
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
@@ -25,13 +34,14 @@ from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
 from data.sources.files import set_names
 from data.sources.places import public
+from settings.consistency import HEADS, SEQUENCE
 from settings.errors import UserError
 from settings.fields import AUTO
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
 AUTO_BLOCK_ROWS = 256
 CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
-AnyRow = Row | PreferenceRow
+AnyRow = Row | PreferenceRow | LabelledRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
 
 
@@ -41,12 +51,13 @@ class TokenRows(Sequence[dict[str, Any]]):
 
     Args:
         rows: of columns that hold ids. vocab_size: the highest id and 1. place: the split's folder, for messages.
+        num_labels: of a column of labels how many there are; 0: they are numbers to be predicted; None: there is no such column.
     Raises:
         UserError: there are no rows; on reading one, it holds something else than ids.
     """
 
-    def __init__(self, rows: LowMemDataset, vocab_size: int, place: object) -> None:
-        self._rows, self._vocab_size, self._place = rows, vocab_size, place
+    def __init__(self, rows: LowMemDataset, vocab_size: int, place: object, num_labels: int | None = None) -> None:
+        self._rows, self._vocab_size, self._place, self._num_labels = rows, vocab_size, place, num_labels
         if not len(rows):
             raise UserError(f"{place}: holds no rows; delete the folder and prepare it again")
 
@@ -56,6 +67,9 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
         for name, ids in row.items():
+            if self._num_labels is not None and name == "labels":
+                self._check_labels(ids, row["input_ids"], index)
+                continue
             if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
                 problem = f"{name} is {'null' if ids is None else type(ids).__name__}, not token ids"
             elif ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
@@ -66,13 +80,23 @@ class TokenRows(Sequence[dict[str, Any]]):
             raise UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it again")
         return row
 
+    def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
+        wanted = "i" if self._num_labels else "f"
+        is_sound = isinstance(labels, np.ndarray) and labels.dtype.kind == wanted and len(labels) in (1, len(ids))
+        if is_sound and self._num_labels:
+            is_sound = bool(np.all((labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))))
+        if not is_sound:
+            raise UserError(
+                f"{self._place}, row {index + 1}: its labels are not what is learnt; delete the folder and prepare it again"
+            )
+
 
 class StepLoader:
     """Batches of a split.
 
     Args:
         split_dir: `train_dir` or `validation_dir` of `Prepared`.
-        objective: span, ul2, prefix, pairs or preferences.
+        objective: span, ul2, prefix, pairs, preferences, sequence or token.
         config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
         ultra_low_mem: open the shard anew for every read.
     Raises:
@@ -80,10 +104,11 @@ class StepLoader:
     Memory:
         the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are collated.
 
-    With preferences, micro-batches are `PreferenceBatch`.
+    With preferences, micro-batches are `PreferenceBatch`, with labels `LabelledBatch`.
 
     Attributes:
         sets: of a split of validation sets with names, the numbers of each one's rows; else empty.
+        decodes: whether a decoder reads labelled texts too.
     """
 
     def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
@@ -95,7 +120,9 @@ class StepLoader:
         split = Path(split_dir).name
         files, mode = manifest.files(split), REOPEN if ultra_low_mem else FILE
         stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode, drop_page_cache=data.drop_page_cache)
-        rows = TokenRows(stored, manifest.vocab_size, split_dir)
+        is_labelled = manifest.kind in HEADS
+        rows = TokenRows(stored, manifest.vocab_size, split_dir, len(manifest.label_names) if is_labelled else None)
+        self.decodes = is_labelled and config.model.num_decoder_layers > 0
         self._pairs = None if manifest.kind == STREAM else rows
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(rows) if self._windows is None else len(self._windows)
@@ -128,6 +155,9 @@ class StepLoader:
     def _longest(self, manifest: Manifest, split: str) -> tuple[int, ...]:
         """Encoder and decoder tokens of the longest rows that can come; of preferences those of each answer."""
         bounds = self.lengths.input_tokens, self.lengths.target_tokens
+        if self.objective in HEADS:
+            longest = min(int(manifest.lengths(split)["input_ids"]["longest"]), bounds[0])
+            return longest, longest * self.decodes
         if self._windows is None:
             inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
             return min(inputs, bounds[0]), *(min(target, bounds[1]) for target in targets)
@@ -236,6 +266,14 @@ class StepLoader:
             window = self._windows[number]
             return Row(*corrupt(self.objective, window, key, special, lengths, self.density, self.mean_span), key)
         assert self._pairs is not None
+        if self.objective in HEADS:
+            ids, labels = self._pairs[number].values()
+            inputs = cut(ids.astype(np.int64), lengths.input_tokens, special.eos)
+            labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
+            if self.objective != SEQUENCE and len(labels) > len(inputs):
+                labels = labels[: len(inputs)]
+                labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
+            return LabelledRow(inputs, labels, key, self.decodes)
         prompt, *answers = self._pairs[number].values()
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
@@ -245,6 +283,8 @@ class StepLoader:
         return PreferenceRow(inputs, targets[0], targets[1], key, known)
 
     def _collate(self, rows: Sequence[AnyRow]) -> Batch:
+        if self.objective in HEADS:
+            return collate_labels(cast(Sequence[LabelledRow], rows), self.special.pad)
         if self.objective == PREFERENCES:
             return collate_preferences(cast(Sequence[PreferenceRow], rows), self.special.pad)
         return collate(cast(Sequence[Row], rows), self.special.pad)

@@ -9,6 +9,7 @@ on.
   and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
 - pairs: prompt and response unchanged.
 - preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
+- sequence, token: a text unchanged, and its label or those of its tokens.
 
 Everything is a pure function of the tokens and one key per row, so a mask depends neither on the number of processes
 nor on the micro-batch. The mask follows `random_spans_noise_mask` of

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.shards.store import COLUMNS, STREAM, Manifest
+from settings.consistency import HEADS
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
 MOST_PLACES = 1_000_000  # of the order that are computed
@@ -151,6 +152,8 @@ def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple
                 for column, name in zip(columns, COLUMNS[manifest.kind], strict=True):
                     column.append(np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64))
     inputs, *targets = (np.concatenate(parts) for parts in columns)
+    if manifest.kind in HEADS:
+        targets = [inputs * loader.decodes]
     longest = loader.lengths
     cut = [np.minimum(target, longest.target_tokens) for target in targets]
     both = np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,17 @@ from numpy.typing import NDArray
 from data.batches.objectives import Lengths
 from data.shards.store import PAIRS, PREFERENCES
 from data.text.clean import Dropped
-from data.text.conversations import Examples, Row
+from data.text.conversations import Examples, Row, Usable
+from data.text.labels import spans_of
+from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import Turn
 from data.tokenizers.tokenizer import Tokenizer
+from settings.consistency import HEADS, TOKEN
+from settings.errors import UserError
 
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
+Labels = NDArray[np.float64]
 
 
 @dataclass
@@ -26,14 +32,15 @@ class Encoded:
     """Rows of ids, end to end.
 
     Args:
-        columns: per column the ids of all rows, each row with end of text, and the length of each row.
+        columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the numbers,
+            NaN where none is learnt.
         uncut: per column the length of each row before it was cut.
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
     """
 
-    columns: list[tuple[Ids, Counts]]
+    columns: Sequence[tuple[Ids | Labels, Counts]]
     uncut: list[Counts]
     unknown: Counts
     places: Counts
@@ -75,6 +82,8 @@ class Encoder:
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
         left = self.examples.usable(rows)
+        if self.examples.form in HEADS:
+            return self._labelled(rows, left)
         columns, uncut, unknown = [], [], np.zeros(len(left.texts), np.int64)
         for place, longest in enumerate(self.longest):
             sides = self._ids([row[place] for row in left.texts], place)
@@ -89,6 +98,34 @@ class Encoder:
                 unknown += np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides))
         size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
         return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
+
+    def _labelled(self, rows: Sequence[Row], left: Usable) -> Encoded:
+        """Rows of a text and JSON of its labels; those of letters or words go to the first token of each."""
+        texts, labels = [text for text, _ in left.texts], [json.loads(told) for _, told in left.texts]
+        encoder, is_token = TextEncoder(self.tokenizer, self.examples.prepare), self.examples.form == TOKEN
+        if is_token:
+            sides, placed = list[Ids](), list[Labels]()
+            for text, told in zip(texts, labels, strict=True):
+                ids, firsts = encoder.with_places(text, len(told))
+                sides.append(ids)
+                placed.append(np.full(len(ids) + 1, np.nan))
+                placed[-1][firsts] = np.array(told, float)
+        else:
+            sides, placed = encoder.encode(texts), [np.array(told, float) for told in labels]
+        lengths, longest = _lengths(sides), self.longest[0]
+        inputs = self._ended(sides, lengths, longest)
+        if is_token and longest is not None:  # end of text takes the place of the last letter that is left
+            for row in placed:
+                row[longest - 1 :] = np.nan
+            placed = [row[:longest] for row in placed]
+        held = np.array([len(row) for row in placed], np.int64)
+        unknown = [int(np.count_nonzero(ids == self.tokenizer.unk_id)) for ids in sides]
+        flat = np.concatenate([*placed, np.zeros(0)])
+        size = sum(len(row[0].encode("utf8", "replace")) for row in rows)
+        return Encoded(
+            [inputs, (flat, held)], [lengths, held], np.array(unknown, np.int64), np.array(left.places, np.int64), left.blank, size,
+            left.dropped,
+        )  # fmt: skip
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
         template = self.examples.template
@@ -120,12 +157,66 @@ class Encoder:
         return ids, cut
 
 
-def _lengths(sides: list[Ids]) -> Counts:
+def _lengths(sides: Sequence[Ids]) -> Counts:
     """Tokens of each row, with end of text."""
     return np.array([len(ids) + 1 for ids in sides], np.int64)
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Texts for an encoder with a head, or without one: ids without end of text, and where letters and words are among them.
+
+    Args:
+        prepare: none, or how the texts of proteins are prepared; see `data.text.proteins`.
+    """
+
+    tokenizer: Tokenizer
+    prepare: str = "none"
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text."""
+        if self.prepare == ANKH:
+            return [self._letter_by_letter(text)[0] for text in texts]
+        if self.prepare in PREPARATIONS:
+            texts = [prepared(text, self.prepare)[0] for text in texts]
+        return self.tokenizer.encode_prompts(texts, is_chat=True)
+
+    def with_places(self, text: str, count: int | None = None) -> tuple[Ids, Counts]:
+        """Ids of a text, and of each letter or word the place of its first token.
+
+        Args:
+            count: how many letters or words it has; None: its words, of a protein its letters.
+        Raises:
+            UserError: two letters share a token.
+        """
+        if self.prepare == ANKH:
+            return self._letter_by_letter(text)
+        if self.prepare in PREPARATIONS:
+            text, begins = prepared(text, self.prepare)
+        else:
+            begins = [begin for begin, _ in spans_of(text, len(text.split()) if count is None else count)]
+        ids, ends = self.tokenizer.encode_with_ends(text)
+        places = np.searchsorted(ends, np.array(begins, np.int64), side="right")
+        shared = np.flatnonzero(np.diff(places) == 0)
+        if len(shared):
+            at = begins[shared[0]]
+            raise UserError(
+                f"--label_column: labels of letters need a token for each, and {text[at : at + 20]!r} has fewer; use "
+                "--tokenizer_type=letters, or for proteins --prepare_text"
+            )
+        return ids, places
+
+    def _letter_by_letter(self, text: str) -> tuple[Ids, Counts]:
+        letters = "".join(text.split())
+        distinct = sorted(set(letters))
+        of_letter = dict(zip(distinct, self.tokenizer.encode_batch(distinct, special=True), strict=True))
+        pieces = [of_letter[letter] for letter in letters]
+        begins = np.cumsum([0, *map(len, pieces)])[:-1]
+        return np.concatenate([*pieces, np.zeros(0, np.int32)]), begins.astype(np.int64)
 
 
 def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
     """Per column of shards of a kind, the most tokens with end of text; None: any."""
     inputs, targets = lengths.input_tokens, lengths.target_tokens
-    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets)}.get(kind, (None,))
+    labelled = dict.fromkeys(HEADS, (inputs, None))
+    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets), **labelled}.get(kind, (None,))

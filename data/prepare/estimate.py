@@ -15,14 +15,22 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.objectives import lengths_of
-from data.prepare.encode import Encoder
-from data.prepare.task import decide, examples_of, first_chars, held_out_sources, tokenizer_folder
+from data.prepare.encode import Encoder, TextEncoder
+from data.prepare.task import (
+    decide,
+    examples_of,
+    first_chars,
+    held_out_sources,
+    tokenizer_folder,
+    tokenizer_type_of,
+)
 from data.shards.store import COLUMNS, STREAM, Manifest
 from data.sources.peek import about_rows, peek
 from data.sources.reading import check_columns
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
+from settings.consistency import HEADS
 from settings.fields import AUTO, counted
 from storage import NotMade, only_if_made
 
@@ -85,7 +93,7 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     if task.kind == STREAM:
         return None
     found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
-    rows, is_all, kind = found.rows, found.is_all, config.tokenizer.tokenizer_type
+    rows, is_all, kind = found.rows, found.is_all, tokenizer_type_of(config, task)
     try:
         folder = tokenizer_folder(config, task, only_if_made)
         tokenizer = Tokenizer.load(folder)
@@ -93,15 +101,20 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
         folder, examples = Path(config.data.cache_dir), examples_of(config, task.kind, task.columns, None)
         size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
         tokenizer = train_tokenizer(chain.from_iterable(map(examples.texts, rows[::2])), kind, size, TAUGHT_BYTES)
-        if kind != "byte":  # which learns nothing
+        if kind not in ("byte", "letters"):  # whose lengths do not depend on what they learn from
             rows, is_all = rows[1::2] or rows, False
-    whole = (None,) * len(COLUMNS[task.kind])
-    encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
-    if not encoded.num_rows:
+    if task.kind in HEADS:
+        texts = TextEncoder(tokenizer, config.data.prepare_text).encode([text for text, _ in rows])
+        sources = np.array([len(ids) + 1 for ids in texts], np.int64)
+        targets = [sources * (config.model.num_decoder_layers > 0)]
+    else:
+        whole = (None,) * len(COLUMNS[task.kind])
+        encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
+        sources, *targets = encoded.uncut
+    if not len(sources):
         return None
-    sources, *targets = encoded.uncut
     count = about_rows(task.sources)
-    count = min(count, config.data.max_samples or count) * encoded.num_rows // len(rows)
+    count = min(count, config.data.max_samples or count) * len(sources) // len(rows)
     return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count))
 
 

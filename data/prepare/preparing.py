@@ -29,6 +29,7 @@ from data.prepare.task import (
     examples_of,
     file_problems,
     held_out_sources,
+    label_names,
     passed_over,
     tokenizer_folder,
 )
@@ -40,8 +41,9 @@ from data.sources.files import Source, set_names, source_facts, sources_fingerpr
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from settings.consistency import HEADS
 from settings.errors import UserError
-from settings.fields import AUTO, at_home
+from settings.fields import AUTO, at_home, listed
 from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
 
 FORMAT = 3  # raise it when the same text would give other shards
@@ -55,11 +57,12 @@ class Prepared:
 
     Args:
         train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
-        objective: span, ul2, prefix or pairs, decided.
+        objective: span, ul2, prefix, pairs, preferences, sequence or token, decided.
         counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
             `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
             `validation_`.
         unread: files and columns that were not read, for a table.
+        labels: of rows with labels, their names, in order; none: they are numbers. label_counts: how often each is trained on.
     """
 
     train_dir: Path
@@ -68,6 +71,8 @@ class Prepared:
     objective: str
     counts: dict[str, int]
     unread: Rows
+    labels: tuple[str, ...] = ()
+    label_counts: tuple[int, ...] = ()
 
 
 def prepare(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
@@ -101,6 +106,7 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
         if task.shards is not None:
             place = _place(task.shards, VALIDATION)
         else:
+            task = _with_names(alone, task, once)
             folder = tokenizer_folder(alone, task, once)
             sets = set_names(config.data.validation_file)
             place = (_make_shards(alone, task, folder, [], task.sources, once, sets=sets), VALIDATION)
@@ -160,6 +166,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
         raw, sets = [] if given else held_out_sources(data), set_names(validation_file)
     except UserError as error:  # of all that is named, what is missing is told at once
         raise UserError(*dict.fromkeys([*error.problems, *file_problems(data)])) from None
+    task = _with_names(config, task, once)
     check_heeded(data, task.kind, None if task.shards is not None else task.columns)
     if task.shards is not None:
         _refuse_changes(config, raw)
@@ -177,6 +184,13 @@ def _prepare(config: Config, once: Once) -> Prepared:
         _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
         _check_same_template(config, given[0], train[0].root / TOKENIZER)
     return _prepared(config, task, train, given or (made, VALIDATION))
+
+
+def _with_names(config: Config, task: Task, once: Once) -> Task:
+    """The task with the names of its labels, if its rows have some."""
+    if task.kind not in HEADS:
+        return task
+    return replace(task, columns=replace(task.columns, names=label_names(config, task, once)))
 
 
 def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
@@ -236,7 +250,9 @@ def _make_shards(
         raise UserError(
             f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
         )
-    columns = task.columns if task.shards is None else columns_of(data, task.kind, validation)
+    columns = task.columns
+    if task.shards is not None:
+        columns = replace(columns_of(data, task.kind, validation), names=columns.names)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
     tokenizer.template = replace(
         examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken
@@ -271,6 +287,9 @@ def _make_shards(
                 },
                 "splits": splits, "dropped": writing.dropped.reasons,
             }  # fmt: skip
+            if job.kind in HEADS:
+                counts = {name: split.label_counts for name, split in writing.splits.items()}
+                content |= {"labels": list(columns.names or ()), "label_counts": counts}
             sync(folder / TOKENIZER)
             write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")
         clear(folder)
@@ -309,7 +328,13 @@ def _settings(job: Job) -> dict[str, object]:
             facts["held_out"] = "conversations"
     if job.dedup == NEAR and facts.keys() & {"prompt_template", "expand_turns"}:
         facts["near"] = "rows"  # what was made while examples were compared as they are worded is made anew
-    if job.kind != STREAM:
+    if job.kind in HEADS:
+        facts |= {
+            "labels": job.columns.names,
+            "prepare_text": job.examples.prepare,
+            "max_seq_len": job.lengths.input_tokens,
+        }
+    elif job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     return facts
 
@@ -346,5 +371,13 @@ def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Pr
         manifest.files(split)
         counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
     train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
-    unread = passed_over(config, train[0].kind)
-    return Prepared(train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts, unread)
+    unread, (manifest, split) = passed_over(config, train[0].kind), train
+    if any(other.label_names != manifest.label_names for other, _ in (train, validation)):
+        raise UserError(
+            f"--validation_file = {validation[0].root}, has the labels {listed(validation[0].label_names)}, and the training data "
+            f"{listed(manifest.label_names)}; prepare both with the same --labels"
+        )
+    return Prepared(
+        train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts, unread,
+        manifest.label_names, manifest.label_counts(split),
+    )  # fmt: skip

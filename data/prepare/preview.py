@@ -5,27 +5,33 @@ From token shards where there are any; else from the files themselves, with the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from config import Config
+from data.batches.collate import IGNORED_LABEL, LabelledBatch
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.prepare.encode import Encoder, longest_of
+from data.prepare.encode import Encoder, TextEncoder, longest_of
 from data.prepare.preparing import Prepared
 from data.prepare.task import Rows, Task, decide, examples_of, passed_over, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest
-from data.sources.peek import peek
+from data.sources.peek import Peek, peek
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from settings.consistency import HEADS, SEQUENCE
 from settings.fields import counted
 from storage import Once, make_once
-from terminal import letters, shortened
+from terminal import letters, shortened, width
 
 SHOWN_COLUMNS = 120  # of a text
+MASKED = "-"  # in place of a label that is not trained
 TOLD_SHARE = 0.01  # of the tokens, from which on it is told that they are never read
 SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards tell it
 
@@ -33,9 +39,14 @@ SAMPLED_ROWS = 256  # of which the share that is cut is told, where no shards te
 def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, tokenizer: Tokenizer, count: int) -> Rows:
     """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
     manifest = Manifest.of(prepared.train_dir)
-    table = _columns_row(manifest.content["settings"].get("columns", []))
+    columns = manifest.content["settings"].get("columns", [])
+    table = _label_columns_row(columns) if manifest.kind in HEADS else _columns_row(columns)
     for number in range(min(count, loader.num_rows)):
         batch = loader.batch_of(np.array([number]))
+        if isinstance(batch, LabelledBatch):
+            ids, labels = batch.input_ids[0, : batch.input_lengths[0]], batch.labels[0]
+            table += _with_labels(tokenizer, ids, [_label_of(label, prepared.labels) for label in labels[: len(ids)]])
+            continue
         sides = [batch.input_ids[0, : batch.input_lengths[0]]]
         sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
         for place, ids in enumerate(sides):
@@ -58,6 +69,12 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         return task, []
     found = peek(task.sources, task.columns, max(count, SAMPLED_ROWS), config.data.max_samples)
     folder = worded or tokenizer_folder(config, task, once)
+    if task.kind in HEADS:
+        encoder = None if worded else TextEncoder(Tokenizer.load(folder), config.data.prepare_text)
+        table = _label_columns_row(task.columns.sides())
+        for text, told in found.rows[:count]:
+            table += _labelled_row(encoder, text, json.loads(told), task.kind)
+        return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
     examples, table = examples_of(config, task.kind, task.columns, folder), _columns_row(task.columns.sides())
     if worded is not None:
         left = examples.usable(found.rows).texts
@@ -71,13 +88,59 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
                 table.append(_side(place, tokenizer.decode_answer(ids), len(ids)))
         cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
-    if found.bad_rows.count:
-        words = "{count} of the first rows, such as {example}"
-        if not config.data.skip_bad_rows:
-            words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
-        bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
-        table.append((say("cannot be read"), bad))
-    return task, [*table, *passed_over(config, task.kind)]
+    return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
+
+
+def _bad_row(config: Config, found: Peek) -> Rows:
+    if not found.bad_rows.count:
+        return []
+    words = "{count} of the first rows, such as {example}"
+    if not config.data.skip_bad_rows:
+        words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
+    bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
+    return [(say("cannot be read"), bad)]
+
+
+def _labelled_row(encoder: TextEncoder | None, text: str, labels: list[str | None], kind: str) -> Rows:
+    """A text with its label, or its tokens over their labels; without an encoder the text as it is."""
+    if encoder is None:
+        return [_side(0, text), (say("label"), shown(" ".join(label or MASKED for label in labels)))]
+    if kind == SEQUENCE:
+        ids = encoder.encode([text])[0]
+        return _with_labels(encoder.tokenizer, np.append(ids, encoder.tokenizer.eos_id), labels)
+    ids, places = encoder.with_places(text, len(labels))
+    of_tokens: list[str | None] = [None] * (len(ids) + 1)
+    for place, label in zip(places.tolist(), labels, strict=True):
+        of_tokens[place] = label
+    return _with_labels(encoder.tokenizer, np.append(ids, encoder.tokenizer.eos_id), of_tokens)
+
+
+def _with_labels(tokenizer: Tokenizer, ids: NDArray[Any], labels: Sequence[str | None]) -> Rows:
+    """The label of a text, or the labels of the first tokens under these, column by column."""
+    if len(labels) == 1 < len(ids):
+        text = tokenizer.decode(ids, skip_special=False).removesuffix(tokenizer.names["eos_token"])
+        return [_side(0, text, len(ids)), (say("label"), labels[0] or MASKED)]
+    tokens = [(tokenizer.id_to_token(int(number)) or "").lstrip("▁Ġ") or "▁" for number in ids[: SHOWN_COLUMNS // 2]]
+    pairs = [(token, label or MASKED) for token, label in zip(tokens, labels, strict=False)]
+    widths = [max(width(token), width(label)) for token, label in pairs]
+    while sum(widths) + len(widths) > SHOWN_COLUMNS:
+        widths.pop()
+    rows = [
+        " ".join(cell + " " * (most - width(cell)) for cell, most in zip(cells, widths, strict=False)).rstrip()
+        for cells in zip(*pairs, strict=True)
+    ]
+    count = counted(len(ids), "token")
+    return [
+        (say("tokens"), rows[0] + ("" if len(widths) == len(ids) else say(" ... ({count})", count=count))),
+        (say("labels"), rows[1]),
+    ]
+
+
+def _label_of(label: Any, names: Sequence[str]) -> str | None:
+    """A stored label for people; None where none is learnt."""
+    if label.dtype.kind == "f":
+        return None if np.isnan(label) else f"{label:g}"
+    return None if label == IGNORED_LABEL else names[label]
 
 
 def _columns_row(columns: Sequence[str]) -> Rows:
@@ -87,6 +150,14 @@ def _columns_row(columns: Sequence[str]) -> Rows:
     names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
     flags = ", ".join(f"--{name}_column" for name in names)
     return [(say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})")]
+
+
+def _label_columns_row(columns: Sequence[str]) -> Rows:
+    """The columns of texts, labels and masks, where they are not called so."""
+    if list(columns[:2]) == ["text", "label"]:
+        return []
+    flags = ", ".join(f"--{name}_column" for name in ("text", "label", "mask")[: len(columns)])
+    return [(say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} ({flags})")]
 
 
 def _side(place: int, text: str, tokens: int | None = None) -> tuple[str, str]:
@@ -114,12 +185,14 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
 
 
 def _cut_row(config: Config, kind: str, cut: int, rows: int, of_first: bool = False) -> Rows:
-    if kind == STREAM or not rows:
+    if kind == STREAM or not rows or (kind in HEADS and not cut):
         return []
     limits = lengths_of(config.data, kind)
-    longest = say(
-        "--max_seq_len={input} or --max_target_len={target}", input=limits.input_tokens, target=limits.target_tokens
-    )
+    longest = f"--max_seq_len={limits.input_tokens}"
+    if kind not in HEADS:
+        longest = say(
+            "--max_seq_len={input} or --max_target_len={target}", input=limits.input_tokens, target=limits.target_tokens
+        )
     values = {"cut": f"{cut:,}", "rows": counted(rows, "row"), "share": f"{cut / rows:.1%}", "longest": longest}
     if of_first:
         text = say("{cut} of the first {rows} ({share}) are longer than {longest} and are truncated", **values)

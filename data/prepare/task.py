@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from data.sources.corpus import build_sample_corpus
 from data.sources.files import (
     Listing,
     Source,
+    collected,
     detect,
     find,
     held_out,
@@ -33,16 +35,19 @@ from data.sources.places import public
 from data.sources.reading import CONVERSATIONS, head_of, read_rows, recognised_columns, what_it_teaches
 from data.text.clean import Cleaning
 from data.text.conversations import Examples
+from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import check_vocabulary, train_tokenizer
-from formats import JSONL, TSV
+from formats import FASTA, JSONL, TSV
 from language import join, say
+from settings.consistency import HEADS
 from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
-from storage import Once, fingerprint, make_once
+from storage import Once, fingerprint, make_once, read_text, write_text
 
 FLAG = "--validation_file"
+QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
 QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
 Rows = list[tuple[str, str]]  # of a table
 TOKENIZER_FORMAT = 3  # raise it when the same text would give another tokenizer
@@ -53,7 +58,7 @@ class Task:
     """What the user asks for, with `auto` decided.
 
     Args:
-        objective: span, ul2, prefix, pairs or preferences.
+        objective: span, ul2, prefix, pairs, preferences, sequence or token.
         sources, columns: the rows to train on; none where shards are given.
         shards: a shards folder, or one split of it.
         parts: what the user named, separated by commas; `Source.part` counts these.
@@ -67,13 +72,13 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """Which shards the objective reads: stream or pairs."""
+        """Which shards the objective reads, a key of `data.shards.store.COLUMNS`."""
         return kind_of(self.objective)
 
 
 def kind_of(objective: str) -> str:
     """Which shards an objective reads."""
-    return STREAM if objective in STREAM_OBJECTIVES else PREFERENCES if objective == PREFERENCES else PAIRS
+    return STREAM if objective in STREAM_OBJECTIVES else objective if objective in (PREFERENCES, *HEADS) else PAIRS
 
 
 def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -> Task:
@@ -85,19 +90,21 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         UserError: a file is missing, empty or broken. NotMade: by `only_if_made`.
     """
     data = config.data
-    asked = "pairs" if config.train.is_finetune else data.objective
+    asked = "pairs" if config.train.is_finetune and data.objective not in HEADS else data.objective
     if data.train_file is None:
         if asked == PREFERENCES:
             raise UserError(
                 "--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it"
             )
+        if asked in HEADS:
+            raise UserError(f"--train_file = none, --head={asked} needs texts with labels; give a file")
         sample = build_sample_corpus(data.cache_dir, once)
         if asked == PAIRS:
             return Task(asked, [Source(sample.pairs, JSONL)], Columns(("prompt", "response")))
         return Task("span" if asked == AUTO else asked, [Source(sample.text, JSONL)], Columns(("text",)))
     if is_shards(data.train_file):
         return _shards_task(data, asked)
-    sources = find(data.train_file, flag)
+    sources = with_labels(data, find(data.train_file, flag), asked)
     objective = _objective(data, sources[0]) if asked == AUTO else asked
     return Task(
         objective,
@@ -105,6 +112,32 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         columns_of(data, kind_of(objective), sources),
         parts=[public(part) for part in parts_of(data.train_file)],
     )
+
+
+def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_held_out: bool = False) -> list[Source]:
+    """FASTA sources with the files of their labels and masks; those to validate with may have none.
+
+    Raises:
+        UserError: a file is missing or no FASTA, or there is nothing that it belongs to.
+    """
+    beside, problems = dict[str, tuple[Source, ...]](), list[str]()
+    has_fasta = any(source.kind == FASTA for source in sources)
+    for setting, name in (("label_file", "labels"), ("mask_file", "masks")):
+        if (spec := getattr(data, setting)) is None:
+            continue
+        with collected(problems):
+            beside[name] = tuple(find(spec, f"--{setting}"))
+            problems += [
+                f"--{setting} = {source.path}, is {source.kind}, not FASTA; name a file that ends in .fasta"
+                for source in beside[name]
+                if source.kind != FASTA
+            ]
+        if objective not in HEADS or not (has_fasta or is_held_out):
+            problems.append(f"--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it")
+    if problems:
+        raise UserError(*problems)
+    labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
+    return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
 
 
 def _objective(data: DataConfig, source: Source) -> str:
@@ -129,7 +162,7 @@ def held_out_sources(data: DataConfig) -> list[Source]:
             raise UserError(
                 f"{FLAG} = {data.validation_file}, {prepared[0]} is shards; sets with names are made of files of rows"
             )
-        return find(data.validation_file, FLAG)
+        return with_labels(data, find(data.validation_file, FLAG), data.objective, is_held_out=True)
     return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
 
 
@@ -167,14 +200,17 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         UserError: all of them at once.
     """
     turns = ("messages_column", "history_column")
-    idle = {STREAM: ("prompt_template", "source_prefix", *turns), PREFERENCES: turns, PAIRS: ()}[kind]
+    worded = ("prompt_template", "source_prefix")
+    idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
     if kind == PAIRS and data.messages_column != AUTO:
         idle = ("history_column",)
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
     if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
         problems.append("expand_turns")
     if problems:
-        what = {STREAM: "text for pretraining", PAIRS: "these pairs"}.get(kind, "preferences")
+        what = {STREAM: "text for pretraining", PAIRS: "these pairs", PREFERENCES: "preferences"}.get(
+            kind, "texts with labels"
+        )
         raise UserError(*(f"--{name} = {getattr(data, name)}, has no effect on {what}; omit it" for name in problems))
 
 
@@ -186,6 +222,10 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Column
     """
     if kind == STREAM:
         return Columns((data.text_column,))
+    if kind in HEADS:
+        mask = "" if data.mask_column == AUTO else data.mask_column
+        is_protein = data.prepare_text != "none"
+        return Columns((data.text_column,), head=kind, label=data.label_column, mask=mask, is_protein=is_protein)
     if sources and (known := recognised_columns(data, kind, sources[0])) is not None:
         return known
     if kind == PREFERENCES:
@@ -203,8 +243,73 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     """
     chosen = config.cleaning
     cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
-    template = None if kind == STREAM or tokenizer_dir is None else template_of(config.data, tokenizer_dir)
-    return Examples(cleaning, template, columns.form, config.data.expand_turns)
+    template = None
+    if kind in (PAIRS, PREFERENCES) and tokenizer_dir is not None:
+        template = template_of(config.data, tokenizer_dir)
+    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text)
+
+
+def tokenizer_type_of(config: Config, task: Task) -> str:
+    """Which kind of tokenizer is trained on the data."""
+    if (asked := config.tokenizer.tokenizer_type) != AUTO:
+        return asked
+    if config.data.prepare_text != "none" or any(source.kind == FASTA for source in task.sources):
+        return "letters"
+    if task.kind not in HEADS:
+        return "bpe"
+    texts = [text for text, _ in peek(task.sources, task.columns, QUALITY_TEXTS).rows]
+    return "letters" if texts and all(text.isalpha() and text.isupper() and text.isascii() for text in texts) else "bpe"
+
+
+def label_names(config: Config, task: Task, once: Once = make_once) -> tuple[str, ...]:
+    """The names of the labels that a head learns, in their order; () where they are numbers to be predicted.
+
+    Raises:
+        UserError: the data cannot be read, or its labels are not names. NotMade: by `only_if_made`.
+    """
+    if config.model.labels != AUTO:
+        return config.model.label_names
+    if task.shards is not None:
+        return Manifest.of(task.shards).label_names
+    facts = {
+        "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(), "head": task.kind,
+        "max_samples": config.data.max_samples, "skip": config.data.skip_bad_rows,
+    }  # fmt: skip
+    folder = Path(config.data.cache_dir) / f"labels-{fingerprint(facts)}"
+
+    def write(partial: Path) -> None:
+        partial.mkdir()
+        write_text(partial / "labels.json", json.dumps(_names_in(config, task), ensure_ascii=False) + "\n")
+
+    return tuple(json.loads(read_text(once(folder, write) / "labels.json")))
+
+
+def _names_in(config: Config, task: Task) -> list[str]:
+    rows = chain.from_iterable(read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows)))
+    found = set[str]()
+    with ProgressLine(say("reading labels")) as progress:
+        for text, told in islice(rows, config.data.max_samples):
+            progress.add(1, len(text))
+            found.update(label for label in json.loads(told) if label is not None)
+            if len(found) > MOST_LABELS:
+                raise UserError(
+                    f"--labels = auto, column {task.columns.label} has more than {MOST_LABELS:,} labels, such as "
+                    f"{listed(sorted(found), 3)}; use --labels=regression for numbers"
+                )
+    if any(is_fraction(name) for name in found):
+        raise UserError(
+            f"--labels = auto, column {task.columns.label} has numbers such as {next(filter(is_fraction, sorted(found)))}; "
+            "use --labels=regression, or name the classes"
+        )
+    if commas := [name for name in found if "," in name]:
+        raise UserError(
+            f"--label_column = {task.columns.label}, has the label {commas[0]!r}; labels must not have commas"
+        )
+    if len(found) < 2:
+        raise UserError(
+            f"--label_column = {task.columns.label}, has {counted(len(found), 'label')}; a head needs two or more, or --labels=regression"
+        )
+    return in_order(list(found))
 
 
 def _shards_task(data: DataConfig, asked: str) -> Task:
@@ -212,6 +317,8 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
     kind = Manifest.of(path).kind
     if kind == PREFERENCES != asked:
         raise _for_dpo(data)
+    if kind in HEADS and asked != kind:
+        raise UserError(f"--train_file = {path}, holds texts with labels for --head={kind}; name this head")
     objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
     task = Task(objective, [], Columns(), path)
     if task.kind != kind:
@@ -230,10 +337,11 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
     data = config.data
     if data.tokenizer_dir != AUTO:
         return Path(data.tokenizer_dir)
-    check_vocabulary(config.tokenizer.tokenizer_type, config.model.vocab_size)
+    kind = tokenizer_type_of(config, task)
+    check_vocabulary(kind, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
-        "type": config.tokenizer.tokenizer_type, "vocab_size": config.model.vocab_size,
+        "type": kind, "vocab_size": config.model.vocab_size,
         "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
     }  # fmt: skip
     folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
@@ -257,10 +365,10 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
                 progress.add(1, sum(len(text.encode("utf8", "replace")) for text in row))
                 yield from examples.texts(row)
 
-    settings = config.tokenizer
+    settings, kind = config.tokenizer, tokenizer_type_of(config, task)
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
-        texts(), settings.tokenizer_type, config.model.vocab_size, settings.tokenizer_sample, source,
+        texts(), kind, config.model.vocab_size, settings.tokenizer_sample, source,
         tokenizer_room(config), config.data.cache_dir,
     )  # fmt: skip
 

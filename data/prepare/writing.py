@@ -32,6 +32,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples
 from data.text.preferences import check_answers
 from language import say
+from settings.consistency import HEADS
 from settings.errors import UserError
 
 HELD_OUT_ONE_IN = 100
@@ -50,7 +51,7 @@ class Job:
     """What is to be encoded.
 
     Args:
-        kind: stream, pairs or preferences; columns: what rows are made of.
+        kind: a key of `data.shards.store.COLUMNS`; columns: what rows are made of.
         train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
         validation: sources of the validation split; may be none.
         lengths: pairs and preferences are cut to these.
@@ -116,8 +117,13 @@ class Split:
     """
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
-        self.columns = COLUMNS[job.kind]
-        self.writer = ShardWriter(folder, job.kind, vocab_size, job.shard_rows, state and state["writer"])
+        self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
+        names = job.columns.names
+        is_regression = names == ()
+        self.writer = ShardWriter(
+            folder, job.kind, vocab_size, job.shard_rows, state and state["writer"], is_regression
+        )
+        self.label_counts: list[int] = state["label_counts"] if state else [0] * len(names or ())
         self.counts = dict.fromkeys(COUNTS, 0) | (state["counts"] if state else {})
         self.lengths = [LengthCounts(**facts) for facts in (state["lengths"] if state else [{} for _ in self.columns])]
         self.parts: list[dict[str, Any]] = list(state["parts"]) if state else []
@@ -129,8 +135,12 @@ class Split:
         """Append rows that belong to a part."""
         if not self.parts or self.parts[-1]["name"] != part:
             self.parts.append({"name": part, "rows": 0, "tokens": 0})
+        if self.label_counts:
+            learnt = encoded.columns[1][0]
+            found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
+            self.label_counts = (np.array(self.label_counts) + found).tolist()
         stored = [lengths for _, lengths in encoded.columns]
-        tokens = sum(int(lengths.sum()) for lengths in stored)
+        tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
         cut = np.sum([uncut - kept for uncut, kept in zip(encoded.uncut, stored, strict=True)], axis=0)
         self.parts[-1]["rows"] += encoded.num_rows
         self.parts[-1]["tokens"] += tokens
@@ -148,6 +158,7 @@ class Split:
         return {
             "writer": self.writer.state(), "counts": self.counts, "lengths": [asdict(counts) for counts in self.lengths],
             "parts": self.parts, "position": asdict(self.position), "usable": self.usable, "kept": self.kept,
+            "label_counts": self.label_counts,
         }  # fmt: skip
 
     def finish(self) -> dict[str, Any]:

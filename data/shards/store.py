@@ -1,11 +1,13 @@
 """Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files, 128 rows a record batch, so that one row can be read without touching much else. Three kinds:
+files, 128 rows a record batch, so that one row can be read without touching much else. Five kinds:
 
 - stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
 - pairs: columns `input_ids` and `labels`, each with end of text;
-- preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text.
+- preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text;
+- sequence, token: columns `input_ids`, with end of text, and `labels`: one of the text, or one of each token. Numbers of names, -100
+  where none is learnt, or what is predicted itself, NaN where it is not.
 
 The manifest, which holds the CRC-32 of every file, is written last, into a folder that is then renamed: where there is a
 manifest, all is there. A run compares the checksums once, before its first row: a flipped bit in a token would be learnt and
@@ -25,6 +27,7 @@ from typing import Any
 from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
 from language import say
+from settings.consistency import HEADS, SEQUENCE, TOKEN
 from settings.errors import UserError
 from storage import MOST_TABLE_BYTES, read_text
 
@@ -32,7 +35,10 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
 STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
-COLUMNS = {STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected")}
+COLUMNS = {
+    STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected"),
+    SEQUENCE: ("input_ids", "labels"), TOKEN: ("input_ids", "labels"),
+}  # fmt: skip
 ROW_TOKENS = 512
 BATCH_ROWS = 128
 PIECE_BYTES = 1024**2  # read of a file for its checksum
@@ -72,7 +78,7 @@ class Manifest:
             raise UserError(
                 f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it again"
             )
-        if fault := _fault(content, FIELDS):
+        if fault := _fault({"labels": [], "label_counts": {}, **content}, FIELDS):
             raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it again")
         return cls(root, content)
 
@@ -83,8 +89,22 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        """stream or pairs."""
+        """A key of `COLUMNS`."""
         return str(self.content["kind"])
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Of rows with labels, their names; none where they are numbers."""
+        return tuple(self.content.get("labels", ()))
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers to be predicted."""
+        return self.kind in HEADS and not self.label_names
+
+    def label_counts(self, split: str) -> tuple[int, ...]:
+        """How often each label occurs in a split, in the order of their names."""
+        return tuple(self.content.get("label_counts", {}).get(split, ()))
 
     @property
     def special(self) -> SpecialIds:
@@ -139,6 +159,7 @@ _SPLIT = {
 }  # fmt: skip
 FIELDS: dict[str, Any] = {
     "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
+    "labels": [str], "label_counts": {"*": [int]},
     "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "sentinel_ids": [int]},
 }  # fmt: skip
 

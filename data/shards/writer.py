@@ -18,11 +18,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.batches.collate import IGNORED_LABEL
 from data.dataset import ROWS_PER_BATCH_KEY
 from data.shards.store import BATCH_ROWS, COLUMNS, ROW_TOKENS, STREAM
+from settings.consistency import HEADS
 from storage import rename
 
-Column = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of many rows end to end, and the length of each row
+Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows end to end, and the length of each row
 BUFFER_BYTES = 1024**2
 BEFORE_SCHEMA = 8  # bytes of an Arrow file, behind which it reads like a stream
 
@@ -33,7 +35,8 @@ class ShardWriter:
     Args:
         folder: the split's folder, made if it is not there.
         kind: a key of `COLUMNS`.
-        vocab_size: ids below 65,536 are stored in two bytes, others in four.
+        vocab_size: ids below 65,536 are stored in two bytes, others in four. is_regression: whether labels are numbers to be
+            predicted, stored as float32; those of classes take four bytes.
         shard_rows: rows of one shard file.
         state: what `state` returned at the point to continue from; None: a new split.
     Raises:
@@ -43,16 +46,25 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, kind: str, vocab_size: int, shard_rows: int, state: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        kind: str,
+        vocab_size: int,
+        shard_rows: int,
+        state: dict[str, Any] | None = None,
+        is_regression: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.kind, self.shard_rows = folder, kind, shard_rows
         self.shards: list[dict[str, Any]] = []
-        self._dtype = np.uint16 if vocab_size <= 2**16 else np.int32
-        fields = [pa.field(name, pa.list_(pa.from_numpy_dtype(self._dtype))) for name in COLUMNS[kind]]
+        self._dtypes: list[type[np.generic]] = [np.uint16 if vocab_size <= 2**16 else np.int32] * len(COLUMNS[kind])
+        if kind in HEADS:
+            self._dtypes[-1] = np.float32 if is_regression else np.int32
+        types = [pa.list_(pa.from_numpy_dtype(dtype)) for dtype in self._dtypes]
+        fields = [pa.field(name, held) for name, held in zip(COLUMNS[kind], types, strict=True)]
         self._schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
         self._held: list[tuple[NDArray[Any], NDArray[np.int64]]] = [
-            (np.zeros(0, self._dtype), np.zeros(0, np.int64)) for _ in COLUMNS[kind]
+            (np.zeros(0, dtype), np.zeros(0, np.int64)) for dtype in self._dtypes
         ]
         self._file: _SummedFile | None = None
         self._arrow: Any = None
@@ -62,7 +74,10 @@ class ShardWriter:
 
     def _continue_from(self, state: dict[str, Any]) -> None:
         self.shards, self._attempt = list(state["shards"]), state["attempt"]
-        self._held = [(np.array(ids, self._dtype), np.array(lengths, np.int64)) for ids, lengths in state["held"]]
+        self._held = [
+            (np.array(ids, dtype), np.array(lengths, np.int64))
+            for dtype, (ids, lengths) in zip(self._dtypes, state["held"], strict=True)
+        ]
         earlier, self._attempt = self._open_path(), self._attempt + 1  # the state names the earlier file until the next
         if not state["rows"]:
             return
@@ -84,7 +99,9 @@ class ShardWriter:
         """Append rows; of a stream, any number of tokens."""
         for place, (ids, lengths) in enumerate(columns):
             held_ids, held_lengths = self._held[place]
-            ids = np.concatenate([held_ids, ids.astype(self._dtype)])
+            if ids.dtype.kind == "f" and held_ids.dtype.kind == "i":
+                ids = np.nan_to_num(ids, nan=IGNORED_LABEL)
+            ids = np.concatenate([held_ids, ids.astype(self._dtypes[place])])
             if self.kind == STREAM:
                 lengths = np.full(len(ids) // ROW_TOKENS, ROW_TOKENS)
             else:

@@ -1,6 +1,6 @@
 """Which files does the user mean, what is in them, and have they changed?
 
-A source is one file, here or at an address: plain text, JSONL, CSV or TSV (each plain or compressed with gzip, bzip2,
+A source is one file, here or at an address: plain text, JSONL, CSV, TSV or FASTA (each plain or compressed with gzip, bzip2,
 xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first
 bytes where these tell, else from its ending. A folder that Hugging Face `datasets` saved gives the files that it lists,
 a saved dictionary of splits the split that is wanted. `reading` turns sources into rows.
@@ -90,14 +90,17 @@ class Source:
     """One file of rows.
 
     Args:
-        path: where it is; kind: one of the seven above; compression: gzip, bzip2, xz, zstd or None.
+        path: where it is; kind: one of the eight above; compression: gzip, bzip2, xz, zstd or None.
         part: which of the parts separated by commas it comes from, counted from 0.
+        labels, masks: of FASTA, files with the labels of its records and their masks, by id.
     """
 
     path: Place
     kind: str
     compression: str | None = None
     part: int = 0
+    labels: tuple[Source, ...] = ()
+    masks: tuple[Source, ...] = ()
 
 
 def find(spec: str, name: str = "--train_file") -> list[Source]:
@@ -429,6 +432,8 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
         )  # fmt: skip
         if source.kind == TSV:  # what was made of it by another rule is made anew
             facts[-1]["quotes"] = "where cells have them"
+        for name, others in (("labels", source.labels), ("masks", source.masks)):
+            facts[-1] |= {name: source_facts(others)} if others else {}
     return facts
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from config import DataConfig
 from data.text.conversations import MESSAGES_COLUMNS, turns_of
+from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from settings.consistency import TOKEN
 from settings.fields import AUTO, listed
 
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-RULES, HISTORY = "system", "history"
+RULES, HISTORY, MASK = "system", "history", "mask"
 # prompt and response; of a prompt, what is behind + or before : may be missing in a file
 PAIRS = (
     ("instruction+input+context", "output"),  # Alpaca, LLaMA-Factory
@@ -79,6 +81,9 @@ class Columns:
         turns, system: columns with the turns before the prompt, and with rules; none: empty.
         is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
             lack what need not be there, and a response may be a number.
+        head: of rows with labels, sequence or token. label, mask: their columns; no mask: a file's `mask`, if it has one.
+        names: of the labels; (): they are numbers to be predicted; None: not known yet.
+        is_protein: whether the text is letters, whatever blanks it has.
     """
 
     texts: tuple[str, ...] = ()
@@ -86,6 +91,11 @@ class Columns:
     system: str = ""
     is_spoken: bool = False
     is_known: bool = False
+    head: str = ""
+    label: str = ""
+    mask: str = ""
+    names: tuple[str, ...] | None = None
+    is_protein: bool = False
 
     @classmethod
     def of(cls, columns: Columns | Sequence[str]) -> Columns:
@@ -94,18 +104,24 @@ class Columns:
 
     @property
     def form(self) -> str:
-        """Which form of `data.text.conversations.Examples` the rows have; all but "plain" end with a cell of turns."""
+        """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
+        if self.head:
+            return self.head
         if not self.texts:
             return "messages"
         return "history" if self.turns or self.system or self.is_spoken else "plain"
 
     def sides(self) -> list[str]:
-        """What the encoder's text is made of, and each of the decoder's, for people."""
+        """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
+        if self.head:
+            return [*self.texts, *(name for name in (self.label, self.mask) if name)]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
         return [", ".join(asked) or f"what {' and '.join(self.texts[1:])} begin with", *self.texts[1:]]
 
     def cells(self) -> list[str]:
         """A name for each cell of a row."""
+        if self.head:
+            return [*self.texts, self.label]
         texts = [text or "prompt" for text in self.texts]
         return texts if self.form == "plain" else [*texts, self.turns or self.system or "turns"]
 
@@ -129,6 +145,9 @@ class Columns:
             names: the file's columns.
         """
         found: dict[str, set[str]] = {}
+        if self.head:
+            masks = [self.mask or MASK] if self.mask or MASK in names else []
+            return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in (self.label, *masks)}}
         for text in self._texts(names):
             for column, key in text.parts:
                 may = found.setdefault(column, set())
@@ -148,6 +167,8 @@ class Columns:
         Returns:
             a function that raises ValueError, with what is wrong, for a bad record.
         """
+        if self.head:
+            return self._labelled
         texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
         def row(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -162,6 +183,25 @@ class Columns:
             return tuple(cells) if is_plain else (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
 
         return row
+
+    def _labelled(self, record: Mapping[str, Any]) -> tuple[str, str]:
+        """The text of a record, and JSON of its labels: names where these are not known yet, else what is learnt."""
+        column = self.texts[0]
+        text = _text({**record, column: words_of(record[column])} if column in record else record, column)
+        if self.label not in record:
+            raise ValueError(f"has no {self.label}; it has {listed(record) or 'nothing'}")
+        if not text.strip():
+            raise ValueError(f"{column} is empty")
+        mask = record.get(self.mask or MASK)
+        try:
+            if isinstance(mask, ValueError):
+                raise mask
+            labels = labels_of(self.head, record[self.label], mask)
+            if self.head == TOKEN:
+                spans_of("".join(text.split()) if self.is_protein else text, len(labels))
+            return text, json.dumps(labels if self.names is None else numbered(labels, self.names), ensure_ascii=False)
+        except ValueError as error:
+            raise ValueError(f"{self.label} {error}") from None
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
         """The turns of a record up to its last question, to be answered.

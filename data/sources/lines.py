@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from data.sources.files import Source
 from data.sources.places import Place
-from formats import CSV, JSONL, TEXT, TSV
+from formats import CSV, FASTA, JSONL, TEXT, TSV
 from language import join, say
 from settings.errors import UserError
 
 PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
-BY_LINE = (TEXT, JSONL, CSV, TSV)
+BY_LINE = (TEXT, JSONL, CSV, TSV, FASTA)
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"

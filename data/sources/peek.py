@@ -17,7 +17,7 @@ from data.sources.layouts import Columns
 from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
 from data.sources.reading import Row, head_of, read_rows, reading, what_it_teaches
 from data.sources.tables import parquet_file
-from formats import JSON, PARQUET, TEXT
+from formats import FASTA, JSON, PARQUET, TEXT
 from settings.errors import UserError
 
 PACKED = 4  # times smaller than what it holds, a packed text file
@@ -102,6 +102,8 @@ def _rows(source: Source) -> int:
     mark = b"\n"
     if source.kind == JSON:
         mark = json.dumps(head_of(source).names[0], ensure_ascii=False).encode("utf8", "replace") + b":"
+    elif source.kind == FASTA:
+        mark = b">"
     elif source.kind == TEXT and b"\n\n" in begin:
         mark = b"\n\n"
     found = max(1, begin.count(mark))

@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from config import DataConfig
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
+from data.sources.fasta import fasta_columns, fasta_records
 from data.sources.files import OBJECTS, TABLES, Source, collected
 from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
-from formats import ENCRYPTED, TEXT
+from formats import ENCRYPTED, FASTA, TEXT
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 
@@ -103,6 +104,9 @@ def _head(source: Source, size: int, changed: int) -> Head:
         for value in firsts:
             sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) is None}
         return Head(list(firsts[0]), list(sample), sample)
+    if source.kind == FASTA:
+        names = fasta_columns(source)
+        return Head(names, names, dict.fromkeys(names, ""))
     dialect = dialect_of(source)
     names = csv_header(source, dialect)
     return Head(names, names, dict.fromkeys(names, ""), dialect=dialect)
@@ -148,6 +152,8 @@ def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterato
         return table_records(source, wanted)
     if source.kind in OBJECTS:
         return objects(source, bad_rows)
+    if source.kind == FASTA:
+        return fasta_records(source, bad_rows)
     dialect = head_of(source).dialect
     assert dialect is not None
     return csv_records(source, dialect, wanted, bad_rows)

@@ -18,6 +18,7 @@ from functools import partial
 from data.text.clean import Cleaning, Dropped
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from settings.consistency import HEADS
 from settings.fields import is_encodable, listed
 
 ROLES = {
@@ -111,15 +112,17 @@ class Examples:
     Args:
         template: puts the prompt into words; None: rows are plain text.
         cleaning: what is done to every text before.
-        form: "plain" (prompt, then answers), "messages" (one cell with all turns) or "history" (prompt, answers, and a cell
-            with the turns before).
+        form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
+            with the turns before), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
         each_turn: whether every answer of a conversation is learnt, not only its last.
+        prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
     """
 
     cleaning: Cleaning = field(default_factory=Cleaning)
     template: Template | None = None
     form: str = "plain"
     each_turn: bool = False
+    prepare: str = "none"
 
     def usable(self, rows: Sequence[Row]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""
@@ -156,12 +159,14 @@ class Examples:
         """The texts that a row holds, for training a tokenizer."""
         if self.form == "plain":
             return list(row)
+        if self.form in HEADS:
+            return [row[0]]
         turns = json.loads(row[-1])
         return [*row[:-1], *(text for _, text in turns)]
 
     def _parts(self, row: Row) -> Iterator[tuple[list[Turn], Row]]:
         """For each example of a row: the turns before, and the prompt with its answer or answers."""
-        if self.form == "plain":
+        if self.form in ("plain", *HEADS):
             yield [], row
             return
         turns: list[Turn] = [(role, text) for role, text in json.loads(row[-1])]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from data.text.templates import Template
 from data.tokenizers.backends import Ids, LibraryBackend, failure_is_user_error
@@ -157,7 +158,7 @@ class Tokenizer:
         for group in _groups(texts):
             with failure_is_user_error(self._failing):
                 if len(group[0]) > ENCODE_CHARS:
-                    encoded = [self._encode_long(group[0], special)]
+                    encoded = [self._parts_with_ends(group[0], special)[0]]
                 else:
                     encoded = self.backend.encode(group, special)
             found += encoded if special else map(self._spelt, encoded)
@@ -188,6 +189,12 @@ class Tokenizer:
         if not self._prefix.size:
             return found
         return [np.concatenate([self._prefix, ids]) for ids in found]
+
+    def encode_with_ends(self, text: str) -> tuple[Ids, NDArray[np.int64]]:
+        """Encode one text as `AutoTokenizer` does, without end of text: its ids, and for each the character behind its last one."""
+        with failure_is_user_error(self._failing):
+            ids, ends = self._parts_with_ends(text, special=True)
+        return np.concatenate([self._prefix, ids]), np.concatenate([np.zeros(len(self._prefix), np.int64), ends])
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Turn ids into text; ids that the tokenizer does not know are left out."""
@@ -227,9 +234,9 @@ class Tokenizer:
             spelt += [int(self.unk_id or 0) if letter is None else letter for letter in letters]
         return np.array(spelt, np.int32)
 
-    def _encode_long(self, text: str, special: bool) -> Ids:
+    def _parts_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:
         """Put the ids of a long text together from parts that overlap, each cut where both have a token's end."""
-        found, begin = list[Ids](), 0
+        found, found_ends, begin = list[Ids](), list[NDArray[np.int64]](), 0
         ids, ends = self.backend.encode_with_ends(text[:ENCODE_CHARS], special)
         while begin + ENCODE_CHARS < len(text):
             begin += ENCODE_CHARS - OVERLAP_CHARS
@@ -238,10 +245,12 @@ class Tokenizer:
             middle = begin + OVERLAP_CHARS // 2
             shared = np.intersect1d(ends, more_ends)
             cut = shared[np.abs(shared - middle).argmin()] if len(shared) else middle
-            found.append(ids[: np.searchsorted(ends, cut, side="right")])
+            kept = np.searchsorted(ends, cut, side="right")
+            found.append(ids[:kept])
+            found_ends.append(ends[:kept])
             first = np.searchsorted(more_ends, cut, side="right")
             ids, ends = more[first:], more_ends[first:]
-        return np.concatenate([*found, ids])
+        return np.concatenate([*found, ids]), np.concatenate([*found_ends, ends])
 
     def _sentinel_names(self) -> list[str]:
         return [self.backend.id_to_token(number) or "" for number in self._named_sentinels]

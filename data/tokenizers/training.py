@@ -21,9 +21,11 @@ from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
 SPECIAL = [PAD, EOS, UNK]
+AMINO_ACIDS = "ALGVSREDTIPKFQNYMHWCXBOUZ"  # by number as in ProtT5
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {
     "bpe": 256 + len(SPECIAL) + NUM_SENTINELS + 1, "unigram": 640, "byte": 384, "words": len(SPECIAL) + NUM_SENTINELS + 1,
+    "letters": len(SPECIAL) + len(AMINO_ACIDS) + NUM_SENTINELS,
 }  # fmt: skip
 LETTER_COVERAGE = 0.9995  # of Unigram, as in SentencePiece
 LONGEST_RUN = 16  # letters of a script without spaces that count as one word
@@ -38,8 +40,9 @@ def train_tokenizer(
 
     Args:
         texts: the rows of the corpus, read once; unread for "byte".
-        kind: "bpe" (byte-level), "unigram" (with bytes as a last resort), "byte" (ByT5: nothing is learnt, 384 ids) or
-        "words" (whatever stands between spaces is one token, such as a phone; words that the sample lacks are unknown).
+        kind: "bpe" (byte-level), "unigram" (with bytes as a last resort), "byte" (ByT5: nothing is learnt, 384 ids),
+        "words" (whatever stands between spaces is one token, such as a phone; words that the sample lacks are unknown) or "letters"
+        (each letter is one token, blanks are none; those of amino acids come first).
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
@@ -110,6 +113,17 @@ def _train_words(counts: dict[str, int], vocab_size: int, room: Room) -> Backend
     return backend
 
 
+def _train_letters(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
+    others = sorted(counts.keys() - set(AMINO_ACIDS), key=lambda letter: (-counts[letter], letter))
+    pieces = [*SPECIAL, *AMINO_ACIDS, *others][:vocab_size]
+    backend = Backend(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNK))
+    backend.add_special_tokens([special(token) for token in SPECIAL])
+    each = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), each])
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
 def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -166,8 +180,9 @@ _SPLITS: dict[str, Callable[[str], Iterable[str]]] = {
     "bpe": lambda text: (text[first:last] for _, (first, last) in _BPE.pre_tokenize_str(text)),  # as text, not as bytes
     "unigram": lambda text: (word for word, _ in _UNIGRAM.pre_tokenize_str(text)),
     "words": str.split,
+    "letters": lambda text: "".join(text.split()),
 }
-_TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words}
+_TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words, "letters": _train_letters}
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -13,6 +13,7 @@ from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from settings.consistency import HEADS, REGRESSION, TEXT
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, is_loss
@@ -33,6 +34,8 @@ def load_data(run: ResolvedRun) -> None:
     note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
     run.prepared = prepared = in_child(prepare, run.config, note)
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    if prepared.objective in HEADS:
+        run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
         told = (
@@ -93,6 +96,8 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
+    elif base is None and not config.given("vocab_size") and model.head != TEXT:
+        model = dataclasses.replace(model, vocab_size=fitting)  # an encoder's table of embeddings has no other use
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
         told = (
             "the tokenizer has {tokens} ids, the model {rows} embedding rows: --vocab_size={fitting} saves {weights} "

@@ -1,0 +1,149 @@
+"""Labels of texts: one a text (`sequence`), or one for each of its letters or words (`token`).
+
+A label is a name or a number. Those of letters and words come as a list, as JSON of one, as names with blanks between them, or as one
+letter each. Masked labels are not trained and do not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from math import isfinite
+
+from settings.consistency import TOKEN
+from settings.fields import listed
+
+Span = tuple[int, int]  # where a letter or word begins, and where it ends
+MOST_LABELS = 4096
+
+
+def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
+    """The labels of a row, None where they are masked.
+
+    Args:
+        head: sequence or token. cell, mask: as a file has them; of the mask 1 where the label counts, None: all count.
+    Raises:
+        ValueError: with what is wrong.
+    """
+    labels = [_name(entry) for entry in (_entries(cell) if head == TOKEN else [cell])]
+    if mask is None:
+        if head != TOKEN and labels == [None]:
+            raise ValueError("is missing")
+        return labels
+    counts = [_counts(entry) for entry in (_entries(mask) if head == TOKEN else [mask])]
+    if len(counts) != len(labels):
+        raise ValueError(f"has {len(labels):,} labels and a mask of {len(counts):,}")
+    return [label if does_count else None for label, does_count in zip(labels, counts, strict=True)]
+
+
+def numbered(labels: Sequence[str | None], names: Sequence[str]) -> list[float | None]:
+    """The numbers that are learnt: of each label its place among the names, or without names what it says itself.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    found = list[float | None]()
+    for label in labels:
+        if label is None:
+            found.append(None)
+        elif not names:
+            found.append(_number(label))
+        elif label in places:
+            found.append(places[label])
+        else:
+            raise ValueError(f"has the label {label[:60]!r}, which is none of {listed(names)}; name all with --labels")
+    return found
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Names sorted, whole numbers by their size."""
+    is_numbers = all(name.removeprefix("-").isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name), name)) if is_numbers else sorted(names)
+
+
+def is_fraction(name: str) -> bool:
+    """Whether a label is a number that is not whole."""
+    try:
+        return not float(name).is_integer()
+    except ValueError:
+        return False
+
+
+def spans_of(text: str, count: int) -> list[Span]:
+    """Where the letters of a text are, or if it has blanks and as many words, its words.
+
+    Raises:
+        ValueError: it has neither `count` letters nor words.
+    """
+    words = text.split()
+    if len(words) > 1 and len(words) == count:
+        found, end = list[Span](), 0
+        for word in words:
+            begin = text.index(word, end)
+            end = begin + len(word)
+            found.append((begin, end))
+        return found
+    if len(text) == count:
+        return [(at, at + 1) for at in range(count)]
+    letters = f"{len(text):,} letters" + (f", {len(words):,} words" if len(words) > 1 else "")
+    raise ValueError(f"has {count:,} labels, its text {letters}")
+
+
+def words_of(cell: object) -> object:
+    """A text of a list of words, parted by blanks; anything else as it is."""
+    if not isinstance(cell, list):
+        return cell
+    if not all(isinstance(word, str) and word and len(word.split()) == 1 for word in cell):
+        raise ValueError("holds a list in which some word is empty, has blanks or is no text")
+    return " ".join(cell)
+
+
+def _entries(cell: object) -> list[object]:
+    if isinstance(cell, str):
+        if cell.lstrip().startswith("["):
+            try:
+                cell = json.loads(cell)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"holds no list ({error})") from None
+        else:
+            cell = cell.split() if len(cell.split()) > 1 else list(cell.strip())
+    if not isinstance(cell, list):
+        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list and not a text of letters")
+    return cell
+
+
+def _name(entry: object) -> str | None:
+    """A label as a text: 1 and 1.0 are the same one."""
+    if isinstance(entry, ValueError):
+        raise entry
+    if isinstance(entry, bool):
+        return str(entry).lower()
+    if isinstance(entry, (int, float, Decimal)):
+        if not isfinite(entry):
+            return None
+        return str(int(entry)) if entry == int(entry) else format(Decimal(str(entry)), "f")
+    if entry is None or (isinstance(entry, str) and not entry.strip()):
+        return None
+    if not isinstance(entry, str):
+        raise ValueError(f"holds {type(entry).__name__}, not a name and not a number")
+    return entry.strip()
+
+
+def _number(label: str) -> float:
+    try:
+        number = float(label)
+        if not isfinite(number):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"has the label {label[:60]!r}, which is no number") from None
+    return number
+
+
+def _counts(entry: object) -> bool:
+    if entry in (1, True, "1", 1.0, "true", "True"):
+        return True
+    if entry in (0, False, "0", 0.0, "false", "False"):
+        return False
+    raise ValueError(f"has {str(entry)[:60]!r} in its mask; allowed: 0 and 1")

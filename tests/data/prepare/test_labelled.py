@@ -1,0 +1,184 @@
+"""Texts with labels become shards: labels under their tokens, names in order, nothing cut unasked, FASTA as CSV."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from config import Config, load
+from data.batches.collate import LabelledBatch
+from data.batches.loader import StepLoader
+from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
+from data.prepare.encode import TextEncoder
+from data.prepare.estimate import estimate_lengths
+from data.prepare.preparing import Prepared, prepare, prepare_evaluation
+from data.prepare.preview import table_of_files, table_of_shards
+from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.training import train_tokenizer
+from settings.errors import UserError
+
+Configure = Callable[..., Config]
+PROTEINS = ["MKVLAC", "ACDW", "WWYLKKKKM", "GGAS"] * 30
+STATES = ["CCEEHH", "HHCC", "EEEHHHCCC", "CECH"] * 30
+
+
+@pytest.fixture
+def proteins(tmp_path: Path) -> Path:
+    path = tmp_path / "proteins.jsonl"
+    rows = [
+        {"sequence": text, "states": states, "mask": "0" + "1" * (len(text) - 1)}
+        for text, states in zip(PROTEINS, STATES, strict=True)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    return path
+
+
+@pytest.fixture
+def of_states(tmp_path: Path, proteins: Path) -> Callable[..., Config]:
+    def make(**flags: Any) -> Config:
+        known = {
+            "train_file": proteins, "text_column": "sequence", "label_column": "states", "head": "token",
+            "cache_dir": tmp_path / "cache",
+        }  # fmt: skip
+        return load("train", {name: str(value) for name, value in {**known, **flags}.items() if value is not None})
+
+    return make
+
+
+def rows_of(prepared: Prepared, mode: str = FILE) -> list[dict[str, Any]]:
+    return list(LowMemDataset(prepared.train_dir, mode=mode))
+
+
+def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) -> None:
+    config = of_states()
+    prepared = prepare(config)
+    assert prepared.labels == ("C", "E", "H") and sum(prepared.label_counts) == prepared.counts[
+        "train_tokens"
+    ] - 2 * len(rows_of(prepared))
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    assert tokenizer.size == 128, "a token for each amino acid, as in ProtT5"
+    first = rows_of(prepared)[0]
+    assert tokenizer.decode(first["input_ids"]) == "MKVLAC"
+    assert first["labels"].tolist() == [-100, 0, 1, 1, 2, 2, -100]
+    for mode in (MMAP, REOPEN):
+        same = rows_of(prepared, mode)
+        assert all(np.array_equal(a[name], b[name]) for a, b in zip(rows_of(prepared), same, strict=True) for name in a)
+    loader = StepLoader(prepared.train_dir, prepared.objective, config)
+    (batch,) = loader.micro_batches(0, effective_batch_size=4, batch_size=4)
+    assert isinstance(batch, LabelledBatch) and batch.labels.shape == batch.input_ids.shape
+    assert loader.longest == (10, 0) and batch.num_tokens == batch.input_lengths.sum()
+    assert batch.num_labels == (batch.input_lengths - 2).sum()
+
+
+def test_fasta_with_labels_is_the_same_as_jsonl(of_states: Configure, tmp_path: Path) -> None:
+    files = {"proteins": PROTEINS, "states": STATES, "masks": ["0" + "1" * (len(text) - 1) for text in PROTEINS]}
+    for name, rows in files.items():
+        text = "".join(f">P{at}\n{row[:3]}\n{row[3:]}\n" for at, row in enumerate(rows))
+        (tmp_path / f"{name}.fasta").write_text(text, encoding="utf8")
+    flags = {"train_file": "proteins", "label_file": "states", "mask_file": "masks"}
+    named = {name: tmp_path / f"{value}.fasta" for name, value in flags.items()}
+    fasta = prepare(of_states(**named, text_column=None, label_column=None))
+    jsonl = prepare(of_states())
+    assert fasta.labels == jsonl.labels and fasta.label_counts == jsonl.label_counts
+    for one, other in zip(rows_of(fasta), rows_of(jsonl), strict=True):
+        assert one["labels"].tolist() == other["labels"].tolist()
+    with pytest.raises(UserError, match="--label_file"):
+        prepare(of_states(label_file=named["label_file"]))
+
+
+def test_numbers_are_predicted_and_names_are_sorted(configure: Configure, tmp_path: Path) -> None:
+    numbers, names = tmp_path / "numbers.csv", tmp_path / "names.parquet"
+    numbers.write_text("text,label\n" + "".join(f"text {at},{at / 8}\n" for at in range(200)))
+    table = {
+        "text": [f"text {at}" for at in range(200)],
+        "label": [["spam", "ham", "eggs"][at % 3] for at in range(200)],
+    }
+    pq.write_table(pa.table(table), names)
+    prepared = prepare(configure(train_file=numbers, head="sequence", labels="regression"))
+    assert prepared.labels == () and [row["labels"].tolist() for row in rows_of(prepared)][:2] == [[0.0], [0.25]]
+    with pytest.raises(UserError, match="--labels=regression"):
+        prepare(configure(train_file=numbers, head="sequence"))
+    prepared = prepare(configure(train_file=names, head="sequence"))
+    assert prepared.labels == ("eggs", "ham", "spam") and rows_of(prepared)[0]["labels"].tolist() == [2]
+    ordered = configure(train_file=names, head="sequence", labels="spam,ham,eggs")
+    assert rows_of(prepare(ordered))[0]["labels"].tolist() == [0]
+    with pytest.raises(UserError, match="'eggs'"):
+        prepare(configure(train_file=names, head="sequence", labels="spam,ham"))
+    evaluated = prepare_evaluation(
+        configure(train_file=numbers, validation_file=names, head="sequence", labels="spam,ham,eggs")
+    )
+    assert evaluated.counts["validation_rows"] == 200
+
+
+def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path: Path) -> None:
+    path = tmp_path / "words.jsonl"
+    row = {"tokens": ["EU", "rejects", "German", "call"], "ner_tags": [3, 0, 7, 0]}
+    path.write_text((json.dumps(row) + "\n") * 100, encoding="utf8")
+    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
+    assert prepared.labels == ("0", "3", "7")
+    first = rows_of(prepared)[0]
+    text = "EU rejects German call"
+    expected = np.full(len(text) + 1, -100)
+    expected[[0, 3, 11, 18]] = [1, 0, 2, 0]
+    assert first["labels"].tolist() == expected.tolist()
+
+
+def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
+    long = proteins.with_name("long.jsonl")
+    long.write_text((json.dumps({"sequence": "M" * 8000, "states": "H" * 8000}) + "\n") * 4, encoding="utf8")
+    prepared = prepare(of_states(train_file=long, labels="C,H"))
+    assert len(rows_of(prepared)[0]["input_ids"]) == 8001 and prepared.counts["train_cut_rows"] == 0
+    cut = prepare(of_states(max_seq_len=8))
+    row = rows_of(cut)[1]  # the second of all is held out
+    assert len(row["input_ids"]) == 8 and row["labels"].tolist() == [-100, 1, 1, 2, 2, 2, 0, -100]
+
+
+def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) -> None:
+    with proteins.open("a", encoding="utf8") as file:
+        file.write('{"sequence": "MKV", "states": "CC"}\n')
+    with pytest.raises(UserError, match="line 121"):
+        prepare(of_states())
+    assert prepare(of_states(skip_bad_rows=True)).counts["train_bad_rows"] == 1
+
+
+def test_letters_that_share_a_token_are_refused(of_states: Configure) -> None:
+    with pytest.raises(UserError, match="--tokenizer_type=letters"):
+        prepare(of_states(tokenizer_type="bpe", vocab_size=512))
+
+
+@pytest.mark.parametrize("how", ["prott5", "prostt5", "ankh"])
+def test_prepared_proteins_have_a_token_for_each_letter(how: str) -> None:
+    pieces = ["A B C D E F G H I K L M N P Q R S T V W X Y Z <AA2fold>"] * 2
+    tokenizer = train_tokenizer(pieces, "words", 200, 2**20)
+    encoder = TextEncoder(tokenizer, how)
+    ids, places = encoder.with_places("MKUAC")
+    assert encoder.encode(["MKUAC"])[0].tolist() == ids.tolist()
+    letters = "".join(str(tokenizer.id_to_token(int(number))) for number in ids[places])
+    assert letters == ("MK<unk>AC" if how == "ankh" else "MKXAC")
+
+
+def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
+    config = of_states()
+    prepared = prepare(config)
+    rows = [
+        ("columns", "sequence -> states (--text_column, --label_column)"),
+        ("tokens", "M K V L A C </s>"), ("labels", "- C E E H H -"),
+    ]  # fmt: skip
+    assert table_of_files(config, 1)[1] == rows
+    loader, tokenizer = (
+        StepLoader(prepared.train_dir, prepared.objective, config),
+        Tokenizer.load(prepared.tokenizer_dir),
+    )
+    assert table_of_shards(config, prepared, loader, tokenizer, 1) == rows
+
+
+def test_lengths_are_estimated_before_anything_is_prepared(of_states: Configure) -> None:
+    estimate = estimate_lengths(of_states())
+    assert estimate is not None and estimate.sources.max() == 10 and estimate.targets.max() == 0

@@ -1,0 +1,59 @@
+"""Labels of rows: as a list, as JSON, as names or letters in a text; masks; names and numbers; which letter or word each belongs to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from data.text.labels import in_order, labels_of, numbered, spans_of
+from data.text.proteins import prepared
+from settings.consistency import SEQUENCE, TOKEN
+
+
+@pytest.mark.parametrize("cell", [["C", "E", "H"], "CEH", '["C", "E", "H"]', "C E H"])
+def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
+    assert labels_of(TOKEN, cell) == ["C", "E", "H"]
+    assert labels_of(TOKEN, cell, "011") == labels_of(TOKEN, cell, [False, 1, 1.0]) == [None, "E", "H"]
+
+
+@pytest.mark.parametrize(("cell", "label"), [("spam", "spam"), (3, "3"), (3.0, "3"), (True, "true"), (0.25, "0.25")])
+def test_a_label_is_a_name_or_a_number(cell: object, label: str) -> None:
+    assert labels_of(SEQUENCE, cell) == [label]
+    assert labels_of(SEQUENCE, cell, 0) == [None]
+
+
+def test_labels_become_numbers_of_names_or_what_they_say() -> None:
+    assert numbered(["H", None, "C"], ("C", "E", "H")) == [2, None, 0]
+    assert numbered(["-0.5", "3"], ()) == [-0.5, 3.0]
+    assert in_order(["10", "9", "-1"]) == ["-1", "9", "10"] and in_order(["b", "10", "9"]) == ["10", "9", "b"]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: labels_of(TOKEN, "CEH", "01"), "3 labels and a mask of 2"),
+        (lambda: labels_of(TOKEN, "CEH", "012"), "'2' in its mask"),
+        (lambda: labels_of(TOKEN, 3), "int, not a list"),
+        (lambda: labels_of(SEQUENCE, None), "missing"),
+        (lambda: numbered(["X"], ("C", "E")), "'X', which is none of C, E"),
+        (lambda: numbered(["X"], ()), "'X', which is no number"),
+        (lambda: spans_of("MKVL", 3), "3 labels, its text 4 letters"),
+    ],
+)
+def test_what_is_wrong_is_told(call: object, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        call()  # type: ignore[operator]
+
+
+def test_labels_belong_to_letters_or_to_words() -> None:
+    assert spans_of("MKV", 3) == [(0, 1), (1, 2), (2, 3)]
+    assert spans_of("The  EU said", 3) == [(0, 3), (5, 7), (8, 12)]
+
+
+def test_proteins_are_prepared_as_their_models_were_trained() -> None:
+    """The examples of ProtT5's and ProstT5's pages."""
+    assert prepared("PRTEINO", "prott5") == ("P R T E I N X", [0, 2, 4, 6, 8, 10, 12])
+    assert prepared("SEQ WENCE", "prott5")[0] == "S E Q W E N C E"
+    assert prepared("PRTEINO", "prostt5") == ("<AA2fold> P R T E I N X", [10, 12, 14, 16, 18, 20, 22])
+    assert prepared("strct", "prostt5")[0] == "<fold2AA> s t r c t"
