@@ -262,7 +262,7 @@ class _Call:
         assert self.wide is not None
         length, first = part.stop - part.start, self.layout.reach - part.stop
         windows = self.wide[:, first : first + length + keys - 1].unfold(1, keys, 1)  # the last query's first
-        return windows.flip(1)
+        return windows.flip(1).contiguous()  # on CUDA a flip keeps the order of the windows' strides, which are equal
 
     def _add_to_bias(self, scores: Tensor, first: int) -> None:
         """Add the gradient of scores (b, H, t, M), of the queries from `first` on, to that of the bias (H, R)."""

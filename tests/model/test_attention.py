@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from devices.base import HOST, MPS, DeviceTraits, override_traits
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
 from devices.pointwise import MIX_1, mix, random_words
 from limits import few_places, row_groups
+from model import padded_attention
 from model.attention import PositionBias, attend
 from model.dropout import Dropout
 from model.rows import Rows
@@ -154,6 +157,28 @@ def test_the_bias_and_its_gradient_on_a_gpu_are_those_of_the_cpu() -> None:
         found.append((bias.detach(), module.table.grad.clone()))
     assert torch.equal(found[0][0], found[1][0])
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_fused_kernel_gets_a_bias_in_rows_whatever_the_order_of_strides_of_a_flip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flip, masks = Tensor.flip, list[Tensor]()
+    # as CUDA lays out the flip of windows that overlap
+    monkeypatch.setattr(Tensor, "flip", lambda x, *dims: flip(x, *dims).mT.contiguous().mT)
+    fused = padded_attention._fused
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+        masks.append(mask)
+        return fused(q, k, v, mask)
+
+    monkeypatch.setattr(padded_attention, "_fused", seen)
+    q, rows = torch.randn(48, 2, 8, device="meta", requires_grad=True), Rows((24, 24))
+    with override_traits("meta", CUDA):
+        out = attend(
+            q, q, q, torch.randn(2, 47, device="meta", requires_grad=True), (rows, rows), False, Dropout(0.0, rows)
+        )
+        out.sum().backward()
+    assert len(masks) == 2 and all(mask.stride(-1) == 1 for mask in masks)
 
 
 def test_bf16_is_near_fp32() -> None:
