@@ -37,7 +37,9 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     data, train = config.data, config.train
     answers = 2 if data.objective == PREFERENCES else 1
     source = source_tokens or data.max_seq_len
-    if target_tokens is None:
+    if target_tokens is None and not config.model.is_text:  # a decoder reads what the encoder reads
+        target_tokens = source if config.model.num_decoder_layers else 0
+    elif target_tokens is None:
         asked = data.max_target_len
         is_span = data.objective == "span"  # masks a share of the tokens, and adds a sentinel for each span
         share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length) if is_span else 1.0

@@ -68,7 +68,7 @@ class Plan:
     @property
     def step_peak_bytes(self) -> int:
         """The predicted peak of a step, without loading, evaluating and saving."""
-        return max(self.phases[phase] for phase in STEP_PHASES)
+        return max(self.phases[phase] for phase in STEP_PHASES if phase in self.phases)
 
     def recomputed(self) -> str:
         """In words, how many blocks backward recomputes: all but those that are saved."""

@@ -157,7 +157,7 @@ def hf_names(c: T5ModelConfig) -> dict[str, str]:
 
 
 def weight_counts(c: T5ModelConfig) -> dict[str, int]:
-    """Weights of the parts of a model: embedding, head, one encoder and one decoder block, and all.
+    """Weights of the parts of a model: embedding, head of either kind, one encoder and one decoder block, and all.
 
     Only one block of each stack is looked at, so that a configuration may speak of any number of them.
     """
@@ -166,13 +166,15 @@ def weight_counts(c: T5ModelConfig) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _counts(c: T5ModelConfig) -> dict[str, int]:
-    one: dict[str, int] = {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in STACKS}
+    one: dict[str, int] = dict.fromkeys(STACKS, 0)
+    one |= {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in stacks_of(c)}
     without_blocks = replace(c, num_layers=0, num_decoder_layers=0)
     outside = {weight.name: weight.size for weight in weights(without_blocks)}
     if c.num_decoder_layers:  # a decoder without blocks is none: its norm and bias table are those of the encoder again
         outside["decoder"] = sum(size for name, size in outside.items() if name.startswith(f"{ENCODER}."))
     total = sum(outside.values()) + c.num_layers * one[ENCODER] + c.num_decoder_layers * one[DECODER]
-    return {"embedding": outside["embedding"], "head": outside.get("head", 0), **one, "total": total}
+    heads = outside.get("head", 0) + sum(weight.size for weight in label_head_weights(c))
+    return {"embedding": outside["embedding"], "head": heads, **one, "total": total}
 
 
 # --- what is adapted, frozen, cut and decayed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ class LabelObjective(Objective):
         self, head: LabelHead, class_weights: tuple[float, ...] | None = None, dropout_rate: float = 0.0
     ) -> None:
         self.head, self.dropout_rate = head, dropout_rate
+        self.on_logits: Callable[[Tensor, MicroBatch], None] | None = None  # is shown what an evaluation predicts
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, device=head.out.weight.device)
         )
@@ -47,4 +50,7 @@ class LabelObjective(Objective):
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
         """See `Objective`; one sum of the whole micro-batch (1,)."""
-        return label_loss(self.head(hidden, micro_batch.target), micro_batch.labels, self.class_weights).reshape(1)
+        logits = self.head(hidden, micro_batch.target)
+        if self.on_logits is not None:
+            self.on_logits(logits, micro_batch)
+        return label_loss(logits, micro_batch.labels, self.class_weights).reshape(1)

@@ -18,7 +18,7 @@ from memory.estimate.attention import Padded
 from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
 
-ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder, of the decoder, across
+ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder; of a decoder its own, and across
 HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
 KEY_BYTES = 8 * 8  # of dropout's keys on a GPU, for each token: of 8 sites, in copies while they are hashed
 ALIGNED = 8  # numbers of a head that fused attention reads at a time
@@ -80,6 +80,10 @@ class Blocks:
     @property
     def _is_gated(self) -> bool:
         return is_gated(self.model)
+
+    @property
+    def _attentions(self) -> tuple[tuple[bool, bool], ...]:
+        return ATTENTIONS if self.model.num_decoder_layers else ATTENTIONS[:1]
 
     # --- what a graph holds from forward to backward, its input (a checkpointed activation) not counted
 
@@ -237,11 +241,11 @@ class Blocks:
             return 0
         copies = 0 if not self.dropout else 2 if self.compiles_dropout else 3
         keys = copies * KEY_BYTES * (self.tokens.source + self.tokens.target)
-        return keys + sum(self._padded(*which).indices() for which in ATTENTIONS)
+        return keys + sum(self._padded(*which).indices() for which in self._attentions)
 
     def tile_bytes(self) -> int:
         """The most that one attention takes in backward; with compiled kernels without the gradients themselves."""
-        return max(self._tile(*which, is_backward=True) for which in ATTENTIONS)
+        return max(self._tile(*which, is_backward=True) for which in self._attentions)
 
     def _tile(self, is_decoder: bool, is_cross: bool, is_backward: bool) -> int:
         if self.kernels:

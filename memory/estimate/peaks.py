@@ -33,8 +33,9 @@ from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Sizes, Tokens
 from memory.estimate.weight_offload import resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
-from model.shapes import STACKS, inner_width
+from model.shapes import inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
+from settings.consistency import SEQUENCE
 from units import MIB
 
 ROWS, CORRECTION = "rows of a step", "correction"
@@ -64,7 +65,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
     compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
     fixed = {
         "base": machine.base_bytes,
-        "weights": resident_bytes(work, choice) + (4 * work.trained.adapters if work.trained else 0),
+        "weights": resident_bytes(work, choice) + _fp32_beside(work, choice),
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles if is_host else 0,
@@ -75,18 +76,18 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
     phases = {
         "load": {**fixed, "buffers": LOAD_BYTES},
         "loss": {**fixed, **peaks.loss()},
-        "decoder backward": {**fixed, **peaks.decoder_backward()},
+        **({"decoder backward": {**fixed, **peaks.decoder_backward()}} if work.model.num_decoder_layers else {}),
         "encoder backward": {**fixed, **peaks.encoder_backward()},
         "block update": {**fixed, **peaks.block_update()},
         "last update": {**fixed, **peaks.last_update()},
         "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
-        "samples": {**fixed, **samples_parts(work, choice, machine)},
+        **({"samples": {**fixed, **samples_parts(work, choice, machine)}} if work.model.is_text else {}),
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
     if choice.shards > 1:
         _share_out(phases, work, choice)
     passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
-    most = max(passing[phase] for phase in STEP_PHASES)
+    most = max(passing[phase] for phase in STEP_PHASES if phase in phases)
     # the rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end
     rows = choice.batch_size_per_gpu
     here = work.step_shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
@@ -98,6 +99,12 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         if machine.correction != 1.0:
             parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
     return phases
+
+
+def _fp32_beside(work: Workload, choice: ExecutionPlan) -> int:
+    """Adapters, and what the weights of a label head take more than if they were stored like the others."""
+    label_head = sum(weight.size for weight in label_head_weights(work.model))
+    return 4 * (work.trained.adapters if work.trained else 0) + (4 - dtype_bytes(choice.storage)) * label_head
 
 
 def changeable(parts: dict[str, int]) -> int:
@@ -144,6 +151,7 @@ class StepPeaks:
         self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
         self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
         self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
+        self.last_stack = "decoder" if self.c.num_decoder_layers else "encoder"
 
     def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
         """The graphs of so many saved blocks, of all micro-batches; of their tensors smaller than `below` bytes alone, where that is given."""
@@ -182,15 +190,23 @@ class StepPeaks:
     def loss(self) -> dict[str, int]:
         """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
         c = self.c
-        learnt = (self.learns["embedding"] if c.tie_word_embeddings else self.learns["head"]) * self.gradient
-        return {
+        learnt = (
+            self.learns["embedding"] if c.is_text and c.tie_word_embeddings else self.learns["head"]
+        ) * self.gradient
+        activations = (c.num_layers + 2, c.num_decoder_layers + 3) if c.num_decoder_layers else (c.num_layers + 3, 0)
+        parts = {
             "gradients": max(
                 learnt, self.learns["total"] * self.gradient if self.choice.accumulation_passes > 1 else 0
             ),
-            "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 3),
+            "checkpointed activations": self._checkpointed(*activations),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
-            "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
             **self._layout(),
+        }
+        if not c.is_text:
+            return {**parts, "label head": _label_head_bytes(self.work, self.choice, self.blocks, has_gradient=True)}
+        return {
+            **parts,
+            "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
             "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
         }
 
@@ -259,15 +275,20 @@ class StepPeaks:
         return tokens * self.c.d_model * self.e
 
     def block_update(self) -> dict[str, int]:
-        """The update of the last decoder block, in row chunks."""
-        c = self.c
+        """The update of the last block of the last stack, in row chunks."""
+        c, learns = self.c, self.learns[self.last_stack]
         matrix, most = c.d_model * max(c.d_ff, inner_width(c)), update_elements(self.choice.scores)
-        widest = min(most, max(matrix, self.learns["decoder"]) if self._updates_together else matrix)
+        widest = min(most, max(matrix, learns) if self._updates_together else matrix)
+        if c.num_decoder_layers:
+            activations = (c.num_layers + 3, c.num_decoder_layers)
+            saved = (self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1))
+        else:
+            activations, saved = (c.num_layers, 0), (max(0, self.saved_encoder_blocks - 1), 0)
         return {
-            "gradients": self._gradients(self.learns["decoder"]),
-            "checkpointed activations": self._checkpointed(c.num_layers + 3, c.num_decoder_layers),
-            "saved blocks": self.graphs(self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1)),
-            "one update": self._update_bytes(widest) + self._whole_bytes(min(matrix, self.learns["decoder"])),
+            "gradients": self._gradients(learns),
+            "checkpointed activations": self._checkpointed(*activations),
+            "saved blocks": self.graphs(*saved),
+            "one update": self._update_bytes(widest) + self._whole_bytes(min(matrix, learns)),
         }
 
     def last_update(self) -> dict[str, int]:
@@ -364,17 +385,33 @@ def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
     return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size, tile), max(1, tokens))
 
 
+def _label_head_bytes(work: Workload, choice: ExecutionPlan, blocks: Blocks, has_gradient: bool) -> int:
+    """A head over labels at work on one micro-batch: fp32 copies of its hidden states, what its layers save, and their gradients."""
+    c = work.model
+    tokens = blocks.tokens.target if c.num_decoder_layers else blocks.tokens.source
+    wide = int(choice.compute != "float32")  # the hidden states themselves are counted as activations
+    if c.head == SEQUENCE:  # what is pooled is of a few rows
+        return 4 * tokens * c.d_model * (wide + 2 * has_gradient)
+    layers = 2 * c.has_dense_head + work.dropout * (1 + c.has_dense_head) * has_gradient
+    return 4 * tokens * (c.d_model * (wide + layers + 2 * has_gradient) + c.num_labels * (1 + 2 * has_gradient))
+
+
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
     c, e = work.model, dtype_bytes(choice.compute)
     blocks = blocks_of(work, choice, machine, is_evaluation=True)
     n, m = blocks.tokens.source, blocks.tokens.target
-    width, logits = c.d_model * e, _logits_bytes(work, choice, m, has_gradient=False)
-    encoder, decoder = blocks.encoder_forward() + 2 * n * width, blocks.decoder_forward() + (2 * n + 2 * m) * width
-    cast = max(
-        _head_cast(work, choice, machine, m),
-        *(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in STACKS),
-    )
+    width, encoder, decoder = c.d_model * e, blocks.encoder_forward() + 2 * n * c.d_model * e, 0
+    if c.num_decoder_layers:
+        decoder = blocks.decoder_forward() + (2 * n + 2 * m) * width
+    cast = max(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in stacks_of(c))
+    if c.is_text:
+        logits, cast = (
+            _logits_bytes(work, choice, m, has_gradient=False),
+            max(cast, _head_cast(work, choice, machine, m)),
+        )
+    else:
+        logits = _label_head_bytes(work, choice, blocks, has_gradient=False)
     working = max(encoder, decoder, logits + (2 * n + 2 * m) * width) + blocks.step_indices()
     return {"one block": working, "weights in compute dtype": cast}
 
@@ -427,7 +464,7 @@ def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> in
     elif phase in ("encoder backward", "last update"):
         pieces = peaks.small_tensors("encoder") + peaks.block_update()["one update"]
     else:
-        pieces = peaks.small_tensors("decoder")
+        pieces = peaks.small_tensors(peaks.last_stack)
     return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + PIECES_SHARE * pieces)
 
 
@@ -462,6 +499,7 @@ def _share_out(phases: dict[str, dict[str, int]], work: Workload, choice: Execut
             waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
             parts["gradients"] = ((table + head) // shards + whole + waiting) * compute
     # the tokens' gradients are added up in a whole table, twice; beside it its rows of the sum, those of the first time, and the head's
-    rest = {k: v for k, v in phases["decoder backward"].items() if k not in ("one block", "saved blocks")}
+    first = "decoder backward" if work.model.num_decoder_layers else "encoder backward"
+    rest = {k: v for k, v in phases[first].items() if k not in ("one block", "saved blocks")}
     rest["gradients"] = (table + (2 * table + head) // shards) * compute + padded
     phases["embedded tokens"] = rest

@@ -136,7 +136,8 @@ def flops_of(c: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     decoder = c.num_decoder_layers * (
         2 * counts["decoder"] * amount.target + cross + 2 * inner * amount.target_squared + 4 * inner * amount.crossed
     )
-    return float(encoder + decoder), float(2 * counts["embedding"] * amount.target)
+    head = 2 * counts["embedding"] * amount.target if c.is_text else 0  # one over labels is next to nothing
+    return float(encoder + decoder), float(head)
 
 
 def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace | None = None) -> float:
@@ -244,7 +245,7 @@ def _activation_values(c: T5ModelConfig, amount: Amount) -> float:
     encoder = c.num_layers * (amount.source * (4 * c.d_model + 4 * inner + wide) + c.num_heads * amount.source_squared)
     own = amount.target * (6 * c.d_model + 6 * inner + wide) + 2 * inner * amount.source
     decoder = c.num_decoder_layers * (own + c.num_heads * (amount.target_squared + amount.crossed))
-    return encoder + decoder + amount.target * c.vocab_size
+    return encoder + decoder + (amount.target * c.vocab_size if c.is_text else 0)
 
 
 def recomputed_flops(c: T5ModelConfig, amount: Amount) -> float:
@@ -312,7 +313,7 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
 
     rows = -(-min(train.eval_rows, held_out) // num_processes)
     scored = 0 if asked == AUTO else -(-min(int(asked), held_out) // num_processes)
-    written = SAMPLE_TOKENS if train.sample_rows else 0
+    written = SAMPLE_TOKENS if train.sample_rows and config.model.is_text else 0
     if first_step >= last:
         return Schedule(0, 0, 0, rows, written)
     evaluations = turns(int(train.eval_steps)) if rows else set()

@@ -12,7 +12,7 @@ import math
 
 from memory.estimate.precision import INT4, dtype_bytes, matrix_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload
-from model.shapes import DECODER, ENCODER, STACKS, Stack
+from model.shapes import DECODER, ENCODER, Stack
 
 SLOTS = 2  # one computes, one comes or goes
 PIECE_ALIGNMENT = 4096  # bytes: of each matrix in a piece
@@ -32,7 +32,7 @@ def away_in(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
 
 def piece_bytes(work: Workload, choice: ExecutionPlan, stack: Stack) -> int:
     """The matrices of one block at rest, as they lie in its home."""
-    sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices[stack])
+    sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices.get(stack, []))
     return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
@@ -62,8 +62,8 @@ def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
     everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
     if choice.storage != INT4:
         return everywhere
-    depths = {ENCODER: work.model.num_layers, DECODER: work.model.num_decoder_layers}
-    shapes = [(depths[stack], shape) for stack in STACKS for shape in work.block_matrices[stack]]
+    depths: dict[str, int] = {ENCODER: work.model.num_layers, DECODER: work.model.num_decoder_layers}
+    shapes = [(depths[stack], shape) for stack, matrices in work.block_matrices.items() for shape in matrices]
     return everywhere - sum(depth * (math.prod(shape) - matrix_bytes(shape, INT4)) for depth, shape in shapes)
 
 
@@ -82,7 +82,7 @@ def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
         return 0
     learns = {ENCODER: learning.encoder, DECODER: learning.decoder}
     away = away_in(work, choice)
-    return sum(away[stack] * piece_bytes(work, choice, stack) for stack in STACKS if learns[stack])
+    return sum(count * piece_bytes(work, choice, stack) for stack, count in away.items() if learns[stack])
 
 
 def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from config import Config, T5ModelConfig
@@ -14,7 +15,7 @@ from memory.estimate.blocks import NO_ADAPTERS, Adapted
 from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
 from model import shapes
-from model.shapes import DECODER, ENCODER, STACKS, Stack, Weight, block_weights, weight_counts, weights
+from model.shapes import DECODER, ENCODER, Stack, Weight, block_weights, stacks_of, weight_counts, weights
 from optimizers import OPTIMIZERS
 from units import MIB
 
@@ -24,7 +25,7 @@ class Trained:
     """Weights that learn.
 
     Args:
-        embedding, head: of these parts. encoder, decoder: of the widest block of each stack, adapters included.
+        embedding, head: of these parts, the head of either kind. encoder, decoder: of the widest block of each stack, adapters included.
         total: of the model, adapters included. matrices: of the matrices of blocks. factors: rows and columns of all matrices,
             and the vectors; shared_factors: those of embedding, head, bias tables and vectors alone.
         turn_flops: of one turn of Muon over the matrices of blocks.
@@ -49,7 +50,7 @@ class Trained:
         matrices = [weight for weight in found if shapes.is_block_matrix(weight.name, weight.shape)]
         return cls(
             sum(weight.size for weight in found if weight.role == "embedding"),
-            sum(weight.size for weight in found if weight.role == "head"),
+            sum(weight.size for weight in found if weight.role in HEADS),
             _widest_block(found, ENCODER),
             _widest_block(found, DECODER),
             sum(weight.size for weight in found),
@@ -68,7 +69,7 @@ def trained_counts(config: Config) -> Trained:
     words = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
     targets = shapes.asked_targets(model, lora.lora_targets)
     beside = shapes.adapter_weights(model, lora.lora_rank, targets, lora.use_dora)
-    learning = beside if lora.lora_rank else shapes.weights(model)
+    learning = chain(beside, shapes.label_head_weights(model)) if lora.lora_rank else shapes.weights(model)
     return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
 
 
@@ -88,6 +89,7 @@ def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
     return max(blocks.values(), default=0)
 
 
+HEADS = ("head", "label head", "label bias")  # roles
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
 LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
@@ -206,10 +208,10 @@ class Workload:
 
     @cached_property
     def block_matrices(self) -> dict[str, list[tuple[int, ...]]]:
-        """Shapes of the matrices of one block of each stack."""
+        """Shapes of the matrices of one block of each stack that there is."""
         return {
             stack: [weight.shape for weight in block_weights(self.model, stack) if weight.is_product]
-            for stack in STACKS
+            for stack in stacks_of(self.model)
         }
 
     @cached_property

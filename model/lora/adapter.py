@@ -86,7 +86,7 @@ def linears(model: T5) -> dict[str, Linear]:
 def add_adapters(
     model: T5, settings: LoraSettings, seed: int = 0, held: WithWeights = in_place
 ) -> dict[str, LoraAdapter]:
-    """Freeze the whole model and put an adapter on every targeted matrix.
+    """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix.
 
     Args:
         settings: `targets` must exist, see `form.resolve_targets`.
@@ -100,6 +100,8 @@ def add_adapters(
     paths = set(adapted_paths(model.config, settings))
     chosen = {path: linear for path, linear in linears(model).items() if path in paths}
     model.requires_grad_(False)
+    if model.label_head is not None:
+        model.label_head.requires_grad_(True)
     adapters = {}
     for index, (path, linear) in enumerate(chosen.items()):
         with held([linear.weight] if settings.dora else []):  # DoRA's first lengths are those of the rows

@@ -12,7 +12,7 @@ from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
-from model.shapes import adapter_weights, weights
+from model.shapes import adapter_weights, label_head_weights, weights
 from settings.errors import UserError
 from settings.fields import AUTO
 from training.checkpoints.runs import near_folder
@@ -139,7 +139,8 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
             if base is not None and is_adapter(base):
                 problems += form_problems(settings, base)
             adapters = adapter_weights(shape, settings.rank, settings.targets, settings.dora)
-            learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in adapters}}
+            trained = (*adapters, *label_head_weights(shape))
+            learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in trained}}
     except UserError as error:
         problems += error.problems
     try:

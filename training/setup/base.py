@@ -24,6 +24,7 @@ from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
+from settings.consistency import check
 from settings.fields import AUTO
 from settings.program import program
 from storage import read_text
@@ -79,9 +80,10 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
                 refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, home)
         if is_new:  # found by loading it, after hours of preparing rows, otherwise
-            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), read_config(home))])
-        # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
-        config = _with_answers_of(config, run.notes if is_new else [], home, base)
+            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), config.model)])
+        if config.model.is_text:
+            # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
+            config = _with_answers_of(config, run.notes if is_new else [], home, base)
         is_gone = not is_new and not run.asked.given("tokenizer_dir") and not Path(config.data.tokenizer_dir).exists()
         if (
             config.data.tokenizer_dir == AUTO or is_gone
@@ -149,6 +151,9 @@ def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
 def _with_shape_of(config: Config, base: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
     shape = read_config(base)
+    if config.model.is_text and not shape.is_text:
+        raise UserError(f"--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)")
+    shape = with_head_of(config, shape)
     problems = [
         f"--{name} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
         for name in MODEL_FIELDS
@@ -156,7 +161,23 @@ def _with_shape_of(config: Config, base: Path) -> Config:
     ]
     if problems:
         raise UserError(*problems)
-    return dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
+    config = dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
+    refuse(check(config))  # a decoder of the checkpoint allows one head alone
+    return config
+
+
+def with_head_of(config: Config, shape: T5ModelConfig) -> T5ModelConfig:
+    """The shape of a checkpoint with the head that the settings ask for: its own where it has such a one, as far as none is named."""
+    asked = config.model
+    if asked.is_text:
+        return shape
+    is_same = shape.head == asked.head
+    names = [name for name in ("labels", "pooling", "head_kind") if config.given(name) or not is_same]
+    has_decoder = asked.num_decoder_layers > 0 if config.given("num_decoder_layers") else is_same
+    return dataclasses.replace(
+        shape, head=asked.head, num_decoder_layers=shape.num_decoder_layers if has_decoder else 0,
+        tie_word_embeddings=True, scale_decoder_outputs=True, **{name: getattr(asked, name) for name in names},
+    )  # fmt: skip
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
@@ -175,7 +196,7 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
         if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True):
             why_not = say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))
         return None, [_random(why_not, config)]
-    shape = read_config(found)
+    shape = with_head_of(config, read_config(found))
     asked = [
         name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
     ]

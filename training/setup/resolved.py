@@ -82,7 +82,9 @@ class ResolvedRun:
 
 def kind_of(config: Config) -> str:
     """The kind of such a run: one of `runs.KINDS`."""
-    return "dpo" if config.data.objective == PREFERENCES else "finetune" if config.train.is_finetune else "pretrain"
+    if config.data.objective == PREFERENCES:
+        return "dpo"
+    return "finetune" if config.train.is_finetune or not config.model.is_text else "pretrain"
 
 
 def refuse(problems: list[str]) -> None:
