@@ -22,7 +22,7 @@ from devices.kernels.calls import kernels, takes
 from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
-from model.layers import Linear
+from model.layers import Linear, joined_product
 from model.padded_attention import PaddedAttention
 from model.rows import Rows
 from model.shapes import inner_width
@@ -114,7 +114,7 @@ def attend(
     """
     if kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v):
         return CompiledAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
-    return PaddedAttention.apply(q, k, v, bias, rows, dropout)  # type: ignore[no-any-return]
+    return PaddedAttention.apply(bias, rows, dropout, q, k, v)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -130,15 +130,20 @@ class Attention(nn.Module):
         self.o = Linear(inner, config.d_model)
 
     def heads(self, x: Tensor) -> Tensor:
-        """(N, H K) -> (N, H, K), a view."""
-        return x.view(-1, self.num_heads, self.d_kv)
+        """(N, H K) -> (N, H, K), a view; of products beside each other, the heads of all."""
+        return x.view(len(x), -1, self.d_kv)
 
     def forward(
         self, x: Tensor, source: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], causal: bool, dropout: Dropout
     ) -> Tensor:
         """Queries from x (N, D), keys and values from source (N', D): (N, D)."""
-        q = self.heads(self.q(x, dropout.of_adapter(0)))
-        k = self.heads(self.k(source, dropout.of_adapter(1, rows[1])))
-        v = self.heads(self.v(source, dropout.of_adapter(2, rows[1])))
-        out = attend(q, k, v, bias, rows, causal, dropout)
+        joined = joined_product(source, (self.q, self.k, self.v) if x is source else (self.k, self.v))
+        if joined is not None:
+            packed = [self.heads(joined)] if x is source else [self.heads(self.q(x)), self.heads(joined)]
+            out: Tensor = PaddedAttention.apply(bias, rows, dropout, *packed)
+        else:
+            q = self.heads(self.q(x, dropout.of_adapter(0)))
+            k = self.heads(self.k(source, dropout.of_adapter(1, rows[1])))
+            v = self.heads(self.v(source, dropout.of_adapter(2, rows[1])))
+            out = attend(q, k, v, bias, rows, causal, dropout)
         return self.o(out.reshape(-1, self.num_heads * self.d_kv), dropout.of_adapter(3))

@@ -6,7 +6,7 @@ Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1; gated activations: S
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from devices.base import traits_of
+from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels, takes
 from model.dropout import Dropout
 from model.quantization import add_product, is_split, product, product_back
@@ -107,30 +107,60 @@ def adding_in_place() -> Iterator[None]:
         _adds_in_place = before
 
 
+def as_one(parts: Sequence[Tensor], dim: int) -> Tensor | None:
+    """A view of tensors that lie one behind the other along a dimension of one tensor in memory; None where they do not."""
+    first, width = parts[0], 0
+    for part in parts:
+        is_next = part.storage_offset() == first.storage_offset() + width * first.stride(dim)
+        if not is_next or part.stride() != first.stride() or _storage(part) != _storage(first):
+            return None
+        width += part.shape[dim]
+    return first.as_strided((*first.shape[:dim], width, *first.shape[dim + 1 :]), first.stride())
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
 class _Product(torch.autograd.Function):
-    """x W^T. Keeps W itself and not a view of it, so that a saved graph does not hold the wide copy of W."""
+    """x W^T, W being one matrix, or several that lie below each other in memory.
+
+    Keeps W itself and not a view of it, so that a saved graph does not hold the wide copy of W.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, graph_only: bool) -> Tensor:
-        ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        return x.new_zeros(()).expand(len(x), len(weight)) if graph_only else product(x, weight)
+    def forward(ctx: Any, x: Tensor, graph_only: bool, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x if weights[0].requires_grad else None, *weights)
+        whole = _whole(weights)
+        return x.new_zeros(()).expand(len(x), len(whole)) if graph_only else product(x, whole)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        grad_x, grad_weight = product_back(grad, weight) if needs_x else None, None
-        if needs_weight and _adds_in_place and weight.is_leaf and weight.grad is not None:
-            add_product(weight.grad, grad, x)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        needs_x, _, needs_weight, *_ = ctx.needs_input_grad
+        grad_x = product_back(grad, _whole(weights)) if needs_x else None
+        grad_weights: Sequence[Tensor | None] = [None] * len(weights)
+        if needs_weight and _adds_in_place and all(w.is_leaf and w.grad is not None for w in weights):
+            total = as_one([w.grad for w in weights], 0)
+            totals = [w.grad for w in weights] if total is None else [total]
+            for part, of_part in zip(totals, grad.split([len(total) for total in totals], 1), strict=True):
+                add_product(part, of_part, x)
         elif needs_weight:
-            grad_weight = add_product(None, grad, x)
-        return grad_x, grad_weight, None
+            whole = add_product(None, grad, x)
+            grad_weights = [whole] if len(weights) == 1 else whole.split([len(w) for w in weights])
+        return grad_x, None, *grad_weights
+
+
+def _whole(weights: Sequence[Tensor]) -> Tensor:
+    whole = weights[0] if len(weights) == 1 else as_one(weights, 0)
+    assert whole is not None, "these matrices were below each other"
+    return whole
 
 
 def trained_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T, differentiable in both; backward sums over tokens in parts where the device adds up no more in one product."""
     if is_split(x, len(x)):
-        return _Product.apply(x, weight, False)  # type: ignore[no-any-return,no-untyped-call]
+        return _Product.apply(x, False, weight)  # type: ignore[no-any-return,no-untyped-call]
     return F.linear(x, weight)
 
 
@@ -154,8 +184,23 @@ class Linear(nn.Module):
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
         graph_only = graph_only and self.adapter is None  # an adapter may keep the product for its own backward
-        y = _Product.apply(x, self.weight, graph_only) if torch.is_grad_enabled() else product(x, self.weight)
+        y = _Product.apply(x, graph_only, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
         return y if self.adapter is None else self.adapter(x, y, self.weight, dropout)
+
+
+def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
+    """The products of x (N, m) with several matrices in one, their results beside each other.
+
+    None where each goes its own way: on a CPU, where one product gains nothing; matrices with adapters, of another dtype than x,
+    or that do not lie below each other in memory.
+    """
+    weights = [linear.weight for linear in linears]
+    if is_host(x) or any(linear.adapter is not None for linear in linears) or weights[0].dtype != x.dtype:
+        return None
+    whole = as_one(weights, 0) if len({weight.requires_grad for weight in weights}) == 1 else None
+    if whole is None or not torch.is_grad_enabled():
+        return None if whole is None else product(x, whole)
+    return _Product.apply(x, False, *weights)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _ReLU(torch.autograd.Function):

@@ -11,8 +11,10 @@ time, M their padded keys. Source: recompute in tiles: Rabe and Staats 2021 (arX
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from devices.base import place, traits_of
 from devices.pointwise import mix
 from limits import row_groups
 from model.dropout import Dropout, mixed_places
+from model.layers import as_one
 from model.rows import Rows, places_of
 
 ALIGNED = 8  # numbers of a head, and keys, that the fused kernel reads at a time
@@ -87,8 +90,8 @@ class Layout:
     """How all rows of a micro-batch are attended to.
 
     Args:
-        query_homes, key_homes: (N,) int32, the place of each token among those of all groups; the filler's is one after the
-            last. None: tokens are the places, in order.
+        query_homes, key_homes: (N,) int32, the place of each token among those of all groups, the filler's being any. None:
+            tokens are the places, in order.
     """
 
     groups: tuple[Group, ...]
@@ -110,11 +113,12 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
         groups: list[Group] = []
         starts, homes = [0, 0], [np.full(side.num_tokens, -1, np.int64) for side in rows]
         for plan in row_groups(queries.lengths, keys.lengths, heads, scores):
-            sides, theres = [], []
+            sides, theres = list[Side](), []
             for number, length in enumerate((plan.num_queries, plan.num_keys)):
                 tokens, there = places_of(rows[number], plan.rows, length, plan.places)
                 homes[number][tokens[there]] = starts[number] + np.flatnonzero(there)
-                sides.append(_side(tokens, there, starts[number], device))
+                is_same = keys is queries and number == 1  # then a row has as many padded keys as queries
+                sides.append(sides[0] if is_same else _side(tokens, there, starts[number], device))
                 theres.append(there)
                 starts[number] += there.size
             members = np.zeros(plan.places, np.int64)
@@ -131,11 +135,11 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
                     plan.block,
                 )
             )
-        found = []
-        for home, end in zip(homes, starts, strict=True):
-            home[home < 0] = end
+        found = list[Tensor | None]()
+        for home, end in zip(homes[: 1 if keys is queries else 2], starts, strict=False):
+            home[home < 0] = 0  # the filler's, of which nothing is read
             found.append(None if np.array_equal(home, np.arange(end)) else _indices(home, device))
-        return Layout(tuple(groups), found[0], found[1])
+        return Layout(tuple(groups), found[0], found[-1])
 
     key = "padded layout", heads, keys.lengths, keys.filler, device, scores
     return queries.cached(key, make)  # type: ignore[no-any-return]
@@ -154,64 +158,85 @@ def _indices(values: NDArray[np.int64], device: torch.device) -> Tensor:
 
 
 class PaddedAttention(torch.autograd.Function):
-    """Arguments as `model.attention.attend`. Memory: q, k, v kept; while running, padded copies and the scores of a group."""
+    """Arguments: bias, rows and dropout as of `model.attention.attend`, and then q, k and v: in three tensors, with their heads beside
+    each other in one, (N, 3 H, K), or q and such a one of k and v.
+
+    Memory: q, k, v kept; while running, padded copies and the scores of a group.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, bias)
+    def forward(ctx: Any, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout, *packed: Tensor) -> Tensor:
+        ctx.save_for_backward(bias, *packed)
         ctx.rows, ctx.dropout = rows, dropout
-        call = _Call(q, k, v, bias, rows, dropout)
-        out = call.room(is_keys=False)
-        for group in call.layout.groups:
-            call.forward(group, out)
-        return _collect(out, call.layout.query_homes)
+        call = _Call(bias, rows, dropout, packed)
+        if call.is_direct:
+            out = _end_to_end([call.attend(group) for group in call.layout.groups])
+        else:
+            out = call.room(call.heads, is_keys=False)
+            for group in call.layout.groups:
+                call.forward(group, out)
+        return call.collect(out, is_keys=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        q, k, v, bias = ctx.saved_tensors
-        call = _Call(q, k, v, bias, ctx.rows, ctx.dropout)
-        if bias is not None and ctx.needs_input_grad[3]:
-            call.dbias = torch.zeros_like(bias, dtype=torch.promote_types(q.dtype, torch.float32))
-        dq, dk, dv = (call.room(is_keys) for is_keys in (False, True, True))
-        for group in call.layout.groups:
-            call.backward(group, grad.reshape(q.shape), dq, dk, dv)
-        dq = _collect(dq, call.layout.query_homes)
-        dk, dv = _collect(dk, call.layout.key_homes), _collect(dv, call.layout.key_homes)
-        return dq, dk, dv, None if call.dbias is None else call.dbias.to(bias.dtype), None, None
+        bias, *packed = ctx.saved_tensors
+        call = _Call(bias, ctx.rows, ctx.dropout, packed)
+        grad = grad.reshape(len(grad), call.heads, -1)
+        call.has_dbias = bias is not None and ctx.needs_input_grad[0]
+        if call.is_direct:
+            parts = [call.gradients(group, grad) for group in call.layout.groups]
+            found = [_end_to_end([part.pop(0) for part in parts]) for _ in packed]
+        else:
+            found = [call.room(x.shape[1], is_keys) for x, is_keys in zip(packed, call.is_keys, strict=True)]
+            for group in call.layout.groups:
+                call.backward(group, grad, found)
+        found = [call.collect(found.pop(0), is_keys) for is_keys in call.is_keys]
+        return None if call.dbias is None else call.dbias.to(bias.dtype), None, None, *found
 
 
-def _collect(room: Tensor, homes: Tensor | None) -> Tensor:
-    """From the padded places of all groups back to tokens: (N, H, K)."""
-    return room[:-1] if homes is None else room.index_select(0, homes)
+def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class _Call:
     """One attention: what forward and backward share. q, k and v of a group are (b, L, H, K) where fused, else (b H, L, K)."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout
+        self, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout, packed: Sequence[Tensor]
     ) -> None:
-        self.q, self.k, self.v, self.rows, self.dropout = q, k, v, rows, dropout
-        self.heads = q.shape[1]
-        self.layout = layout_of(rows, self.heads, q.device)
+        self.packed, self.rows, self.dropout = packed, rows, dropout
+        self.is_keys = (False, True, True)[: len(packed)]  # whether each lies as the keys do
+        self.heads, self.like = sum(x.shape[1] for x in packed) // 3, packed[0]
+        device, width = self.like.device, self.like.shape[2]
+        self.layout = layout_of(rows, self.heads, device)
         self.wide: Tensor | None = None  # the bias, cut or filled up to the distances of padded rows
         if bias is not None:
-            self.wide = F.pad(bias.detach().to(q.dtype), (self.layout.reach - 1 - bias.shape[1] // 2,) * 2)
+            self.wide, more = bias.detach().to(self.like.dtype), self.layout.reach - 1 - bias.shape[1] // 2
+            self.wide = F.pad(self.wide, (more, more)) if more else self.wide
+        self.distances = 0 if bias is None else bias.shape[1]
+        self.has_dbias = False  # whether the gradient of the bias is wanted
         self.dbias: Tensor | None = None
-        is_here = traits_of(q.device).is_fused and not q.is_cpu  # tests let a CPU stand for a GPU
-        self.is_fused = is_here and not dropout.active and q.shape[2] % ALIGNED == 0
+        self.is_fused = not dropout.active and width % ALIGNED == 0 and _has_fused(device)
+        # what the fused kernel gives lies as it is needed
+        self.is_direct = self.is_fused and all(len(list(group.parts())) == 1 for group in self.layout.groups)
 
-    def room(self, is_keys: bool) -> Tensor:
-        """For results of all groups, and zeros for the filler: (places + 1, H, K).
+    def room(self, heads: int, is_keys: bool) -> Tensor:
+        """For results of all groups: (places, heads, K).
 
         Made before the scores: small results between them would keep their freed memory from being used again.
         """
         last = self.layout.groups[-1].keys if is_keys else self.layout.groups[-1].queries
-        room = self.q.new_empty(last.start + last.size + 1, *self.q.shape[1:])
-        room[-1] = 0
-        return room
+        return self.like.new_empty(last.start + last.size, heads, self.like.shape[2])
+
+    def collect(self, room: Tensor, is_keys: bool) -> Tensor:
+        """From the padded places of all groups back to tokens; the filler's are zeros."""
+        homes = self.layout.key_homes if is_keys else self.layout.query_homes
+        if homes is None:
+            return room
+        tokens = room.index_select(0, homes)
+        if filler := self.rows[is_keys].filler:
+            tokens[-filler:] = 0
+        return tokens
 
     def forward(self, group: Group, out: Tensor) -> None:
         """Write the output of a group."""
@@ -220,14 +245,18 @@ class _Call:
         for part in group.parts():
             self._put(self._attend(q[:, part], k, v, group, part), places[:, part], is_first=True)
 
-    def backward(self, group: Group, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    def attend(self, group: Group) -> Tensor:
+        """The output of a group that is taken at once: (places, H, K)."""
+        (part,) = group.parts()
+        return self._attend(*self._gathered(group), group, part).flatten(0, 1)
+
+    def backward(self, group: Group, grad: Tensor, rooms: Sequence[Tensor]) -> None:
         """Write the gradients of a group's queries, keys and values; that of the bias is added."""
         q, k, v = self._gathered(group)
-        grad = group.queries.gather(grad)
-        if group.queries.there is not None:
-            grad = grad.mul_(group.queries.there[:, :, None, None])
-        grad = self._form(grad)
-        dq, dk, dv = group.queries.places(dq), group.keys.places(dk), group.keys.places(dv)
+        grad = self._gathered_grad(group, grad)
+        places = zip(rooms, self.is_keys, strict=True)
+        sides = [(group.keys if is_keys else group.queries).places(room) for room, is_keys in places]
+        dq, dk, dv = (part for side in sides for part in side.split(self.heads, 2))
         back = self._fused_back if self.is_fused else self._plain_back
         for part in group.parts():
             found = back(q[:, part], k, v, grad[:, part], group, part)
@@ -236,12 +265,32 @@ class _Call:
             self._put(found[2], dv, is_first=part.start == 0)
             del found
 
-    def _gathered(self, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys = group.queries, group.keys
-        return self._form(queries.gather(self.q)), self._form(keys.gather(self.k)), self._form(keys.gather(self.v))
+    def gradients(self, group: Group, grad: Tensor) -> list[Tensor]:
+        """The gradients of a group that is taken at once, as q, k and v are packed: (places, heads, K)."""
+        (part,), grad = group.parts(), self._gathered_grad(group, grad)
+        found, packed = iter(self._fused_back(*self._gathered(group), grad, group, part)), []
+        for x in self.packed:
+            parts = list(islice(found, x.shape[1] // self.heads))
+            one = parts[0] if len(parts) == 1 else as_one(parts, 2)
+            packed.append((torch.cat(parts, 2) if one is None else one).flatten(0, 1))
+        return packed
 
-    def _form(self, x: Tensor) -> Tensor:
-        return x if self.is_fused else x.transpose(1, 2).flatten(0, 1)
+    def _gathered(self, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+        sides = [group.keys if is_keys else group.queries for is_keys in self.is_keys]
+        q, k, v = (x for side, x in zip(sides, self.packed, strict=True) for x in self._form(side.gather(x)))
+        return q, k, v
+
+    def _gathered_grad(self, group: Group, grad: Tensor) -> Tensor:
+        grad = group.queries.gather(grad)
+        if group.queries.there is not None:
+            grad = grad.mul_(group.queries.there[:, :, None, None])
+        return self._form(grad)[0]
+
+    def _form(self, x: Tensor) -> Sequence[Tensor]:
+        """Of (b, L, c H, K), c tensors as they are computed with."""
+        if self.is_fused:
+            return x.split(self.heads, 2)
+        return x.unflatten(2, (-1, self.heads)).permute(2, 0, 3, 1, 4).flatten(1, 2).unbind()
 
     def _put(self, x: Tensor, places: Tensor, is_first: bool) -> None:
         """Write results to places (b, t, H, K), or add them."""
@@ -260,23 +309,32 @@ class _Call:
     def _bias(self, part: slice, keys: int) -> Tensor:
         """The bias of the queries `part` as a matrix (H, t, M)."""
         assert self.wide is not None
-        length, first = part.stop - part.start, self.layout.reach - part.stop
+        length, first, device = part.stop - part.start, self.layout.reach - part.stop, self.like.device
         windows = self.wide[:, first : first + length + keys - 1].unfold(1, keys, 1)  # the last query's first
-        return windows.flip(1).contiguous()  # on CUDA a flip keeps the order of the windows' strides, which are equal
+        backwards = partial(torch.arange, length - 1, -1, -1, device=device)
+        order = self.rows[0].cached(("backwards", length, device), backwards)
+        return windows.index_select(
+            1, order
+        )  # in rows; a flip keeps the order of the windows' strides, which are equal
 
     def _add_to_bias(self, scores: Tensor, first: int) -> None:
         """Add the gradient of scores (b, H, t, M), of the queries from `first` on, to that of the bias (H, R)."""
-        if self.dbias is None:
+        if not self.has_dbias:
             return
-        total, (_, heads, t, keys) = self.dbias, scores.shape
+        (_, heads, t, keys), wide = scores.shape, torch.promote_types(scores.dtype, torch.float32)
         # with t zeros before each line, and one more place a line, equal distances stand in one column
-        room = total.new_zeros(heads, t * (t + keys + 1))
+        room = scores.new_zeros(heads, t * (t + keys + 1), dtype=wide)
         lines = room[:, : t * (t + keys)].view(heads, t, t + keys)[:, :, t:]
-        lines.copy_(scores.sum(0, dtype=total.dtype))
+        lines.copy_(scores.sum(0, dtype=wide))
         sums = room.view(heads, t, t + keys + 1).sum(1)
-        start = total.shape[1] // 2 - first - t  # the place of the first column's distance
-        low, high = max(0, start), min(total.shape[1], start + sums.shape[1])
-        total[:, low:high] += sums[:, low - start : high - start]
+        start = self.distances // 2 - first - t  # the place of the first column's distance
+        low, high = max(0, start), min(self.distances, start + sums.shape[1])
+        sums = sums[:, low - start : high - start]
+        if self.dbias is None and high - low == self.distances:
+            self.dbias = sums
+        else:
+            self.dbias = sums.new_zeros(heads, self.distances) if self.dbias is None else self.dbias
+            self.dbias[:, low:high] += sums
 
     # --- fused
 
@@ -285,19 +343,20 @@ class _Call:
         keys = group.keys.shape[1]
         if self.wide is None and group.blank is None:
             return None
-        mask = self.q.new_zeros(1, 1, 1, keys) if self.wide is None else self._bias(part, keys).unsqueeze(0)
+        mask = self.like.new_zeros(1, 1, 1, keys) if self.wide is None else self._bias(part, keys).unsqueeze(0)
         mask = mask if group.blank is None else mask.masked_fill(group.blank, -torch.inf)
         return mask.expand(group.keys.shape[0], self.heads, part.stop - part.start, keys)
 
     def _fused_back(
         self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, group: Group, part: slice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mask, has_dmask = self._mask(group, part), self.dbias is not None
+        mask, has_dmask = self._mask(group, part), self.has_dbias
         out, logsumexp, seed, offset = _fused(q, k, v, mask)
+        is_packed = self.is_direct and len(self.packed) == 1  # then the gradients lie as q, k and v do
         # with one split of the keys the sums have one order
         dq, dk, dv, dmask = torch.ops.aten._efficient_attention_backward(
             grad, q, k, v, mask, out, None, None, q.shape[1], k.shape[1], logsumexp, 0.0, seed, offset, NO_MASK_TYPE,
-            has_dmask, scale=1.0, num_splits_key=1,
+            has_dmask, scale=1.0, num_splits_key=1, shared_storage_dqdkdv=is_packed,
         )  # fmt: skip
         if has_dmask:
             self._add_to_bias(dmask, part.start)
@@ -320,7 +379,7 @@ class _Call:
             return lambda x: x
         row_keys = self.dropout.row_keys()
         row_keys = row_keys if group.rows is None else row_keys.index_select(0, group.rows)
-        keys = mix(row_keys[:, None, None] + mixed_places(self.rows[0], self.heads, part, self.q.device))
+        keys = mix(row_keys[:, None, None] + mixed_places(self.rows[0], self.heads, part, self.like.device))
         drop = self.dropout.mask(keys.flatten(), weights.flatten(0, 1))
         return lambda x: drop(x.flatten(0, 1)).view_as(x)
 
@@ -335,6 +394,11 @@ class _Call:
         del weights, drop, dweights
         self._add_to_bias(dscores.unflatten(0, (-1, self.heads)), part.start)
         return torch.bmm(dscores, k), torch.bmm(dscores.mT, q), dv
+
+
+def _has_fused(device: torch.device) -> bool:
+    """Whether torch's fused kernel computes here; tests let a CPU, which has none, stand for a GPU."""
+    return traits_of(device).is_fused and device.type != "cpu"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from config import T5ModelConfig
+from devices.base import traits_of
 from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
@@ -166,9 +167,19 @@ class T5(nn.Module):
             is_tied = config.tie_word_embeddings or not config.is_text
             self.head = None if is_tied else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
             self.label_head = LabelHead(config) if config.num_labels else None
+        stacked = set[nn.Parameter]()
+        for attention in (module for module in self.modules() if isinstance(module, Attention)):
+            if not traits_of(torch.device(device)).is_host:  # below each other: one product for all (`model.layers`)
+                three = attention.q, attention.k, attention.v
+                whole = torch.empty(3 * inner_width(config), config.d_model, device=device, dtype=dtype)
+                for linear, part in zip(three, whole.chunk(3), strict=True):
+                    linear.weight = nn.Parameter(part)
+                    stacked.add(linear.weight)
         for module in self.modules():
             small = isinstance(module, (RMSNorm, PositionBias, nn.Linear))
             for name, weight in list(module.named_parameters(recurse=False)):
+                if weight in stacked:
+                    continue
                 made = torch.empty(weight.shape, device=device, dtype=torch.float32 if small else dtype)
                 setattr(module, name, nn.Parameter(made))
 

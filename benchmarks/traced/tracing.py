@@ -79,7 +79,7 @@ class Tracer(TorchDispatchMode):
             self._wait(name)
             return answered[0]
         if name == "_efficient_attention_backward":
-            result: Any = _fused_gradients(args)
+            result: Any = _fused_gradients(args, kwargs)
         elif name == "c10d::allreduce_coalesced_":  # torch has nothing for meta; the sum of each does the same
             result = torch.ops.c10d.allreduce_(*args[:3], None)[1]
         else:
@@ -167,12 +167,14 @@ class Tracer(TorchDispatchMode):
         self.live_bytes -= size
 
 
-def _fused_gradients(args: Any) -> tuple[Tensor, ...]:
+def _fused_gradients(args: Any, kwargs: Any) -> tuple[Tensor, ...]:
     """What the backward of fused attention gives: torch's own function for meta does not take all of its arguments."""
     q, k, v = args[1:4]
     has_dbias = args[-1]
     dbias = q.new_empty(len(q), q.shape[2], q.shape[1], k.shape[1]) if has_dbias else q.new_empty(0)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dbias
+    if kwargs.get("shared_storage_dqdkdv"):
+        return *q.new_empty(*q.shape[:2], 3, *q.shape[2:]).unbind(2), dbias
+    return *(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)), dbias
 
 
 def _is_view(func: Any) -> bool:

@@ -66,13 +66,13 @@ class Padded:
         at_work = (
             self._copied(group, 1) + self._scores_of(group) * each + self._mask_of(group) for group in self.groups
         )
-        return room + max(*at_work, self._collected())
+        return room + max(*at_work, self._collected(self._places(False), sum(self.queries)))
 
     def backward(self) -> int:
         """At its highest, the gradients of q, k and v among it."""
-        room = (self._places(False) + 2 * self._places(True)) * self.width
+        places, tokens = self._places(False) + 2 * self._places(True), sum(self.queries) + 2 * sum(self.keys)
         at_work = (self._copied(group, 2) + max(self._at_work(group), self._distances(group)) for group in self.groups)
-        return room + max(*at_work, self._collected())
+        return places * self.width + max(*at_work, self._collected(places, tokens))
 
     def _at_work(self, group: RowGroup) -> int:
         """The scores of a group in backward, in all forms that are there together."""
@@ -98,9 +98,10 @@ class Padded:
             return 0
         return self._scores_of(group) * self.e // (group.places if self._is_whole(is_keys=True) else 1)
 
-    def _collected(self) -> int:
-        """A copy of the results, laid end to end; none where they are as they lie."""
-        return 0 if self._is_whole(is_keys=False) else sum(self.queries) * self.width
+    def _collected(self, places: int, tokens: int) -> int:
+        """A copy of the results: of those of all groups, end to end, or of the tokens among them; none where they are as they lie."""
+        is_joined = self.is_fused and len(self.groups) > 1 and all(g.block == g.num_queries for g in self.groups)
+        return max(places if is_joined else 0, 0 if self._is_whole(is_keys=False) else tokens) * self.width
 
     def _distances(self, group: RowGroup) -> int:
         """The gradient of a bias as it is summed over equal distances, in fp32: a matrix, and a copy with room."""

@@ -110,6 +110,55 @@ def test_padded_is_dense(
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+def fused_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *_: object, **__: object) -> tuple[Any, ...]:
+    """What torch's fused kernel gives on a GPU, by products: output, and what its backward takes."""
+    for x in (q, k, v, *([] if mask is None else [mask])):
+        assert x.stride(-1) == 1 and all(step % 8 == 0 for step in x.stride()[:-1]), "a GPU would refuse it"
+    scores = torch.einsum("blhk,bmhk->bhlm", q, k)
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    return torch.einsum("bhlm,bmhk->blhk", weights, v), weights, None, None
+
+
+def fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> tuple[Tensor, ...]:
+    weights = more[6]
+    dscores = torch._softmax_backward_data(torch.einsum("blhk,bmhk->bhlm", grad, v), weights, -1, weights.dtype)
+    found = [
+        torch.einsum("bhlm,bmhk->blhk", dscores, k),
+        torch.einsum("bhlm,blhk->bmhk", dscores, q),
+        torch.einsum("bhlm,blhk->bmhk", weights, grad),
+    ]
+    if options["shared_storage_dqdkdv"]:
+        assert q.shape == k.shape
+        found = list(torch.stack(found, 2).unbind(2))
+    return *(x if options["shared_storage_dqdkdv"] else x.contiguous() for x in found), dscores
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("scores", [1000, 10**6])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("lengths", [[16, 16, 16], [40, 33, 8]])
+def test_heads_beside_each_other_are_those_of_several_tensors(
+    lengths: list[int], kind: str, scores: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [n + 16 for n in lengths] if kind == "cross" else lengths
+    leaves, bias, rows, _, dropout = draw(3, lengths, keys, kind, width=8)
+    q, k, v = leaves[:3]
+    expected = dense(q, k, v, bias, rows, dropout)
+    if kind != "cross":
+        rows = rows[0], rows[0]
+    if is_fused:
+        monkeypatch.setattr(padded_attention, "_has_fused", lambda device: True)
+        monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", fused_forward)
+        monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", fused_backward)
+    packed = [q, torch.cat([k, v], 1)] if kind == "cross" else [torch.cat([q, k, v], 1)]
+    with override_traits("cpu", replace(MPS, scores=scores)):
+        out = padded_attention.PaddedAttention.apply(bias, rows, dropout, *packed)
+        found = gradients(out, leaves)
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(found, gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
 def test_memory_is_linear_in_length() -> None:
     short, long = in_child("""
 import math
