@@ -274,8 +274,8 @@ class LowMemTrainer:
             is_published: whether the live weights are the published ones.
         """
         live, run, rows = self.live, self.live.run, self.config.train.sample_rows
-        if live.engine.shards is not None:
-            return None  # an answer takes all processes
+        if not self.config.model.is_text or live.engine.shards is not None:
+            return None  # there are no answers, or each takes all processes
         if rows and not is_published and not self._poll_requests().ends_run and not live.take_published():
             return None
         if not live.is_main:

@@ -211,6 +211,7 @@ def _labelled(batch: Batch, shape: T5ModelConfig, device: torch.device, source: 
     for each in flat:
         each[source.row_tokens :] = shape.pad_token_id
     labels = torch.from_numpy(batch.labels)
+    labels = labels if labels.is_floating_point() else labels.long()
     labels = labels.reshape(-1) if shape.head == SEQUENCE else source.flatten(labels)[: source.row_tokens]
     on_host = None if device.type == "cpu" else (flat[0], flat[1])
     input_ids, decoder_ids, labels = (place(each, device) for each in (*flat, labels))

@@ -90,6 +90,7 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
     elif config.num_labels:
         names = config.label_names or ("LABEL_0",)
         values |= {
+            "pooling": config.head_pooling, "head_kind": "dense" if config.has_dense_head else "linear",
             "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)},
             "problem_type": "single_label_classification" if config.label_names else REGRESSION,
             "classifier_dropout": config.dropout_rate,

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 import devices
 from config import PREFERENCES, Config
-from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
+from data.batches.collate import (
+    Batch,
+    LabelledRow,
+    PreferenceRow,
+    Row,
+    collate,
+    collate_labels,
+    collate_preferences,
+)
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
@@ -35,6 +43,7 @@ from memory.estimate.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.generation import generate
+from settings.consistency import TOKEN
 from training.setup.build import build, stores_reference
 from training.setup.resolved import ResolvedRun
 
@@ -110,7 +119,7 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
             engine.blockwise,
             [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]],
         )
-        if rows:
+        if rows and config.model.is_text:
             generate(
                 blockwise.model, rows, max_new_tokens=SAMPLE_TOKENS,
                 with_weights=blockwise.weight_store.in_compute_dtype, compute_dtype=blockwise.weight_store.compute_dtype,
@@ -142,6 +151,14 @@ def _batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
     def tokens(count: int) -> NDArray[np.int64]:
         return draw.integers(2, most, count)
 
+    if not config.model.is_text:
+        has_classes, is_token = bool(config.model.label_names), config.model.head == TOKEN
+        made = []
+        for (source, target), key in zip(rows, keys, strict=True):
+            count = source if is_token else 1
+            labels = draw.integers(0, 2, count) if has_classes else draw.random(count, np.float32)
+            made.append(LabelledRow(tokens(source), labels, key, target > 0))
+        return collate_labels(made, pad)
     if config.data.objective != PREFERENCES:
         places = zip(rows, keys, strict=True)
         return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)

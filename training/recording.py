@@ -126,7 +126,7 @@ class Recorder:
         log.table(say("done"), result_rows(summary))
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
         is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
-        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt))
+        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt), writes=config.model.is_text)
         if config.run.push_to_hub is None:
             lines = [*lines, push_command(Path(summary.model_dir))]
         log.progress.lines(say("next"), lines)

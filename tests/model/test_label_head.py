@@ -40,7 +40,10 @@ def labels_of(model: T5) -> Tensor:
 def test_round_trip(config: T5ModelConfig, kind: str, tmp_path: Path) -> None:
     model = model_of(config, kind)
     save(model, tmp_path)
-    assert read_config(tmp_path) == model.config
+    back = read_config(tmp_path)
+    assert (back.head, back.label_names, back.num_decoder_layers) == (
+        model.config.head, model.config.label_names, model.config.num_decoder_layers,
+    )  # fmt: skip
     assert torch.equal(load(tmp_path).label_logits(IDS, MASK), model.label_logits(IDS, MASK))
 
 

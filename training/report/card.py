@@ -16,7 +16,7 @@ from typing import Any
 
 from config import PREFERENCES, T5ModelConfig
 from data.sources.places import public
-from model.formats.shape_file import read_config
+from model.formats.shape_file import class_of, read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.errors import UserError
@@ -36,9 +36,12 @@ SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",
 )  # fmt: skip
+TASKS = {  # head -> what the Hugging Face Hub calls it
+    "text": "text2text-generation", "none": "feature-extraction", "sequence": "text-classification", "token": "token-classification",
+}  # fmt: skip
 TEMPLATE = """---
 library_name: {{ form }}
-pipeline_tag: text2text-generation
+pipeline_tag: {{ task }}
 tags:
 - t5
 - frugalt5
@@ -83,7 +86,15 @@ On {{ "{:,}".format(best.rows) }} held-out rows{% if best.answered_rows %} (scor
 
 In this folder:
 
-{% if form == "transformers" %}
+{% if encoder %}
+```python
+from transformers import AutoTokenizer, {{ encoder }}
+
+tokenizer, model = AutoTokenizer.from_pretrained("."), {{ encoder }}.from_pretrained(".")
+output = model(**tokenizer("Your text", return_tensors="pt"))
+print(output.{{ "last_hidden_state" if encoder.endswith("EncoderModel") else "logits" }})
+```
+{% elif form == "transformers" %}
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -188,21 +199,30 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     events = _events(log) if settings else {}
     end = events.get("end", {})
     files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
+    shape = _shape(model, settings)
+    encoder = (
+        "" if shape is None or shape.is_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
+    )
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
-        form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(model, settings), settings=settings,
+        form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,
+        encoder=encoder, task=TASKS["text" if shape is None else shape.head],
         data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
         training=_training(settings, events), first_loss=end.get("first_eval_loss"),
         best=end.get("best_evaluation") or events.get("best") or events.get("eval"),  # the log may begin after it: on another machine
     )  # fmt: skip
 
 
-def _about(model: Path, settings: Mapping[str, Any]) -> str:
-    """Size, kind and base; the shape as the run knew it where the folder holds an adapter."""
+def _shape(model: Path, settings: Mapping[str, Any]) -> T5ModelConfig | None:
+    """The shape of a model; as the run knew it where the folder holds an adapter."""
     fields = {name: settings[name] for name in vars(T5ModelConfig()) if name in settings}
-    shape = T5ModelConfig(**fields) if fields else None
     with suppress(UserError):
-        shape = read_config(model)
+        return read_config(model)
+    return T5ModelConfig(**fields) if fields else None
+
+
+def _about(shape: T5ModelConfig | None, settings: Mapping[str, Any]) -> str:
+    """Size, kind and base."""
     size = "" if shape is None else f" of {weight_counts(shape)['total']:,} weights"
     if not settings:
         return size
@@ -212,6 +232,8 @@ def _about(model: Path, settings: Mapping[str, Any]) -> str:
         kind = "finetuned"
     elif settings.get("objective") == PREFERENCES:
         kind = "trained with preferences"
+    elif shape is not None and not shape.is_text:
+        kind = "trained from scratch" if is_new else "finetuned"
     else:
         kind = "pretrained from scratch" if is_new else "trained further"
     return f"{size}, {kind}" + ("" if is_new else f" from {Path(str(base)).name}")

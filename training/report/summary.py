@@ -174,13 +174,15 @@ def _example(prompt: str) -> str:
     return piece if len(piece) < PROMPT_LETTERS else piece.rpartition(" ")[0] or piece
 
 
-def next_commands(model_dir: str, is_finetune: bool, prompt: str) -> Sequence[str]:
-    """What the user may type next."""
+def next_commands(model_dir: str, is_finetune: bool, prompt: str, writes: bool = True) -> Sequence[str]:
+    """What the user may type next; `writes`: whether the model writes text."""
     typed, model_dir = program(), shlex.quote(model_dir)
     lines = [
         f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",
         f"{typed} evaluate --model={model_dir}",
     ]
+    if not writes:
+        return lines[1:]
     return lines if is_finetune else [*lines, f"{typed} train --is_finetune=True --finetune_from={model_dir}"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def load_data(run: ResolvedRun) -> None:
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     if prepared.objective in HEADS:
         run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
+        run.config = _with_class_weights(run.config, prepared.label_counts)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
         told = (
@@ -76,6 +78,27 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
         best, first = {**now.best_metric, "evals_since": 0}, now.first_eval_loss
         state = dataclasses.replace(state, best_metric=best, best_eval_loss=first)
     return run.starting_from(base, state, is_resumed)
+
+
+def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
+    """The settings with one weight for each class of the labels: balanced ones give all classes the same part in the loss.
+
+    Raises:
+        UserError: labels are numbers, or there are not as many weights as classes.
+    """
+    asked, names = config.train.class_weights, config.model.label_names
+    if asked is None:
+        return config
+    if not names:
+        raise UserError(f"--class_weights = {asked}, the labels are numbers and have no classes; omit it")
+    if asked == "balanced":
+        weights = [sum(counts) / (len(names) * count) if count else 1.0 for count in counts]
+        return config.changed(class_weights=",".join(f"{weight:.6g}" for weight in weights))
+    if (given := asked.count(",") + 1) != len(names):
+        raise UserError(
+            f"--class_weights = {asked}, are {given} and the labels {len(names)} ({', '.join(names)}); give one for each"
+        )
+    return config
 
 
 def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
