@@ -29,6 +29,7 @@ LENGTH_MULTIPLE = 8  # of a padded row
 LEAST_FILLED = 16  # tokens of a micro-batch
 FILLED_PER_OCTAVE = 4  # sizes of token sums between a power of two and the next
 LOSS_CHUNK_BYTES = 32 * 1024**2  # of fp32 logits that are formed together, where there is room
+DEVICE_LOSS_CHUNK_BYTES = 256 * 1024**2  # the same on a GPU, which starts some 25 kernels for each chunk
 HEAD_CHUNK_TOKENS = 16  # fewest tokens whose logits are formed together
 UPDATE_ELEMENTS = 512 * 1024  # of a weight updated at a time: the few buffers of 2 MB that it needs stay in cache
 WIDENED_ELEMENTS = 512 * 1024  # of a narrow table widened at a time: 2 MB in fp32, which stay in cache and in the heap

@@ -93,7 +93,7 @@ METAL_HALF = """
 template <typename T> float widen(T bits) { return (float)as_type<half>((ushort)bits); }
 template <typename T> unsigned int narrow(T number) { return (unsigned int)as_type<ushort>((half)number); }
 """
-MIX = "template <typename T> T mix(T key) { return (T)mixed<T>(key); }"
+MIX = "template <typename T> T mix(T key, T place, T more) { return (T)mixed<WORD>((WORD)key + (WORD)place + (WORD)more); }"
 # BITS of a number, LANES numbers in a word of x, WORDS of x that share a random word
 DROP = """
 template <typename T> T drop(T x, T key, T place, T threshold, REAL scale) {
@@ -107,8 +107,8 @@ template <typename T> T drop(T x, T key, T place, T threshold, REAL scale) {
 }
 """
 ROUND = """
-template <typename T> T round_randomly(T low, T high, T key, T place) {
-    WORD random = random_word<T>(key, place), rounded = 0;
+template <typename T> T round_randomly(T low, T high, T key, T row, T column) {
+    WORD random = random_word<T>(key, row + column), rounded = 0;
     for (int lane = 0; lane < 4; lane++) {
         unsigned int bits = (unsigned int)((WORD)(lane < 2 ? low : high) >> (32 * (lane % 2)));
         unsigned int noise = (unsigned int)(random >> (16 * lane)) & 0xFFFFu;
@@ -123,8 +123,8 @@ template <typename T> T round_randomly(T low, T high, T key, T place) {
 """
 METAL_ENTRIES = {
     "mix": """
-kernel void mix_all(device long *out, device const long *keys, uint at [[thread_position_in_grid]]) {
-    out[at] = mix<long>(keys[at]);
+kernel void mix_all(device long *sums, constant long &more, uint at [[thread_position_in_grid]]) {
+    sums[at] = mix<long>(sums[at], 0, more);
 }
 """,
     "drop": """
@@ -140,7 +140,7 @@ kernel void round_all(
     device long *out, device const long *values, device const long *keys, constant long &width,
     uint2 at [[thread_position_in_grid]]) {
     const ulong place = (ulong)at.y * (ulong)width + at.x;
-    out[place] = round_randomly<long>(values[2 * place], values[2 * place + 1], keys[at.y], (long)at.x);
+    out[place] = round_randomly<long>(values[2 * place], values[2 * place + 1], keys[at.y], (long)at.x, 0);
 }
 """,
 }
@@ -210,16 +210,18 @@ def round_by_torch(values: Tensor, noise: Tensor) -> Tensor:
     return values.to(torch.bfloat16).masked_fill_(no_number, torch.nan)
 
 
-def _round_by_torch(values: Tensor, keys: Tensor, places: Tensor) -> Tensor:
-    return round_by_torch(values.clone(), random_words(keys, values.shape[1]))
+def _round_by_torch(values: Tensor, keys: Tensor, *places: Tensor) -> Tensor:
+    return round_by_torch(values.clone(), random_words(keys, values[0].numel()).view(values.shape))
 
 
 # --- as one kernel
 
 
-def mix(keys: Tensor) -> Tensor:
-    """Hash int64 numbers, which may be overwritten."""
-    return torch.ops.frugalt5.mix(keys) if is_compiled("mix", keys.device) else mix_by_torch(keys)  # type: ignore[no-any-return]
+def mix(keys: Tensor, places: Tensor, more: int = 0) -> Tensor:
+    """Hash the sums keys + places + more of int64 tensors, one of which is spread over the other."""
+    if is_compiled("mix", keys.device):
+        return torch.ops.frugalt5.mix(keys, places, more)  # type: ignore[no-any-return]
+    return mix_by_torch(keys + places if not more else (keys + places).add_(more))
 
 
 def is_compiled(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
@@ -236,15 +238,18 @@ def fills_words(x: Tensor) -> bool:
 
 
 def why_not_compiled(device: torch.device) -> str:
-    """What prevents these kernels on a device, where it should have them; empty if nothing does. Compiles them."""
+    """What prevents these kernels on a device that should have them; empty if nothing does. Compiles one of each kind."""
     if not traits_of(device).has_compiler:
         return ""
-    kernels = [
-        ("mix", torch.float32),
-        *(("drop", dtype) for dtype in COMPILED_DTYPES),
-        ("round_randomly", torch.float32),
-    ]
+    kernels = (("mix", torch.float32), ("drop", torch.bfloat16), ("round_randomly", torch.float32))
     return next((reason for name, dtype in kernels if (reason := _why_not(name, dtype, device.type))), "")
+
+
+@lru_cache(maxsize=64)
+def places_of_words(rows: int, words: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(rows, 1) and (words,) int64, whose sum is the place of each word of a matrix."""
+    places = torch.arange(0, rows * words, words, device=device), torch.arange(words, device=device)
+    return places[0].unsqueeze(1), places[1]
 
 
 @lru_cache(maxsize=32)
@@ -254,9 +259,9 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
         return ""
     x, keys = torch.linspace(-3, 3, 64).view(4, 16).to(dtype), torch.arange(4) * MIX_1
     given = {
-        "mix": (keys,),
+        "mix": (keys, x.view(-1)[:1].long(), MIX_2),
         "drop": (x, keys, torch.arange(8), -20_000, 1.25),
-        "round_randomly": (x, keys, torch.arange(4)),
+        "round_randomly": (x.view(4, 2, 8), keys, *places_of_words(2, 2, torch.device("cpu"))),
     }[name]
     operation = getattr(torch.ops.frugalt5, name)
     try:
@@ -269,9 +274,10 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
 
 _library = torch.library.Library("frugalt5", "DEF")
 for _schema in (
-    "mix(Tensor keys) -> Tensor",
+    "mix(Tensor keys, Tensor places, int more) -> Tensor",
     "drop(Tensor x, Tensor keys, Tensor places, int threshold, float scale) -> Tensor",  # x (N, width), keys (N,)
-    "round_randomly(Tensor values, Tensor keys, Tensor places) -> Tensor",  # values (count, n) fp32, keys (count,)
+    # values (count, n, m) fp32, keys (count,), rows (n, 1) and columns (m / 4,) from `places_of_words`
+    "round_randomly(Tensor values, Tensor keys, Tensor rows, Tensor columns) -> Tensor",
 ):
     _library.define(_schema)
 
@@ -281,8 +287,8 @@ def _jiterated(name: str, dtype: torch.dtype, **scalars: float) -> Any:
     return torch.cuda.jiterator._create_jit_fn(source_of(name, dtype), **scalars)
 
 
-def _mix_cuda(keys: Tensor) -> Tensor:
-    return _jiterated("mix", torch.float32)(keys)  # type: ignore[no-any-return]
+def _mix_cuda(keys: Tensor, places: Tensor, more: int) -> Tensor:
+    return _jiterated("mix", torch.float32, more=0)(keys, places, more=more)  # type: ignore[no-any-return]
 
 
 def _drop_cuda(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
@@ -292,9 +298,9 @@ def _drop_cuda(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: f
     return found.view(x.dtype)  # type: ignore[no-any-return]
 
 
-def _round_cuda(values: Tensor, keys: Tensor, places: Tensor) -> Tensor:
-    words = values.view(torch.int64)
-    found = _jiterated("round_randomly", torch.float32)(words[:, 0::2], words[:, 1::2], keys.unsqueeze(1), places)
+def _round_cuda(values: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    words, compiled = values.view(torch.int64), _jiterated("round_randomly", torch.float32)
+    found = compiled(words[..., 0::2], words[..., 1::2], keys.view(-1, 1, 1), rows, columns)
     return found.view(torch.bfloat16)  # type: ignore[no-any-return]
 
 
@@ -303,11 +309,10 @@ def _shader(name: str, dtype: torch.dtype) -> Any:
     return torch.mps.compile_shader(source_of(name, dtype, is_metal=True))
 
 
-def _mix_mps(keys: Tensor) -> Tensor:
-    keys = keys.contiguous()
-    out = torch.empty_like(keys)
-    _shader("mix", torch.float32).mix_all(out, keys, threads=[out.numel()])
-    return out
+def _mix_mps(keys: Tensor, places: Tensor, more: int) -> Tensor:
+    sums = (keys + places).contiguous()
+    _shader("mix", torch.float32).mix_all(sums, more, threads=[sums.numel()])
+    return sums
 
 
 def _drop_mps(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
@@ -316,8 +321,8 @@ def _drop_mps(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: fl
     return out
 
 
-def _round_mps(values: Tensor, keys: Tensor, places: Tensor) -> Tensor:
-    out, width = torch.empty_like(values, dtype=torch.bfloat16), values.shape[1] // 4
+def _round_mps(values: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    out, width = torch.empty_like(values, dtype=torch.bfloat16), values[0].numel() // 4
     _shader("round_randomly", torch.float32).round_all(
         out, values, keys.contiguous(), width, threads=[width, len(values)]
     )
@@ -325,12 +330,12 @@ def _round_mps(values: Tensor, keys: Tensor, places: Tensor) -> Tensor:
 
 
 for _name, _cuda, _mps, _cpu in (
-    ("mix", _mix_cuda, _mix_mps, lambda keys: mix_by_torch(keys.clone())),
+    ("mix", _mix_cuda, _mix_mps, lambda keys, places, more: mix_by_torch(keys + places + more)),
     ("drop", _drop_cuda, _drop_mps, _drop_by_torch),
     ("round_randomly", _round_cuda, _round_mps, _round_by_torch),
 ):
     for _key, _function in (("CUDA", _cuda), ("MPS", _mps), ("CPU", _cpu)):
         _library.impl(_name, _function, _key)
-_library.impl("mix", torch.empty_like, "Meta")
+_library.impl("mix", lambda keys, places, _: keys.new_empty(torch.broadcast_shapes(keys.shape, places.shape)), "Meta")
 _library.impl("drop", lambda x, *_: torch.empty_like(x), "Meta")
 _library.impl("round_randomly", lambda values, *_: torch.empty_like(values, dtype=torch.bfloat16), "Meta")

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from config import PREFERENCES, Config, UserError
-from limits import LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
+from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import Precision, precisions
@@ -25,7 +25,6 @@ from settings.program import SCRIPT
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
 EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing", "offload_boundaries")
-LOSS_CHUNKS_BYTES = (LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES // 2, LOSS_CHUNK_BYTES // 4)
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
 # 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured
 UNTRIMMED_BELOW = 512
@@ -70,7 +69,7 @@ def candidates(
             count, sizes = work.step_shapes.count(batch_size), work.step_shapes.sizes(batch_size)
             for accumulation_passes, shards in passes_and_shards(config, machine, count, parted):
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
-                    for chunk, malloc in product(LOSS_CHUNKS_BYTES, _mallocs(config, machine, saved == total_blocks)):
+                    for chunk, malloc in product(_chunks(machine), _mallocs(config, machine, saved == total_blocks)):
                         evaluation = evaluation_batch(config, machine, batch_size)
                         choice = ExecutionPlan(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
@@ -109,6 +108,12 @@ def as_asked(config: Config, machine: Machine, choice: ExecutionPlan, anew: Coll
         name in MICRO_BATCHES and getattr(config.train, name) == getattr(choice, name) for name in others
     )
     return choice if is_cut_alike else None
+
+
+def _chunks(machine: Machine) -> tuple[int, ...]:
+    """Bytes of the loss's logits that are formed together, the fastest first."""
+    chunks = tuple(LOSS_CHUNK_BYTES // cut for cut in (1, 2, 4))
+    return (DEVICE_LOSS_CHUNK_BYTES, *chunks) if machine.pads_attention else chunks
 
 
 def _mallocs(config: Config, machine: Machine, is_saved: bool) -> tuple[str, ...]:

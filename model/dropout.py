@@ -17,7 +17,17 @@ from torch import Tensor
 
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels, takes
-from devices.pointwise import GOLDEN, MIX_1, MIX_2, fills_words, is_compiled, mix, random_words, scale_kept
+from devices.pointwise import (
+    GOLDEN,
+    MIX_1,
+    MIX_2,
+    fills_words,
+    is_compiled,
+    mix,
+    mix_by_torch,
+    random_words,
+    scale_kept,
+)
 from model.rows import Rows
 
 ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
@@ -101,14 +111,14 @@ class Dropout:
         """(B,) int64: each row's key at this site."""
         if not is_host(keys := self._keys()):
             return self._keys_of_sites()[0][self.site % SITES_TOGETHER]
-        return mix(keys + stride(self.site + 1))
+        return mix_by_torch(keys + stride(self.site + 1))
 
     def token_keys(self) -> Tensor:
         """(N,) int64: each token's key at this site."""
         if not is_host(keys := self._keys()):
             return self._keys_of_sites()[1][self.site % SITES_TOGETHER]
         places = self.rows.positions(keys.device) * MIX_1
-        return mix(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
+        return mix_by_torch(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
 
     def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
         """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
@@ -118,11 +128,12 @@ class Dropout:
             strides = np.array([stride(site + 1) for site in range(SITES_TOGETHER)], np.int64)
             return place(torch.from_numpy(strides[:, None]), keys.device)
 
+        sites = self.rows.cached(("first sites", keys.device), first_sites)
+
         def make() -> tuple[Tensor, Tensor]:
-            sites = self.rows.cached(("first sites", keys.device), first_sites) + stride(first)
-            of_rows = mix(keys + sites)
+            of_rows = self.rows.cached(("keys of rows", first), lambda: mix(keys, sites, stride(first)))
             of_tokens = of_rows.index_select(1, self.rows.row_of_token(keys.device))
-            return of_rows, mix(of_tokens.add_(self.rows.mixed_positions(MIX_1, keys.device)))
+            return of_rows, mix(of_tokens, self.rows.mixed_positions(MIX_1, keys.device))
 
         return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
 

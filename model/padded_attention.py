@@ -379,7 +379,7 @@ class _Call:
             return lambda x: x
         row_keys = self.dropout.row_keys()
         row_keys = row_keys if group.rows is None else row_keys.index_select(0, group.rows)
-        keys = mix(row_keys[:, None, None] + mixed_places(self.rows[0], self.heads, part, self.like.device))
+        keys = mix(row_keys[:, None, None], mixed_places(self.rows[0], self.heads, part, self.like.device))
         drop = self.dropout.mask(keys.flatten(), weights.flatten(0, 1))
         return lambda x: drop(x.flatten(0, 1)).view_as(x)
 

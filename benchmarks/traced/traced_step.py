@@ -23,7 +23,7 @@ from engine.optimizers import OPTIMIZERS, Step
 from engine.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
 from engine.weights import weight_store_for
-from limits import DEVICE_SCORES
+from limits import DEVICE_LOSS_CHUNK_BYTES, DEVICE_SCORES
 from memory.estimate.peaks import predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
@@ -51,7 +51,7 @@ class TracedWork:
     saved: int | None = None
     micro_batch: int | None = None
     dtype: str = "bfloat16"
-    chunk_bytes: int = 32 * 2**20
+    chunk_bytes: int = DEVICE_LOSS_CHUNK_BYTES
     scores: int = DEVICE_SCORES
     optimizer: str = "adafactor"
     processes: int = 1

@@ -40,8 +40,10 @@ class Adafactor(Optimizer):
         def unclipped(rows: slice) -> Tensor:
             return (grad[:, rows].float() * row_factor[:, rows]).mul_(column_factor)
 
+        chunks, whole = list(group.chunks()), list[Tensor]()
         if compiled is None:
-            norm = group.norm(unclipped(rows) for rows in group.chunks())
+            whole = [unclipped(chunks[0])] if len(chunks) == 1 else []  # used again below
+            norm = group.norm(whole or (unclipped(rows) for rows in chunks))
         else:
             square = torch.tensor([compiled.adafactor_norm(grad[0], row_factor, column_factor.square())])
             norm = float(group.sum(square)) ** 0.5
@@ -52,24 +54,26 @@ class Adafactor(Optimizer):
             assert isinstance(rate, float), "kernels compute on the CPU"
             compiled.adafactor_apply(weight[0], grad[0], row_factor, column_factor, keep, rate, group.keys[0], offset)
             return
-        for rows in group.chunks():
-            group.subtract(rows, unclipped(rows), rate)
+        for rows in chunks:
+            group.subtract(rows, whole.pop() if whole else unclipped(rows), rate)
 
 
 def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
     """Move the means of squared gradients over rows and columns; returns the inverse roots (count, n, 1), (count, 1, m)."""
     grad, n = group.grad, group.whole_rows
     rows, columns = group.state["rows"].mul_(decay), group.state["columns"].mul_(decay)
-    total = torch.zeros_like(columns)
+    total: Tensor | None = None
     if compiled := group.compiled(grad):
         means, sums = compiled.adafactor_sums(grad[0])
         rows.add_(means.add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-        total += sums
+        total = sums.unsqueeze(0)
     else:
         for chunk in group.chunks():
             square = grad[:, chunk].float().square()
             rows[:, chunk].add_(square.mean(2).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-            total.add_(square.sum(1))
+            total = square.sum(1) if total is None else total.add_(square.sum(1))
+    assert total is not None
     sums = group.sum(torch.cat([total, rows.sum(1, keepdim=True)], 1))  # one collective where the weight is sharded
-    columns.add_(sums[:, :-1].div_(n).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-    return (rows / (sums[:, -1:] / n)).rsqrt_().unsqueeze(2), columns.rsqrt().unsqueeze(1)
+    means = sums.div_(n)
+    columns.add_(means[:, :-1].add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+    return (rows / means[:, -1:]).rsqrt_().unsqueeze(2), columns.rsqrt().unsqueeze(1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from devices.base import place
 from devices.kernels.calls import kernels, takes
-from devices.pointwise import is_compiled, random_words, round_by_torch
+from devices.pointwise import fills_words, is_compiled, places_of_words, random_words, round_by_torch
 from model.dropout import mix_number, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
@@ -125,7 +125,13 @@ def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Te
     """
     (words, before), count = divmod(offset, 4), values[0].numel()  # a key's numbers come in words of four
     first = place(torch.tensor([wrapped(key + stride(words)) for key in keys]), values.device)
-    if not before and count % 4 == 0 and is_compiled("round_randomly", values.device):
-        numbers = torch.arange(count // 4, device=values.device)
-        return torch.ops.frugalt5.round_randomly(values.view(len(values), -1), first, numbers).view(values.shape)  # type: ignore[no-any-return]
+    if (
+        not before
+        and fills_words(values)
+        and values.shape[-1] % 4 == 0
+        and is_compiled("round_randomly", values.device)
+    ):
+        lines = values.view(len(values), -1, values.shape[-1])
+        places = places_of_words(lines.shape[1], lines.shape[2] // 4, values.device)
+        return torch.ops.frugalt5.round_randomly(lines, first, *places).view(values.shape)  # type: ignore[no-any-return]
     return round_by_torch(values, random_words(first, before + count)[:, before:].reshape(values.shape))

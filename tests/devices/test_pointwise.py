@@ -14,14 +14,15 @@ from torch import Tensor
 
 from devices import pointwise
 from devices.base import CUDA, override_traits
-from devices.pointwise import COMPILED_DTYPES, source_of
+from devices.pointwise import COMPILED_DTYPES, places_of_words, source_of
 from model.dropout import Dropout
 from model.rows import Rows
 
 COMPILER = shutil.which("g++") or shutil.which("clang++") or ""
+CPU = torch.device("cpu")
 THRESHOLD, SCALE = -20_000, 65536 / 52_768
 CUDA_LOOPS = {
-    "mix": 'extern "C" void run(long n, long w, long *out, long *x) { for (long i = 0; i < n; i++) out[i] = mix<long>(x[i]); }',
+    "mix": 'extern "C" void run(long n, long w, long *x, long more) { for (long i = 0; i < n; i++) x[i] = mix<long>(x[i], 5, more); }',
     "drop": """
 extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale) {
     for (long i = 0; i < n * w; i++)
@@ -30,7 +31,7 @@ extern "C" void run(long n, long w, long *out, long *x, long *keys, long thresho
     "round_randomly": """
 extern "C" void run(long n, long w, long *out, long *x, long *keys) {
     for (long i = 0; i < n * w; i++)
-        out[i] = round_randomly<long>(x[2 * i], x[2 * i + 1], keys[i / w], i % w);
+        out[i] = round_randomly<long>(x[2 * i], x[2 * i + 1], keys[i / w], i % w / 25 * 25, i % w % 25);
 }""",
 }
 METAL = """
@@ -50,7 +51,7 @@ template <typename To, typename From> To as_type(From from) {
 }
 """
 METAL_LOOPS = {
-    "mix": 'extern "C" void run(long n, long w, long *out, long *x) { for (uint i = 0; i < n; i++) mix_all(out, x, i); }',
+    "mix": 'extern "C" void run(long n, long w, long *x, long more) { for (uint i = 0; i < n; i++) mix_all(x, more + 5, i); }',
     "drop": """
 extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale) {
     const float narrow_scale = scale;
@@ -68,7 +69,7 @@ extern "C" void run(long n, long w, long *out, long *x, long *keys) {
 
 
 def run(
-    folder: Path, name: str, dtype: torch.dtype, is_metal: bool, out: Tensor, x: Tensor, *more: Tensor | int | float
+    folder: Path, name: str, dtype: torch.dtype, is_metal: bool, out: Tensor, *more: Tensor | int | float
 ) -> Tensor:
     """What the kernel's text computes, of tensors as words of 64 bits, line by line."""
     text = source_of(name, dtype, is_metal)
@@ -77,22 +78,13 @@ def run(
     else:
         text += CUDA_LOOPS[name]
     (folder / "kernel.cpp").write_text(text)
-    command = [
-        COMPILER,
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Wno-comment",
-        "-o",
-        folder / f"{name}.so",
-        folder / "kernel.cpp",
-    ]
+    flags = ["-O1", "-shared", "-fPIC", "-Wall", "-Wno-comment", "-o"]
+    command = [COMPILER, *flags, folder / f"{name}.so", folder / "kernel.cpp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     types = {Tensor: lambda t: ctypes.c_void_p(t.data_ptr()), int: ctypes.c_long, float: ctypes.c_double}
     width = out.numel() * out.element_size() // 8 // len(out)
-    ctypes.CDLL(str(folder / f"{name}.so")).run(*(types[type(part)](part) for part in (len(out), width, out, x, *more)))
+    ctypes.CDLL(str(folder / f"{name}.so")).run(*(types[type(part)](part) for part in (len(out), width, out, *more)))
     return out
 
 
@@ -125,13 +117,15 @@ def test_rounding_and_the_hash(tmp_path: Path, is_metal: bool) -> None:
     keys, values = random_keys(3), torch.randn(3, 400, generator=torch.Generator().manual_seed(0))
     values[0, :5] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40, -0.0])
     values.view(torch.int32)[1, 0] = 0x7F800001  # a NaN that the noise would carry over
-    expected = torch.ops.frugalt5.round_randomly(values, keys, torch.arange(100))
+    expected = torch.ops.frugalt5.round_randomly(values.view(3, 4, 100), keys, *places_of_words(4, 25, CPU)).view(
+        3, 400
+    )
     out = torch.empty_like(values, dtype=torch.bfloat16)
     found = run(tmp_path, "round_randomly", torch.float32, is_metal, out, values, keys)
     assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
-    keys = random_keys(999)
-    hashed = run(tmp_path, "mix", torch.float32, is_metal, torch.empty_like(keys), keys)
-    assert torch.equal(hashed, pointwise.mix_by_torch(keys.clone()))
+    keys, more = random_keys(999), 2**62 + 1
+    hashed = run(tmp_path, "mix", torch.float32, is_metal, keys.clone(), more)
+    assert torch.equal(hashed, torch.ops.frugalt5.mix(keys, torch.tensor([5]), more))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("mix", torch.float32), ("round_randomly", torch.float32), *(("drop", dtype) for dtype in COMPILED_DTYPES)])  # fmt: skip

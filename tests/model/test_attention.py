@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
-from devices.pointwise import MIX_1, mix, random_words
+from devices.pointwise import MIX_1, mix_by_torch, random_words
 from limits import few_places, row_groups
 from model import padded_attention
 from model.attention import PositionBias, attend
@@ -54,7 +54,7 @@ def draw(
 def kept_whole(dropout: Dropout, row: int, queries: int, keys: int, heads: int) -> Tensor:
     """(H, n, m): the mask as it is defined, a function of row, head, query and key."""
     places = torch.arange(heads)[:, None] * (1 << 32) + torch.arange(queries)
-    return random_words(mix(dropout.row_keys()[row] + places * MIX_1), keys) >= dropout.threshold
+    return random_words(mix_by_torch(dropout.row_keys()[row] + places * MIX_1), keys) >= dropout.threshold
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import limits
 from devices.kernels import calls
-from devices.pointwise import MIX_1, mix, random_words
+from devices.pointwise import MIX_1, mix_by_torch, random_words
 from model.attention import attend
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
@@ -31,7 +31,7 @@ def kept(dropout: Dropout, row: int, queries: int, keys: int) -> Tensor:
     if not dropout.active:
         return torch.ones(HEADS, queries, keys, dtype=torch.float64)
     places = torch.arange(HEADS)[:, None] * (1 << 32) + torch.arange(queries)
-    words = random_words(mix(dropout.row_keys()[row] + places * MIX_1), keys)
+    words = random_words(mix_by_torch(dropout.row_keys()[row] + places * MIX_1), keys)
     return (words >= dropout.threshold).double() * dropout.scale
 
 
