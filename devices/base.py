@@ -63,6 +63,7 @@ class DeviceTraits:
         is_multi_tensor: one kernel writes many tensors.
         is_pinned: copies from pinned memory are waited for by nobody.
         largest_inner: most terms of each sum of a product; None: any.
+        processors: that compute side by side, each what it is given; 0: not known.
         tile: rows of a product that are computed together, so that a few more take as long as as many again.
         has_compiler: torch compiles pointwise kernels at run time (`devices.pointwise`).
     """
@@ -76,6 +77,7 @@ class DeviceTraits:
     is_multi_tensor: bool = False
     is_pinned: bool = False
     largest_inner: int | None = None
+    processors: int = 0
     tile: int = 1
     has_compiler: bool = False
 
@@ -107,6 +109,11 @@ def form_scores(count: int) -> None:
     """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
     for name in ("cuda", "mps"):
         _traits[name] = _traits[name].with_scores(count or DEVICE_SCORES)
+
+
+def count_processors(name: str, count: int) -> None:
+    """From now on devices of this name have so many processors: what the card that is taken has."""
+    _traits[name] = replace(_traits[name], processors=count)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from devices.base import Device
+from devices.base import Device, count_processors
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
 from units import format_size
 
@@ -86,6 +86,7 @@ class CudaDevice(Device):
         if reason := why_no_kernels(index):  # `why_missing` has looked at the first
             raise RuntimeError(reason)
         torch.cuda.set_device(self.torch_device)
+        count_processors(self.name, torch.cuda.get_device_properties(self.torch_device).multi_processor_count)
 
     @classmethod
     def why_missing(cls) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from devices.base import place, traits_of
 from devices.pointwise import mix
-from limits import row_groups
+from limits import fuses_backward, row_groups
 from model.dropout import Dropout, mixed_places
 from model.layers import as_one
 from model.rows import Rows, places_of
@@ -103,6 +103,11 @@ class Layout:
         """The longest of its padded rows."""
         return max(max(group.queries.shape[1], group.keys.shape[1]) for group in self.groups)
 
+    def fuses_backward(self, heads: int, processors: int) -> bool:
+        """As of `limits`, of any group."""
+        shapes = ((*group.queries.shape, group.keys.shape[1]) for group in self.groups)
+        return any(fuses_backward(places, heads, queries, keys, processors) for places, queries, keys in shapes)
+
 
 def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layout:
     """The layout of these rows, made once and kept with the query rows. Memory: 8 bytes a padded token."""
@@ -168,7 +173,7 @@ class PaddedAttention(torch.autograd.Function):
     def forward(ctx: Any, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout, *packed: Tensor) -> Tensor:
         ctx.save_for_backward(bias, *packed)
         ctx.rows, ctx.dropout = rows, dropout
-        call = _Call(bias, rows, dropout, packed)
+        call = _Call(bias, rows, dropout, packed, is_backward=False)
         if call.is_direct:
             out = _end_to_end([call.attend(group) for group in call.layout.groups])
         else:
@@ -180,7 +185,7 @@ class PaddedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         bias, *packed = ctx.saved_tensors
-        call = _Call(bias, ctx.rows, ctx.dropout, packed)
+        call = _Call(bias, ctx.rows, ctx.dropout, packed, is_backward=True)
         grad = grad.reshape(len(grad), call.heads, -1)
         call.has_dbias = bias is not None and ctx.needs_input_grad[0]
         if call.is_direct:
@@ -202,7 +207,13 @@ class _Call:
     """One attention: what forward and backward share. q, k and v of a group are (b, L, H, K) where fused, else (b H, L, K)."""
 
     def __init__(
-        self, bias: Tensor | None, rows: tuple[Rows, Rows], dropout: Dropout, packed: Sequence[Tensor]
+        self,
+        bias: Tensor | None,
+        rows: tuple[Rows, Rows],
+        dropout: Dropout,
+        packed: Sequence[Tensor],
+        *,
+        is_backward: bool,
     ) -> None:
         self.packed, self.rows, self.dropout = packed, rows, dropout
         self.is_keys = (False, True, True)[: len(packed)]  # whether each lies as the keys do
@@ -217,6 +228,7 @@ class _Call:
         self.has_dbias = False  # whether the gradient of the bias is wanted
         self.dbias: Tensor | None = None
         self.is_fused = not dropout.active and width % ALIGNED == 0 and _has_fused(device)
+        self.is_fused &= not is_backward or self.layout.fuses_backward(self.heads, traits_of(device).processors)
         # what the fused kernel gives lies as it is needed
         self.is_direct = self.is_fused and all(len(list(group.parts())) == 1 for group in self.layout.groups)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class TracedWork:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
         scores: see `devices.base`. processes: that train together; here only what the first of them does. is_sharded: each
-            holds its rows of the weights. max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none.
+            holds its rows of the weights. max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none. processors: of
+            the card, an H100's.
     """
 
     model: T5ModelConfig
@@ -58,6 +59,7 @@ class TracedWork:
     is_sharded: bool = False
     max_grad_norm: float = 0.0
     lora_rank: int = 0
+    processors: int = 132
 
     @property
     def shapes(self) -> Shapes:
@@ -94,7 +96,7 @@ class MetaDevice(CpuDevice):
 def standing_for(work: TracedWork) -> Iterator[None]:
     """Until the context ends, tensors on meta take the way of the work's device."""
     kind = {"cuda": CUDA, "mps": MPS}[work.device]
-    with override_traits("meta", kind.with_scores(work.scores)):
+    with override_traits("meta", replace(kind.with_scores(work.scores), processors=work.processors)):
         yield
 
 
@@ -178,6 +180,7 @@ def planned_bytes(work: TracedWork) -> int:
         rates,
         pads_attention=True,
         fuses_attention=work.device == "cuda",
+        processors=work.processors,
         compiles_dropout=True,
         widens_whole=True,
     )

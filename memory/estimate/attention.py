@@ -7,10 +7,10 @@ Shapes: H heads, I = H K inner width, L and M padded queries and keys of a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from limits import RowGroup, row_groups
+from limits import RowGroup, fuses_backward, row_groups
 
 HASH_BYTES = 4  # of dropout's random words, for each score, while they are drawn
 INDEX_BYTES = 4
@@ -23,7 +23,7 @@ class Padded:
     Args:
         heads: H. width: bytes of I numbers. e: of one. drops: whether a mask of the weights is drawn. is_fused: torch's fused kernel
             computes. has_bias: whether there is a bias over distances, whose gradient is formed.
-        queries, keys: lengths of the rows. scores: that are formed at a time.
+        queries, keys: lengths of the rows. scores: that are formed at a time. processors: of a GPU; 0: not known.
     """
 
     heads: int
@@ -35,6 +35,7 @@ class Padded:
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     scores: int
+    processors: int = 0
 
     @property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -70,6 +71,9 @@ class Padded:
 
     def backward(self) -> int:
         """At its highest, the gradients of q, k and v among it."""
+        groups = [(group.places, self.heads, group.num_queries, group.num_keys) for group in self.groups]
+        if self.is_fused and not any(fuses_backward(*group, self.processors) for group in groups):
+            return replace(self, is_fused=False).backward()
         places, tokens = self._places(False) + 2 * self._places(True), sum(self.queries) + 2 * sum(self.keys)
         at_work = (self._copied(group, 2) + max(self._at_work(group), self._distances(group)) for group in self.groups)
         return places * self.width + max(*at_work, self._collected(places, tokens))

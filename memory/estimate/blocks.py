@@ -50,6 +50,7 @@ class Blocks:
         tokens: of the micro-batch. scores: of attention that a GPU forms at a time; 0: a CPU. is_fused: torch's fused kernels
             compute where nothing is dropped.
         kernels: compiled ones compute attention and dropout. compiles_dropout: one kernel of a GPU draws and drops.
+        processors: of a GPU; 0: not known.
         rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `model.micro_batch`.
         adapted: by adapters.
     """
@@ -65,6 +66,7 @@ class Blocks:
     kernels: bool = False
     adapted: Adapted = NO_ADAPTERS
     compiles_dropout: bool = False
+    processors: int = 0
 
     @property
     def _encoder_output(self) -> int:
@@ -233,7 +235,7 @@ class Blocks:
         lengths = self._lengths(is_decoder, is_cross)
         c, width = self.model, self._widths[1]
         masks, scores = self.dropout and not self.compiles_dropout, self.scores or TILE_ELEMENTS
-        return Padded(c.num_heads, width, self.e, masks, fused, not is_cross, *lengths, scores)
+        return Padded(c.num_heads, width, self.e, masks, fused, not is_cross, *lengths, scores, self.processors)
 
     def step_indices(self) -> int:
         """On a GPU: what is made once a step for all layers: indices of rows, keys of dropout."""

@@ -130,7 +130,7 @@ def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_eva
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
     return Blocks(
         c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted,
-        machine.compiles_dropout,
+        machine.compiles_dropout, machine.processors,
     )  # fmt: skip
 
 

@@ -117,6 +117,7 @@ class Machine:
         libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows, as on GPUs.
         fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA). compiles_dropout: whether one
             kernel draws and drops (GPUs).
+        processors: of a GPU, see `limits.fuses_backward`; 0: not known.
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why there are
@@ -136,6 +137,7 @@ class Machine:
     pads_attention: bool = False
     fuses_attention: bool = False
     compiles_dropout: bool = False
+    processors: int = 0
     widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0

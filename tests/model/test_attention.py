@@ -133,12 +133,12 @@ def fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **
     return *(x if options["shared_storage_dqdkdv"] else x.contiguous() for x in found), dscores
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("fused", ["both ways", "forward", "no way"])
 @pytest.mark.parametrize("scores", [1000, 10**6])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 @pytest.mark.parametrize("lengths", [[16, 16, 16], [40, 33, 8]])
 def test_heads_beside_each_other_are_those_of_several_tensors(
-    lengths: list[int], kind: str, scores: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], kind: str, scores: int, fused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [n + 16 for n in lengths] if kind == "cross" else lengths
     leaves, bias, rows, _, dropout = draw(3, lengths, keys, kind, width=8)
@@ -146,10 +146,12 @@ def test_heads_beside_each_other_are_those_of_several_tensors(
     expected = dense(q, k, v, bias, rows, dropout)
     if kind != "cross":
         rows = rows[0], rows[0]
-    if is_fused:
-        monkeypatch.setattr(padded_attention, "_has_fused", lambda device: True)
-        monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", fused_forward)
+    monkeypatch.setattr(padded_attention, "_has_fused", lambda device: fused != "no way")
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", fused_forward)
+    if fused == "both ways":
         monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", fused_backward)
+    else:  # no row is long enough for it
+        monkeypatch.setattr(padded_attention, "fuses_backward", lambda *_: False)
     packed = [q, torch.cat([k, v], 1)] if kind == "cross" else [torch.cat([q, k, v], 1)]
     with override_traits("cpu", replace(MPS, scores=scores)):
         out = padded_attention.PaddedAttention.apply(bias, rows, dropout, *packed)

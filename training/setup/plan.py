@@ -137,6 +137,7 @@ def machine_of(
         pads_attention=not way.is_host,
         fuses_attention=way.is_fused,
         compiles_dropout=way.has_compiler and not no_kernels,
+        processors=way.processors,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
         no_kernels=no_kernels,

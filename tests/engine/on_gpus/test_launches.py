@@ -78,10 +78,18 @@ def test_a_layer_starts_as_many_kernels_as_the_next() -> None:
     assert found[2].kernels["mm"] - found[1].kernels["mm"] == 3 * (1 + 3 + 1 + 3 + 3)
 
 
+def test_few_long_rows_go_backward_by_products_that_fill_a_card() -> None:
+    of_few, of_many = (traced(replace(step("cuda", ((512, 32),) * rows), processors=16)) for rows in (4, 5))
+    name = "_efficient_attention_backward"
+    assert of_few.kernels[name] < of_many.kernels[name] and of_few.kernels["bmm"] == 2 * 5
+    assert of_few.kernels["_efficient_attention_forward"] >= 6
+
+
 @pytest.mark.parametrize(
     ("lengths", "device", "dropout", "saved", "dtype"),
     [
         (EQUAL, "cuda", 0.1, 0, "bfloat16"),
+        (((512, 32),), "cuda", 0.0, 0, "bfloat16"),
         (RAGGED, "mps", 0.1, 3, "float32"),
     ],
 )
