@@ -22,6 +22,7 @@ DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed togethe
 DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
 FEW_SCORES = 1 << 18  # of a row and head, which one processor of a GPU goes through in fused attention's backward
 MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
+LIBRARIES_BYTES = 4 << 20  # what libraries of products take at the first of them, where nothing else is known
 LEAST_LENGTH = 8  # of queries and keys in a tile
 SQUARE_LENGTH = 128  # rows that are no longer have as many queries as keys in a tile; longer ones so many queries
 KERNEL_WIDTHS = range(16, 513, 16)  # of a head, which compiled kernels can attend with

@@ -31,6 +31,7 @@ from limits import (
     DEVICE_TILE,
     DEVICE_UPDATE_ELEMENTS,
     DROPOUT_ELEMENTS,
+    LIBRARIES_BYTES,
     MPS_INNER,
     SUMMED_ELEMENTS,
     TILE_ELEMENTS,
@@ -262,6 +263,11 @@ class Device(ABC):
     def rated_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes that a run may compute in."""
         return (torch.float32, torch.bfloat16)
+
+    @property
+    def library_bytes(self) -> int:
+        """What its libraries of products keep from their first use."""
+        return LIBRARIES_BYTES
 
     @property
     def threads(self) -> int:

@@ -20,9 +20,10 @@ import torch
 
 from devices.base import Device, count_processors
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
-from units import format_size
+from units import KIB, MIB, format_size
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
+WORKSPACE_BYTES = (2 * 4096 * KIB + 8 * 16 * KIB, 32 * MIB)  # before Hopper, and from there; measured on an H200
 OLD_CARDS = (
     "builds for CUDA 12.6 have them for cards from Maxwell on, up to torch 2.14: pip install torch --index-url "
     "https://download.pytorch.org/whl/cu126"
@@ -145,7 +146,7 @@ class CudaDevice(Device):
                 yield places
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found = [warning for warning in seen if "synchroniz" in str(warning.message)]
+        found = [warning for warning in seen if str(warning.message).startswith("called a synchronizing")]
         places += [f"{Path(warning.filename).name}:{warning.lineno}" for warning in found]
 
     def facts(self) -> dict[str, str]:
@@ -179,6 +180,11 @@ class CudaDevice(Device):
 
     def multiplies_fp16(self) -> bool:
         return torch.version.hip is not None or torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY
+
+    @property
+    def library_bytes(self) -> int:
+        # workspaces of cuBLAS, one for each thread that multiplies: the main one and that of backward
+        return 2 * WORKSPACE_BYTES[torch.cuda.get_device_capability(self.torch_device) >= (9, 0)]
 
     def set_exact_fp32(self, exact: bool) -> None:
         torch.set_float32_matmul_precision("highest" if exact else "high")  # high: TF32, from Ampere on

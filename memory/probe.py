@@ -112,8 +112,8 @@ class ProbeResult:
             about. step_seconds: of the last step.
         seconds: the whole probe took. is_cached: read from an earlier probe. failed: why there are no figures; "" where
             there are.
-        tensor_bytes: most that tensors took on a device with memory of its own. used_bytes: of that device at the end, by all
-            programs.
+        tensor_bytes: most that tensors took on a device with memory of its own. used_bytes: of that device, by all
+            programs, at the end of a phase.
     """
 
     base_bytes: int = 0

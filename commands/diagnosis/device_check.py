@@ -30,13 +30,13 @@ from settings.program import SCRIPT
 from storage import make_folder, write_text
 from training.report.progress import Progress
 from training.setup.resolving import Rows, resolve
-from units import GIB, MIB, format_size
+from units import GIB, format_size
 
 PART_SECONDS = 120.0  # longest part
 STEP_SECONDS, STEP_SHARE = 0.4, 0.4  # a step is to take so long, at this share of the rate of products
 FAST = 2e12  # FLOP/s from which t5-small is trained, and not tiny
 MOST_ROWS, ROW_BYTES = 256, GIB // 4  # of t5-small in Hugging Face's step
-LIBRARY_BYTES = 64 * MIB  # workspaces of the libraries of products, which no plan knows
+PEAK_BAR = 1.1  # times the plan
 MODES = ("standard", "low", "ultra")
 
 
@@ -166,7 +166,7 @@ def _peak(row: dict[str, Any], budget: int = 0) -> Finding:
     if row["tensor_bytes"]:
         told += f" ({format_size(row['tensor_bytes'])} of tensors; {format_size(row['used_bytes'])} of the card in use)"
     bar = f"{format_size(planned)} planned"
-    most = int(1.1 * planned) + LIBRARY_BYTES
+    most = int(PEAK_BAR * planned)
     if budget:
         bar = f"{format_size(budget)}, {bar}"
         most = budget

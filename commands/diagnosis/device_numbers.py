@@ -91,9 +91,10 @@ def comparisons(device: Device) -> Iterator[Comparison]:
         yield f"gradients, ragged rows, {name_of(dtype)}", "--mixed_precision=no", DEEP * NARROW[dtype], run
     for dtype in (torch.float32, *narrow):
         bar, avoid = (EXACT, "--device=cpu") if dtype == torch.float32 else (NARROW[dtype], "--mixed_precision=no")
-        for queries, keys in ((512, 512), (114, 512)):
-            what = f"attention {queries} x {keys} and its bias gradient, {name_of(dtype)}"
-            yield what, avoid, bar, partial(attention_error, queries, keys, dtype)
+        for queries, keys, has_bias in ((512, 512, True), (114, 512, True), (112, 512, False), (24, 96, False)):
+            of = "and its bias gradient" if has_bias else "without bias"
+            what = f"attention {queries} x {keys} {of}, {name_of(dtype)}"
+            yield what, avoid, bar, partial(attention_error, queries, keys, has_bias, dtype)
     yield "norm and its gradients, fp32", "--device=cpu", EXACT, norm_error
     yield "dropout masks", "--dropout_rate=0", 0.0, dropout_error
     for name in sorted(OPTIMIZERS):
@@ -157,7 +158,7 @@ def walk_error(
     return max(relative_error(found[:1], expected[:1]), relative_error(together[:1], together[1:]))
 
 
-def attention_error(queries: int, keys: int, dtype: torch.dtype, device: Device) -> float:
+def attention_error(queries: int, keys: int, has_bias: bool, dtype: torch.dtype, device: Device) -> float:
     """Of the output and of the gradients of q, k, v and bias."""
     generator, rows, heads, width = torch.Generator().manual_seed(0), 4, 8, 64
     shapes = ((rows * queries, heads, width), *((rows * keys, heads, width),) * 2, (heads, 2 * max(queries, keys) - 1))
@@ -167,11 +168,11 @@ def attention_error(queries: int, keys: int, dtype: torch.dtype, device: Device)
 
     def run(where: torch.device, kind: torch.dtype) -> list[Tensor]:
         q, k, v = (x.detach().to(where, kind).requires_grad_() for x in drawn[:3])
-        bias = drawn[3].detach().to(where).requires_grad_()
+        bias = drawn[3].detach().to(where).requires_grad_() if has_bias else None
         sides = Rows((queries,) * rows), Rows((keys,) * rows)
         out = attend(q, k, v, bias, sides, False, Dropout(0.0, sides[0]))
         out.backward(grad.to(where, kind))
-        return [out.detach(), *(x.grad for x in (q, k, v, bias) if x.grad is not None)]
+        return [out.detach(), *(x.grad for x in (q, k, v, bias) if x is not None and x.grad is not None)]
 
     use(False)
     expected = run(CPU, torch.float32)

@@ -68,7 +68,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         "weights": resident_bytes(work, choice) + _fp32_beside(work, choice),
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
-        "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles if is_host else 0,
+        "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles * is_host,
     }
     if not fixed["weights at work"]:
         del fixed["weights at work"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from config import Config, T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
-from limits import EVALUATION_ROWS
+from limits import EVALUATION_ROWS, LIBRARIES_BYTES
 from memory.estimate.blocks import NO_ADAPTERS, Adapted
 from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
@@ -91,7 +91,6 @@ def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
 
 HEADS = ("head", "label head", "label bias")  # roles
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
-LIBRARIES_BYTES = 4 * MIB  # what libraries allocate at the first products, after the measurement of the base
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
 HOMES = DEVICE, RAM, FILE = (
     "device",
@@ -114,7 +113,7 @@ class Machine:
         speed_class: of what computes, see `memory.estimate.time`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
-        libraries_bytes: what libraries take after the base is measured. pads_attention: whether attention pads rows, as on GPUs.
+        libraries_bytes: what libraries take after the base is measured, on a GPU of its memory. pads_attention: whether attention pads rows, as on GPUs.
         fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA). compiles_dropout: whether one
             kernel draws and drops (GPUs).
         processors: of a GPU, see `limits.fuses_backward`; 0: not known.

@@ -134,6 +134,7 @@ def machine_of(
         speed_class=device.speed_class,
         measured=() if known is None else known.rates_with(device.threads),
         num_processes=num_processes,
+        libraries_bytes=device.library_bytes,
         pads_attention=not way.is_host,
         fuses_attention=way.is_fused,
         compiles_dropout=way.has_compiler and not no_kernels,
