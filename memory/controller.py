@@ -98,7 +98,6 @@ class MemoryController:
         log: Log,
         shape: str = "",
         local_processes: int = 1,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.budget = plan, budget
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
@@ -111,8 +110,8 @@ class MemoryController:
         )
         self._make_plan = make_plan
         self._device, self._monitor, self._log = device, monitor, log
-        self._shape, self._local_processes, self._clock = shape, local_processes, clock
-        self._looked, self._rest_until, self._steps = clock(), 0.0, 0
+        self._shape, self._local_processes = shape, local_processes
+        self._looked, self._rest_until, self._steps = time.monotonic(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
         self._first_plan, self._peak_ratio = (
             plan,
@@ -186,12 +185,12 @@ class MemoryController:
     # --- the four looks: what the run may hold from here on, or None ---
 
     def _pressure(self, step: int, is_clean: bool) -> Target | None:
-        if is_clean or self._monitor.pressure() <= PRESSURE or self._clock() < self._rest_until:
+        if is_clean or self._monitor.pressure() <= PRESSURE or time.monotonic() < self._rest_until:
             return None
-        began = self._clock()
+        began = time.monotonic()
         self._cleaned(step, self.cleaner.under_pressure())
         pressure = self._monitor.pressure()
-        self._rest_until = self._clock() + REST_FACTOR * (self._clock() - began)
+        self._rest_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
         if pressure <= PRESSURE:
             return None
         story = say("{share} of the budget is in use, and cleanup did not help", share=f"{pressure:.0%}")
@@ -226,9 +225,9 @@ class MemoryController:
         return None
 
     def _budget_again(self) -> Target | None:
-        if self._clock() - self._looked < LOOK_SECONDS:
+        if time.monotonic() - self._looked < LOOK_SECONDS:
             return None
-        self._looked = self._clock()
+        self._looked = time.monotonic()
         now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
         limit, expected = now.limit(), int(self.plan.peak_bytes * self._peak_ratio)
         if limit < self.budget.limit():

@@ -40,16 +40,15 @@ DISK_SAMPLE_BYTES = 32 * MIB
 ROOT = Path("/")
 
 
-def take_inventory(folder: Path, root: Path = ROOT) -> dict[str, Any]:
+def take_inventory(folder: Path) -> dict[str, Any]:
     """Look at the machine: group of facts -> fact -> value, all of it plain for JSON. Sizes in bytes.
 
     Args:
         folder: where runs are written; its disk is measured. It need not exist.
-        root: "/" unless a test says otherwise.
     """
     return {
-        "system": system_facts(root),
-        "memory": memory_facts(root),
+        "system": system_facts(),
+        "memory": memory_facts(),
         "others": large_processes(),
         "disk": disk_facts(folder),
         "malloc": malloc_facts(),

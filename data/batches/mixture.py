@@ -44,13 +44,13 @@ def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
     return weights
 
 
-def quotas(weights: Sequence[float], turn: int = TURN) -> list[int]:
+def quotas(weights: Sequence[float]) -> list[int]:
     """Part a turn by weights: at least 1 for each, the largest remainders get what is left."""
-    shares = np.array(weights, np.float64) / sum(weights) * turn
+    shares = np.array(weights, np.float64) / sum(weights) * TURN
     parts = np.maximum(np.floor(shares).astype(np.int64), 1)
-    for place in np.argsort(-(shares - parts), kind="stable")[: max(0, turn - int(parts.sum()))]:
+    for place in np.argsort(-(shares - parts), kind="stable")[: max(0, TURN - int(parts.sum()))]:
         parts[place] += 1
-    parts[int(np.argmax(parts))] += turn - int(parts.sum())
+    parts[int(np.argmax(parts))] += TURN - int(parts.sum())
     return [int(part) for part in parts]
 
 

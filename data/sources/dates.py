@@ -17,7 +17,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from random import Random
 
-from storage import Once, make_once
+from storage import make_once
 
 FORMAT = 1  # raise it when the rows change
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
@@ -61,14 +61,14 @@ class SampleDates:
     chinese: Path
 
 
-def build_sample_dates(cache_dir: str | Path, once: Once = make_once) -> SampleDates:
+def build_sample_dates(cache_dir: str | Path) -> SampleDates:
     """Make the rows under `cache_dir`, or find them there.
 
     Raises:
         UserError: the folder cannot be written.
     """
     folder = Path(cache_dir) / f"sample-dates-{FORMAT}"
-    once(folder, _build)
+    make_once(folder, _build)
     return SampleDates(*(folder / f"{name}.jsonl" for name in SampleDates.__dataclass_fields__))
 
 

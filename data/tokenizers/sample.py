@@ -51,9 +51,7 @@ class Room:
 SMALL, LARGE = Room(200_000, 600_000, 300_000), Room(1_000_000, 5_000_000, 1_200_000)  # about 130 and 800 MiB
 
 
-def sample_texts(
-    texts: Iterable[str], sample_bytes: int, seed: int = 0, folder: str | Path | None = None
-) -> Iterator[str]:
+def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | None = None) -> Iterator[str]:
     """Read all texts, and give an even sample of them within a byte bound, in their order.
 
     Args:
@@ -63,7 +61,7 @@ def sample_texts(
     """
     spool = _Spool(folder)
     try:
-        for key, text in _with_keys(texts, seed):
+        for key, text in _with_keys(texts):
             if key < spool.top:
                 spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
             if spool.bytes > 2 * sample_bytes:
@@ -76,12 +74,12 @@ def sample_texts(
         spool.close()
 
 
-def _with_keys(texts: Iterable[str], seed: int) -> Iterator[tuple[int, str]]:
+def _with_keys(texts: Iterable[str]) -> Iterator[tuple[int, str]]:
     first = 0
     keys: list[int] = []
     for number, text in enumerate(texts):
         if number - first >= len(keys):
-            first, keys = number, row_keys(seed, np.arange(number, number + 1024)).tolist()
+            first, keys = number, row_keys(0, np.arange(number, number + 1024)).tolist()
         yield keys[number - first], text
 
 

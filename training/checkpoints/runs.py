@@ -39,9 +39,9 @@ MODEL_FILES = ("config.json", "model.safetensors")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def new_run_name(kind: str, now: float | None = None) -> str:
+def new_run_name(kind: str) -> str:
     """The name of a run that got none: kind and time, e.g. `pretrain_20250131_120000`."""
-    return f"{kind}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}"
+    return f"{kind}_{time.strftime('%Y%m%d_%H%M%S')}"
 
 
 def check_name(name: str) -> list[str]:

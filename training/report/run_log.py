@@ -40,7 +40,7 @@ class RunLog:
         config: of the run, its schedule resolved. start_step: steps done by earlier parts of the run.
         monitor: whose records are events. sign: of life; its own context ends it.
         listeners: hear of each event, as it stands in metrics.jsonl; one that returns "stop" or "save" requests that after the
-            step. clock: seconds that only grow.
+            step.
     Raises:
         UserError: `log_dir` cannot be written.
     """
@@ -54,11 +54,10 @@ class RunLog:
         sign: Heartbeat,
         *,
         listeners: Sequence[Listener] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run, train = config.run, config.train
-        self.monitor, self._clock, self._request = monitor, clock, ""
-        self._began = self._watched = clock()  # the latter: when the log file last told of memory
+        self.monitor, self._request = monitor, ""
+        self._began = self._watched = time.monotonic()  # the latter: when the log file last told of memory
         self._step, self._max_steps = start_step, int(train.max_steps)
         self.progress = Progress(self._max_steps, is_main, train.log_steps, start_step=start_step, is_quiet=run.quiet)
         self._file = open_log(run.log_dir, run.run_name, is_main, console=self.progress.warn)
@@ -125,7 +124,7 @@ class RunLog:
 
     def memory(self, step: int, phase: str) -> None:
         """A memory record: one event, one line of the log file."""
-        self._watched = self._clock()
+        self._watched = time.monotonic()
         self.monitor.record(step, phase)
         logger.info("{}", str(self.monitor.line(step)))  # in the user's language, as what is grepped for is
 
@@ -146,7 +145,7 @@ class RunLog:
 
     def seconds(self) -> float:
         """Since the log was opened."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def _ask(self, listener: Listener, event: dict[str, Any]) -> None:
         """Let a listener hear of an event; a request to stop is kept whatever others request."""
@@ -156,7 +155,7 @@ class RunLog:
 
     def _signs(self) -> dict[str, Any]:
         """What each sign of life tells."""
-        monitor, now = self.monitor, self._clock()
+        monitor, now = self.monitor, time.monotonic()
         if now - self._watched >= WATCH_SECONDS:  # a step may be longer than a minute
             self._watched = now
             with suppress(UserError):  # the log's disk is full for a moment: the sign of life goes on
