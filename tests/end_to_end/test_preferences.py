@@ -47,7 +47,7 @@ def flags(tuned: World) -> tuple[str, ...]:
     return (
         f"--train_file={tuned.text}", f"--finetune_from={tuned.place.runs / 'base'}", "--max_seq_len=64", f"--max_steps={STEPS}",
         "--effective_batch_size=7", "--save_steps=5", "--eval_steps=6", "--mixed_precision=no", "--learning_rate=1e-2",
-        "--beta=0.5", "--sample_rows=1",
+        "--beta=0.5", "--sample_rows=1", "--eval_rows=16",
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 
 FLAGS = {
-    "max_steps": 8,
-    "save_steps": 2,
+    "max_steps": 4,
+    "save_steps": 1,
     "keep_latest_n_ckp": 4,
     "lr_schedule": "constant",
     "warmup_steps": 1,
@@ -40,14 +40,14 @@ def test_the_better_one_is_published_and_the_run_goes_on_from_its_last_checkpoin
     write_text(tmp_path / "text.txt")
     evaluate = averaging.evaluate
     monkeypatch.setattr(averaging, "evaluate", lambda live, averaged=0: evaluate(live, averaged) or True)
-    published = run(tmp_path, "mean", average_checkpoints=4, eval_steps=4)
+    published = run(tmp_path, "mean", average_checkpoints=4, eval_steps=2)
     evaluations = [(each["step"], each.get("averaged_checkpoints")) for each in events(tmp_path, "mean", "eval")]
-    assert evaluations == [(0, None), (4, None), (8, None), (8, 4)]
+    assert evaluations == [(0, None), (2, None), (4, None), (4, 4)]
     for name, exact in mean_of(tmp_path, "mean").items():
         torch.testing.assert_close(published[name].double(), exact, rtol=1e-5, atol=1e-8)
     names = sorted(path.name for path in (tmp_path / "runs/mean/checkpoints").iterdir())
-    assert names == ["best", "latest", *(f"step_0000000{step}" for step in (2, 4, 6, 8))]
-    run(tmp_path, "mean", is_keep_training=True, max_steps=10, average_checkpoints=0)
-    run(tmp_path, "whole", max_steps=10)
+    assert names == ["best", "latest", *(f"step_0000000{step}" for step in (1, 2, 3, 4))]
+    run(tmp_path, "mean", is_keep_training=True, max_steps=5, average_checkpoints=0)
+    run(tmp_path, "whole", max_steps=5)
     parts, whole = ([(e["step"], e["loss"]) for e in events(tmp_path, name, "step")] for name in ("mean", "whole"))
     assert parts == whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from training.report.log_files import MetricsFile
 from training.saving import save
 
 
-@pytest.fixture
-def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LowMemTrainer]:
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LowMemTrainer]:
     """One that has run two steps, its log open for as long as a test looks at it."""
-    close = MetricsFile.close
-    monkeypatch.setattr(MetricsFile, "close", lambda metrics: None)
+    tmp_path, close = tmp_path_factory.mktemp("live"), MetricsFile.close
     write_text(tmp_path / "text.txt")
     flags = {
         "train_file": tmp_path / "text.txt", "output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs",
@@ -30,28 +28,16 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LowMemT
         "eval_steps": 1, "effective_batch_size": 4, "mixed_precision": "no", "sample_rows": 0, "num_threads": 1,
     }  # fmt: skip
     trainer = LowMemTrainer(load("train", {key: str(value) for key, value in flags.items()}))
-    trainer.train()
-    yield trainer
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MetricsFile, "close", lambda metrics: None)
+        trainer.train()
+        yield trainer
     assert trainer.log._metrics is not None
     close(trainer.log._metrics)
 
 
 def weights(live: LiveRun) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in live.engine.model.parameters()]
-
-
-def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
-    live = trainer.live
-    best = live.checkpoints.named_best()
-    assert best is not None
-    live.take_published()
-    published, engine = weights(live), live.engine
-    live.applied(3, 100)
-    with torch.no_grad():
-        live.engine.model.embedding.zero_()
-    live.take_published()
-    assert live.engine is not engine and live.state.step == 3, "the run stays as far as it is"
-    assert all(torch.equal(a, b) for a, b in zip(weights(live), published, strict=True))
 
 
 def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None:
@@ -68,3 +54,17 @@ def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None
     live.mirror = mirror
     assert save(live, is_best=False) and live.last_good == 3
     assert pushed == [(live.run.run_dir, live.checkpoints.folder / "step_00000003")]
+
+
+def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
+    live = trainer.live
+    best = live.checkpoints.named_best()
+    assert best is not None
+    live.take_published()
+    published, engine = weights(live), live.engine
+    live.applied(3, 100)
+    with torch.no_grad():
+        live.engine.model.embedding.zero_()
+    live.take_published()
+    assert live.engine is not engine and live.state.step == 3, "the run stays as far as it is"
+    assert all(torch.equal(a, b) for a, b in zip(weights(live), published, strict=True))

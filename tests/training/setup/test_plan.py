@@ -37,9 +37,9 @@ def begun(tmp_path: Path, **more: object) -> ResolvedRun:
     return opened(load("train", {name: str(value) for name, value in flags.items()}))
 
 
-@pytest.fixture
-def begin(tmp_path: Path) -> ResolvedRun:
-    return begun(tmp_path)
+@pytest.fixture(scope="module")
+def begin(processor_class: object, tmp_path_factory: pytest.TempPathFactory) -> ResolvedRun:
+    return begun(tmp_path_factory.mktemp("begun"))
 
 
 def changed(begin: ResolvedRun, **settings: object) -> ResolvedRun:
@@ -152,7 +152,7 @@ def test_a_run_is_measured_once(begin: ResolvedRun, tmp_path: Path, monkeypatch:
     asked: list[object] = []
     monkeypatch.setattr(Device, "multiply_rate", lambda self, dtype: float(asked.append(dtype) or 1e10))
     for _ in range(2):
-        planning.look_ahead(begin)
+        planning.look_ahead(copy(begin))
     assert len(asked) == 2, "two dtypes, once"
 
 

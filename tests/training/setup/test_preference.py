@@ -104,12 +104,7 @@ def test_adapters_need_no_stored_reference(begun, tmp_path: Path) -> None:  # ty
     assert losses[0] == pytest.approx(0.693147, abs=1e-5) and after.loss < before.loss - 0.01
     assert not list((tmp_path / "cache").glob("reference-*"))
     assert all(weight.requires_grad == ("adapter" in name) for name, weight in engine.model.named_parameters())
-
-
-def test_a_forward_without_adapters_is_the_stored_reference(begun) -> None:  # type: ignore[no-untyped-def]
-    """Both ways to the reference give the same log-probabilities, after some steps too."""
-    engine, *_ = train(begun(lora_rank=4, learning_rate=1e-2, run_name="adapters"))
-    full = begun()
+    full = begun()  # whose reference is stored: the same log-probabilities as those without adapters
     attach_reference(full, lambda text: None)
     (batch, *_) = full.loader.micro_batches(0, effective_batch_size=ROWS, batch_size=4)
     part = to_micro_batch(batch, engine.model.config, torch.device("cpu"))
