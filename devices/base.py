@@ -221,6 +221,10 @@ class Device(ABC):
         """What tensors of this process may still take: free blocks of the device and idle ones of our own."""
         return 0
 
+    def pinned_bytes(self) -> int:
+        """RAM of this process that is pinned for copies to and from the device, which systems do not count as anonymous."""
+        return 0
+
     def limit_memory(self, limit_bytes: int) -> bool:
         """Let the backend refuse to hold more than this. Returns whether the backend can."""
         return False

@@ -125,6 +125,9 @@ class CudaDevice(Device):
     def memory_free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[0] + self.memory_idle_bytes()
 
+    def pinned_bytes(self) -> int:
+        return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
     def limit_memory(self, limit_bytes: int) -> bool:
         share = min(1.0, limit_bytes / self.memory_total_bytes())
         torch.cuda.set_per_process_memory_fraction(share, self.torch_device)

@@ -45,7 +45,7 @@ class HostAlone:
         """As of `devices.base.Device`."""
         return 0
 
-    memory_idle_bytes = memory_peak_bytes = memory_total_bytes = memory_now_bytes
+    memory_idle_bytes = memory_peak_bytes = memory_total_bytes = pinned_bytes = memory_now_bytes
 
 
 class Monitor:
@@ -145,9 +145,12 @@ class Monitor:
         """Take one sample now, for the phase that runs or for another one."""
         with self._lock:
             start = time.thread_time()
-            usage = self._processes.usage()
+            usage, pinned = self._processes.usage(), self.device.pinned_bytes()
             sample = Sample(
-                phase or self._phase, usage.anon_bytes, usage.file_bytes, int(self.device.memory_now_bytes())
+                phase or self._phase,
+                usage.anon_bytes + pinned,
+                max(0, usage.file_bytes - pinned),
+                int(self.device.memory_now_bytes()),
             )
             self._last = sample
             # where both share the RAM, one budget holds both

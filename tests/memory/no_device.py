@@ -7,4 +7,4 @@ class NoDevice:
     def memory_now_bytes(self) -> int:
         return 0
 
-    memory_idle_bytes = memory_peak_bytes = memory_total_bytes = memory_now_bytes
+    memory_idle_bytes = memory_peak_bytes = memory_total_bytes = pinned_bytes = memory_now_bytes

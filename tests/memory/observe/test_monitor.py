@@ -99,6 +99,13 @@ def test_pressure_is_the_higher_of_host_and_device():
     assert monitor.pressure() == pytest.approx(0.3)
 
 
+def test_pinned_ram_counts_which_the_system_does_not_call_anonymous(monkeypatch):
+    device = FakeDevice(900 * MIB)
+    monkeypatch.setattr(device, "pinned_bytes", lambda: 200 * MIB)
+    monitor = make(300, device=device)
+    assert monitor.sample().anon_bytes == monitor.peak_bytes == 500 * MIB and monitor.pressure() == pytest.approx(0.5)
+
+
 def test_the_thread_samples_until_it_is_stopped():
     tree = Scripted(100, 100, 100, 700, 100)
     monitor = Monitor(1000 * MIB, FakeDevice(), 0.01, processes=tree)
