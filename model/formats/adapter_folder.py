@@ -5,6 +5,7 @@ Source: PEFT 0.17-0.21, `LoraConfig`.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
+from settings.consistency import REGRESSION, SEQUENCE, TOKEN
 from settings.errors import UserError
 from settings.program import program
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-FINGERPRINT = "base_fingerprint"
+FINGERPRINT, HEAD = "base_fingerprint", "head"  # in the metadata of the file of weights
+SAVED_MODULES = {"classifier", "score", "classification_head"}  # that PEFT may save beside adapters: heads over labels
 # how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
@@ -52,8 +55,28 @@ def read_info(folder: str | Path) -> AdapterInfo:
     is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
     settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
     with open_weights(folder) as stored:
-        fingerprint = (stored.metadata() or {}).get(FINGERPRINT, "")
-    return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), fingerprint)
+        about = stored.metadata() or {}
+        head = json.loads(about[HEAD]) if HEAD in about else _head(raw, stored)
+    return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
+
+
+def _head(raw: dict[str, Any], stored: Any) -> dict[str, Any]:
+    """The head of an adapter of PEFT, by its task."""
+    of_task = {
+        "TOKEN_CLS": (TOKEN, "classifier", "linear"), "SEQ_CLS": (SEQUENCE, "classification_head.out_proj", "dense"),
+    }  # fmt: skip
+    task = raw.get("task_type")
+    if task == "FEATURE_EXTRACTION":
+        return {"head": "none", "has_decoder": False}
+    if task not in of_task:
+        return {}
+    head, layer, kind = of_task[task]
+    name = f"base_model.model.{layer}.weight"
+    if name not in stored.keys():  # noqa: SIM118
+        return {}
+    count = stored.get_slice(name).get_shape()[0]
+    labels = REGRESSION if count == 1 else str(count)
+    return {"head": head, "labels": labels, "head_kind": kind, "has_decoder": head == SEQUENCE}
 
 
 def _foreign(raw: dict[str, Any]) -> list[str]:
@@ -66,7 +89,7 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
     problems += [
         f"{name} = {str(value)[:60]}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload"
         for name, value in raw.items()
-        if value and name not in HARMLESS
+        if value and name not in HARMLESS and not (name == "modules_to_save" and set(value) <= SAVED_MODULES)
     ]
     begun = raw.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:

@@ -17,29 +17,41 @@ import torch
 from torch import Tensor
 
 from config import T5ModelConfig
-from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, open_weights, read_info
+from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
+from model.formats.shape_file import class_of, published_names
 from model.formats.tensor_files import write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import LoraSettings
-from model.shapes import targets_of, weights
+from model.shapes import label_head_weights, targets_of, weights
 from model.t5 import T5
 from settings.errors import UserError
 from settings.fields import counted
 
 _TABLE = re.compile(r"\.(shared|lm_head|embed_tokens)\.")
+TASKS = {  # class of transformers -> what PEFT calls its task
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM", "EncoderModel": "FEATURE_EXTRACTION", "ForTokenClassification": "TOKEN_CLS",
+    "ForSequenceClassification": "SEQ_CLS",
+}  # fmt: skip
+_BASE = "base_model.model."
 _PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
 def peft_names(config: T5ModelConfig) -> dict[str, dict[str, str]]:
     """Path of a matrix -> PEFT's name of each part (a, b, magnitude) of its adapter."""
+    published = published_names(config)
     return {
         weight.name.removesuffix(".weight"): {
-            part: f"base_model.model.{weight.hf_name.removesuffix('.weight')}.{name}" for part, name in _PARTS.items()
+            part: f"{_BASE}{published[weight.name].removesuffix('.weight')}.{name}" for part, name in _PARTS.items()
         }
         for weight in weights(config)
         if weight.is_product
     }
+
+
+def _head_names(config: T5ModelConfig) -> dict[str, str]:
+    """Our name -> PEFT's name of the weights of a head over labels, which learn beside the adapters."""
+    return {weight.name: _BASE + weight.hf_name for weight in label_head_weights(config)}
 
 
 def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: str, fingerprint: str) -> None:
@@ -59,18 +71,26 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
         for path, adapter in adapters_of(model).items()
         for part, weight in adapter.named_parameters()
     }
-    write_safetensors(tensors, folder / WEIGHTS_FILE, about={FINGERPRINT: fingerprint})
+    tensors |= {name: model.get_parameter(ours).detach() for ours, name in _head_names(model.config).items()}
+    metadata, task = {FINGERPRINT: fingerprint}, TASKS[class_of(model.config)]
+    if not model.config.is_text:
+        fields = {name: getattr(model.config, name) for name in ("head", "labels", "pooling", "head_kind")}
+        metadata[HEAD] = json.dumps({**fields, "has_decoder": model.config.num_decoder_layers > 0})
+    write_safetensors(tensors, folder / WEIGHTS_FILE, about=metadata)
+    # transformers has a module of its own for some heads; PEFT leaves out the tensors of others
+    modules = {"TOKEN_CLS": ["classifier"], "SEQ_CLS": ["classification_head"]}.get(task)
     about = {
-        "peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM", "base_model_name_or_path": base, "r": settings.rank,
+        "peft_type": "LORA", "task_type": task, "base_model_name_or_path": base, "r": settings.rank,
         "lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "target_modules": list(settings.targets),
         "use_rslora": settings.rank_stabilised, "use_dora": settings.dora, "bias": "none", "fan_in_fan_out": False,
-        "inference_mode": True, "init_lora_weights": True, "modules_to_save": None,
+        "inference_mode": True, "init_lora_weights": True, "modules_to_save": modules,
     }  # fmt: skip
     (folder / CONFIG_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf8")
 
 
 def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
-    """Read the adapters of a folder for this model; they are not on yet, see `model.lora.adapter.use_adapters`.
+    """Read the adapters of a folder for this model; they are not on yet, see `model.lora.adapter.use_adapters`. A head over labels that
+    learnt beside them is filled.
 
     Raises:
         UserError: no adapter, or one for a model of another shape or with other modules.
@@ -78,10 +98,14 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
     """
     folder = Path(folder)
     info = read_info(folder)
+    heads = _head_names(model.config)
     adapters: dict[str, LoraAdapter] = {}
     problems, known = [], peft_names(model.config)
     with open_weights(folder, "pt") as stored:
         left = set(stored.keys())
+        if heads and left >= set(heads.values()):
+            left -= set(heads.values())
+            problems += _fill_head(model, {name: stored.get_tensor(there) for name, there in heads.items()})
         if tables := sorted(name for name in left if _TABLE.search(name)):
             raise UserError(
                 f"--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with it "
@@ -109,6 +133,20 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
             f"as {min(lacking)}; save it again, or copy it again"
         )
     return adapters
+
+
+def _fill_head(model: T5, tensors: dict[str, Tensor]) -> list[str]:
+    """Copy the weights of the head over labels; returns what is wrong with them."""
+    wrong = [
+        f"{name} is {list(tensor.shape)} and not {list(weight.shape)}"
+        for name, tensor in tensors.items()
+        if (weight := model.get_parameter(name)).shape != tensor.shape
+    ]
+    if not wrong:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                model.get_parameter(name).copy_(tensor)
+    return wrong
 
 
 def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:

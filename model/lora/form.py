@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from config import T5ModelConfig
 from model.shapes import ALL, asked_targets, targets_of, weights
@@ -36,11 +37,21 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """What a folder says of its adapter: form, the folder of its base, and the base's fingerprint ("" if unknown)."""
+    """What a folder says of its adapter: form, the folder of its base, the base's fingerprint ("" if unknown), and the fields of
+    `T5ModelConfig` in which the adapted model has another head than its base."""
 
     settings: LoraSettings
     base: str
     fingerprint: str
+    head: dict[str, Any] = field(default_factory=dict)
+
+    def adapted(self, base: T5ModelConfig) -> T5ModelConfig:
+        """The shape of the adapted model, from that of its base."""
+        if not self.head:
+            return base
+        decoder = base.num_decoder_layers if self.head["has_decoder"] else 0
+        fields = {name: value for name, value in self.head.items() if name != "has_decoder"}
+        return replace(base, **fields, num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
 
 
 def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from config import T5ModelConfig
+from model.formats.adapter_folder import read_info
+from model.formats.peft import load_adapters, save_adapters
 from model.formats.shape_file import published_names, read_config
 from model.hf_format import load, save
+from model.lora.adapter import add_adapters, use_adapters
+from model.lora.form import LoraSettings
+from model.rows import Rows
 from model.t5 import T5
 from settings.consistency import TEXT
 
@@ -86,3 +91,49 @@ def test_logits_and_gradients_are_those_of_transformers(config: T5ModelConfig, k
             assert (weight.grad - ours_by_name[name]).abs().max() < 1e-4 * max(1.0, float(weight.grad.abs().max())), (
                 name
             )
+
+
+def adapted(config: T5ModelConfig, kind: str, folder: Path) -> T5:
+    """A model with adapters and a head that has learnt, both saved as an adapter over a whole T5."""
+    save(T5(dataclasses.replace(config, num_decoder_layers=2)).initialise(1), folder / "base")
+    model = load(folder / "base", expect=model_of(config, kind).config, seed=3)
+    form = LoraSettings(2, 4.0)
+    for adapter in add_adapters(model, form, seed=5).values():
+        torch.nn.init.normal_(adapter.b, std=0.3, generator=torch.Generator().manual_seed(6))
+    save_adapters(model, form, folder / "adapter", str(folder / "base"), "")
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_an_adapter_brings_its_head(config: T5ModelConfig, kind: str, tmp_path: Path) -> None:
+    model = adapted(config, kind, tmp_path)
+    assert all(weight.requires_grad for weight in model.label_head.parameters()) and not model.embedding.requires_grad
+    shape = read_info(tmp_path / "adapter").adapted(read_config(tmp_path / "base"))
+    assert (shape.head, shape.labels) == (model.config.head, model.config.labels)
+    back = load(tmp_path / "base", expect=shape)
+    use_adapters(back, load_adapters(back, tmp_path / "adapter"))
+    assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", HEADS)
+def test_peft_computes_the_same(config: T5ModelConfig, kind: str, tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    model = adapted(config, kind, tmp_path)
+    base = getattr(transformers, kind).from_pretrained(tmp_path / "base", num_labels=max(2, model.config.num_labels))
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        answer = theirs(input_ids=IDS, attention_mask=MASK)
+        if kind == "T5EncoderModel":
+            rows = Rows((6, 4))
+            hidden = model.encode(rows.flatten(IDS), rows)
+            assert (rows.flatten(answer.last_hidden_state) - hidden).abs().max() < 1e-5
+            return
+        seen = MASK.bool() if kind == "T5ForTokenClassification" else torch.ones(2, dtype=torch.bool)
+        assert (answer.logits[seen] - model.label_logits(IDS, MASK)[seen]).abs().max() < 1e-5
+    theirs.save_pretrained(tmp_path / "back")
+    back = load(tmp_path / "base", expect=model.config)
+    use_adapters(back, load_adapters(back, tmp_path / "back"))
+    assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
+    assert read_info(tmp_path / "back").head["head"] == model.config.head

@@ -10,6 +10,7 @@ from pathlib import Path
 from config import Config, T5ModelConfig
 from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
+from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
 from model.shapes import adapter_weights, label_head_weights, weights
@@ -41,6 +42,16 @@ def base_of(folder: str | Path, instead: str | None = None) -> Path:
             f"{folder}, is an adapter for {base}, which is not there; put it back, or name where it is with --model (train, dpo: --finetune_from)"
         )
     return base
+
+
+def shape_of(folder: Path, home: Path) -> T5ModelConfig:
+    """The shape of the model of a folder: of its base, with the head that an adapter has learnt beside it.
+
+    Args:
+        folder: of a model, or of an adapter over the one in `home`.
+    """
+    shape = read_config(home)
+    return read_info(folder).adapted(shape) if is_adapter(folder) else shape
 
 
 def learnt_last(folder: Path, adapters: list[Path]) -> Path:

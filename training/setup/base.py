@@ -31,7 +31,7 @@ from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
-from training.setup.adapter_settings import check_trained, home_of, with_form_of
+from training.setup.adapter_settings import check_trained, home_of, shape_of, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
 from training.setup.resolved import ResolvedRun, refuse
 
@@ -78,7 +78,7 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         for place in dict.fromkeys((base, home) if is_new else (home,)):
             if reads_weights:
                 refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
-        config = _with_shape_of(config, home)
+        config = _with_shape_of(config, base, home)
         if is_new:  # found by loading it, after hours of preparing rows, otherwise
             refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), config.model)])
         if config.model.is_text:
@@ -148,9 +148,9 @@ def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
     return config.changed(**taken)
 
 
-def _with_shape_of(config: Config, base: Path) -> Config:
+def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
-    shape = read_config(base)
+    shape = shape_of(base, home)
     if config.model.is_text and not shape.is_text:
         raise UserError(f"--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)")
     shape = with_head_of(config, shape)
