@@ -96,10 +96,11 @@ template <typename T> unsigned int narrow(T number) { return (unsigned int)as_ty
 MIX = "template <typename T> T mix(T key, T place, T more) { return (T)mixed<WORD>((WORD)key + (WORD)place + (WORD)more); }"
 # BITS of a number, LANES numbers in a word of x, WORDS of x that share a random word
 DROP = """
-template <typename T> T drop(T x, T key, T place, T threshold, REAL scale) {
+template <typename T> T drop(T x, T key, T place, T threshold, REAL scale, REAL low) {
     WORD random = random_word<T>(key, place / WORDS) >> (place % WORDS * 32), dropped = 0;
     for (int lane = 0; lane < LANES; lane++) {
         float number = widen<unsigned int>((unsigned int)((WORD)x >> (BITS * lane)) & MASK);
+        number = number < (float)low ? (float)low : number;
         float kept = (short)(random >> (16 * lane)) < threshold ? 0.0f : 1.0f;
         dropped = dropped | ((WORD)narrow<float>(kept * number * (float)scale) << (BITS * lane));
     }
@@ -130,9 +131,9 @@ kernel void mix_all(device long *sums, constant long &more, uint at [[thread_pos
     "drop": """
 kernel void drop_all(
     device long *out, device const long *x, device const long *keys, constant long &width, constant long &threshold,
-    constant float &scale, uint2 at [[thread_position_in_grid]]) {
+    constant float &scale, constant float &low, uint2 at [[thread_position_in_grid]]) {
     const ulong place = (ulong)at.y * (ulong)width + at.x;
-    out[place] = drop<long>(x[place], keys[at.y], (long)at.x, threshold, scale);
+    out[place] = drop<long>(x[place], keys[at.y], (long)at.x, threshold, scale, low);
 }
 """,
     "round_randomly": """
@@ -197,8 +198,8 @@ def scale_kept(x: Tensor, kept: Tensor, scale: float) -> Tensor:
     return torch.ops.aten.native_dropout_backward(x, kept, scale)  # type: ignore[no-any-return]
 
 
-def _drop_by_torch(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
-    return scale_kept(x, random_words(keys, x.shape[1]) >= threshold, scale)
+def _drop_by_torch(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float, low: float) -> Tensor:
+    return scale_kept(x.clamp(min=low), random_words(keys, x.shape[1]) >= threshold, scale)
 
 
 def round_by_torch(values: Tensor, noise: Tensor) -> Tensor:
@@ -260,7 +261,7 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
     x, keys = torch.linspace(-3, 3, 64).view(4, 16).to(dtype), torch.arange(4) * MIX_1
     given = {
         "mix": (keys, x.view(-1)[:1].long(), MIX_2),
-        "drop": (x, keys, torch.arange(8), -20_000, 1.25),
+        "drop": (x, keys, torch.arange(8), -20_000, 1.25, -1.5),
         "round_randomly": (x.view(4, 2, 8), keys, *places_of_words(2, 2, torch.device("cpu"))),
     }[name]
     operation = getattr(torch.ops.frugalt5, name)
@@ -275,7 +276,8 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
 _library = torch.library.Library("frugalt5", "DEF")
 for _schema in (
     "mix(Tensor keys, Tensor places, int more) -> Tensor",
-    "drop(Tensor x, Tensor keys, Tensor places, int threshold, float scale) -> Tensor",  # x (N, width), keys (N,)
+    # x (N, width), numbers below `low` raised to it; keys (N,)
+    "drop(Tensor x, Tensor keys, Tensor places, int threshold, float scale, float low) -> Tensor",
     # values (count, n, m) fp32, keys (count,), rows (n, 1) and columns (m / 4,) from `places_of_words`
     "round_randomly(Tensor values, Tensor keys, Tensor rows, Tensor columns) -> Tensor",
 ):
@@ -291,10 +293,10 @@ def _mix_cuda(keys: Tensor, places: Tensor, more: int) -> Tensor:
     return _jiterated("mix", torch.float32, more=0)(keys, places, more=more)  # type: ignore[no-any-return]
 
 
-def _drop_cuda(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
+def _drop_cuda(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float, low: float) -> Tensor:
     words = x.view(torch.int64)
-    compiled = _jiterated("drop", x.dtype, threshold=0, scale=1.0)
-    found = compiled(words, keys.unsqueeze(1), places[: words.shape[1]], threshold=threshold, scale=scale)
+    compiled = _jiterated("drop", x.dtype, threshold=0, scale=1.0, low=0.0)
+    found = compiled(words, keys.unsqueeze(1), places[: words.shape[1]], threshold=threshold, scale=scale, low=low)
     return found.view(x.dtype)  # type: ignore[no-any-return]
 
 
@@ -315,9 +317,10 @@ def _mix_mps(keys: Tensor, places: Tensor, more: int) -> Tensor:
     return sums
 
 
-def _drop_mps(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
+def _drop_mps(x: Tensor, keys: Tensor, places: Tensor, threshold: int, scale: float, low: float) -> Tensor:
     out, width = torch.empty_like(x), x.shape[1] * x.element_size() // 8
-    _shader("drop", x.dtype).drop_all(out, x, keys.contiguous(), width, threshold, scale, threads=[width, len(x)])
+    compiled = _shader("drop", x.dtype).drop_all
+    compiled(out, x, keys.contiguous(), width, threshold, scale, low, threads=[width, len(x)])
     return out
 
 

@@ -7,6 +7,7 @@ elements, which on a CPU is several times cheaper than torch's own generator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,17 +138,24 @@ class Dropout:
 
         return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
 
-    def mask(self, keys: Tensor, like: Tensor) -> Callable[[Tensor], Tensor]:
+    def is_one_kernel(self, x: Tensor) -> bool:
+        """Whether a kernel draws and drops in one go."""
+        return is_compiled("drop", x.device, x.dtype) and fills_words(x)
+
+    def mask(self, keys: Tensor, like: Tensor, low: float = -math.inf) -> Callable[[Tensor], Tensor]:
         """Dropout of (N, width), for tensors of one shape and dtype, by the keys (N,) of their lines.
+
+        Args:
+            low: numbers below are raised to it first, where `is_one_kernel`.
 
         Memory: the result; where no kernel draws and drops in one go also the mask, and while it is drawn its random words.
         """
         width = like.shape[1]
-        if is_compiled("drop", like.device, like.dtype) and fills_words(like):
+        if self.is_one_kernel(like):
             places = self.rows.cached(
                 ("words", width, like.device), lambda: torch.arange(width // 2, device=like.device)
             )
-            return lambda x: torch.ops.frugalt5.drop(x, keys, places, self.threshold, self.scale)  # type: ignore[no-any-return]
+            return lambda x: torch.ops.frugalt5.drop(x, keys, places, self.threshold, self.scale, low)  # type: ignore[no-any-return]
         kept = random_words(keys, width) >= self.threshold
         return lambda x: scale_kept(x, kept, self.scale)
 
@@ -158,8 +166,7 @@ class Dropout:
             compiled.drop_tokens(out, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
             return out
         keys, x = self.token_keys(), x.contiguous()
-        is_one_kernel = is_compiled("drop", x.device, x.dtype) and fills_words(x)
-        step = len(x) if is_one_kernel else max(1, traits_of(x.device).dropped // x.shape[1])
+        step = len(x) if self.is_one_kernel(x) else max(1, traits_of(x.device).dropped // x.shape[1])
         if len(x) <= step:
             return self.mask(keys, x)(x)
         out = torch.empty_like(x)
@@ -176,6 +183,10 @@ class Dropout:
         """
         return _DropTokens.apply(x, self, graph_only) if self.active else x
 
+    def of_relu(self, x: Tensor) -> Tensor:
+        """Dropout of max(x, 0), where `is_one_kernel`. Memory: one output, which is all that backward needs."""
+        return _DropReLU.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+
 
 class _DropTokens(torch.autograd.Function):
     @staticmethod
@@ -186,3 +197,19 @@ class _DropTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.dropout.dropped(grad), None, None
+
+
+class _DropReLU(torch.autograd.Function):
+    """On the way back in place on the gradient, a product that nothing else reads: what is not zero was kept and above zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
+        y = dropout.mask(dropout.token_keys(), x, low=0.0)(x)
+        ctx.save_for_backward(y)
+        ctx.scale = dropout.scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad).mul_(ctx.scale), None

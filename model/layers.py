@@ -230,13 +230,15 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, dropout: Dropout, graph_only: bool = False) -> Tensor:
         """x (N, D) -> (N, D), by way of (N, F); `graph_only` as in `Linear`."""
-        inner = self._activate(x, dropout)
-        if self.gate is not None:
-            inner = inner * self.wi(x, dropout.of_adapter(6))
-        return self.wo(dropout(inner), dropout.of_adapter(7), graph_only)
+        inner = (self.gate or self.wi)(x, dropout.of_adapter(5))
+        if self.activation == "relu" and self.gate is None and dropout.active and dropout.is_one_kernel(inner):
+            inner = dropout.of_relu(inner)
+        else:
+            inner = self._activate(inner)
+            inner = dropout(inner if self.gate is None else inner * self.wi(x, dropout.of_adapter(6)))
+        return self.wo(inner, dropout.of_adapter(7), graph_only)
 
-    def _activate(self, x: Tensor, dropout: Dropout) -> Tensor:
-        x = (self.gate or self.wi)(x, dropout.of_adapter(5))
+    def _activate(self, x: Tensor) -> Tensor:
         if self.activation == "relu":
             return _ReLU.apply(x) if torch.is_grad_enabled() else x.relu_()  # type: ignore[no-any-return]
         # the published checkpoints were trained with the tanh form of GELU

@@ -61,7 +61,8 @@ class Adafactor(Optimizer):
 def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
     """Move the means of squared gradients over rows and columns; returns the inverse roots (count, n, 1), (count, 1, m)."""
     grad, n = group.grad, group.whole_rows
-    rows, columns = group.state["rows"].mul_(decay), group.state["columns"].mul_(decay)
+    rows, columns = group.state["rows"], group.state["columns"]
+    torch._foreach_mul_([rows, columns], decay)
     total: Tensor | None = None
     if compiled := group.compiled(grad):
         means, sums = compiled.adafactor_sums(grad[0])
@@ -76,4 +77,5 @@ def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
     sums = group.sum(torch.cat([total, rows.sum(1, keepdim=True)], 1))  # one collective where the weight is sharded
     means = sums.div_(n)
     columns.add_(means[:, :-1].add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-    return (rows / means[:, -1:]).rsqrt_().unsqueeze(2), columns.rsqrt().unsqueeze(1)
+    row_factors, column_factors = torch._foreach_rsqrt([rows / means[:, -1:], columns])
+    return row_factors.unsqueeze(2), column_factors.unsqueeze(1)

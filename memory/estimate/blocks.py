@@ -97,7 +97,7 @@ class Blocks:
         d, _, f = self._widths
         return [
             (1, d),
-            (4 if self._is_gated else 1 + self.dropout, f),
+            (4 if self._is_gated else 1 + self._draws_masks, f),
             *self._adapter_tensors("wi", "wi_0", "wi_1", "wo"),
         ]
 
@@ -173,7 +173,7 @@ class Blocks:
 
     def _hashing(self, tokens: int) -> int:
         """Random words while the masks of a chunk of feed-forward's activations are drawn, where no kernel draws and drops."""
-        if self.kernels or self.compiles_dropout or not self.dropout:
+        if self.kernels or not self._draws_masks:
             return 0
         return HASH_BYTES * min(tokens * self.model.d_ff, DEVICE_DROPOUT_ELEMENTS if self.scores else DROPOUT_ELEMENTS)
 
@@ -207,6 +207,10 @@ class Blocks:
         return tokens * f + max(second, self._hashing(tokens))
 
     @property
+    def _draws_masks(self) -> bool:
+        return self.dropout and not self.compiles_dropout
+
+    @property
     def _is_in_place(self) -> bool:
         return self.model.feed_forward_proj == "relu"
 
@@ -234,8 +238,10 @@ class Blocks:
         fused = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
         lengths = self._lengths(is_decoder, is_cross)
         c, width = self.model, self._widths[1]
-        masks, scores = self.dropout and not self.compiles_dropout, self.scores or TILE_ELEMENTS
-        return Padded(c.num_heads, width, self.e, masks, fused, not is_cross, *lengths, scores, self.processors)
+        scores = self.scores or TILE_ELEMENTS
+        return Padded(
+            c.num_heads, width, self.e, self._draws_masks, fused, not is_cross, *lengths, scores, self.processors
+        )
 
     def step_indices(self) -> int:
         """On a GPU: what is made once a step for all layers: indices of rows, keys of dropout."""

@@ -20,13 +20,13 @@ from model.rows import Rows
 
 COMPILER = shutil.which("g++") or shutil.which("clang++") or ""
 CPU = torch.device("cpu")
-THRESHOLD, SCALE = -20_000, 65536 / 52_768
+THRESHOLD, SCALE, LOW = -20_000, 65536 / 52_768, -1.5
 CUDA_LOOPS = {
     "mix": 'extern "C" void run(long n, long w, long *x, long more) { for (long i = 0; i < n; i++) x[i] = mix<long>(x[i], 5, more); }',
     "drop": """
-extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale) {
+extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale, double low) {
     for (long i = 0; i < n * w; i++)
-        out[i] = drop<long>(x[i], keys[i / w], i % w, threshold, scale);
+        out[i] = drop<long>(x[i], keys[i / w], i % w, threshold, scale, low);
 }""",
     "round_randomly": """
 extern "C" void run(long n, long w, long *out, long *x, long *keys) {
@@ -53,11 +53,11 @@ template <typename To, typename From> To as_type(From from) {
 METAL_LOOPS = {
     "mix": 'extern "C" void run(long n, long w, long *x, long more) { for (uint i = 0; i < n; i++) mix_all(x, more + 5, i); }',
     "drop": """
-extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale) {
-    const float narrow_scale = scale;
+extern "C" void run(long n, long w, long *out, long *x, long *keys, long threshold, double scale, double low) {
+    const float narrow_scale = scale, narrow_low = low;
     for (uint y = 0; y < n; y++)
         for (uint at = 0; at < w; at++)
-            drop_all(out, x, keys, w, threshold, narrow_scale, uint2{at, y});
+            drop_all(out, x, keys, w, threshold, narrow_scale, narrow_low, uint2{at, y});
 }""",
     "round_randomly": """
 extern "C" void run(long n, long w, long *out, long *x, long *keys) {
@@ -103,8 +103,8 @@ def test_dropout(tmp_path: Path, dtype: torch.dtype, is_metal: bool) -> None:
     x[0, :6] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0, 65_504.0, 1e-40])
     x[1] = torch.nan
     x = x.to(dtype)
-    expected = torch.ops.frugalt5.drop(x, keys, torch.arange(12), THRESHOLD, SCALE)
-    found = run(tmp_path, "drop", dtype, is_metal, torch.empty_like(x), x, keys, THRESHOLD, SCALE)
+    expected = torch.ops.frugalt5.drop(x, keys, torch.arange(12), THRESHOLD, SCALE, LOW)
+    found = run(tmp_path, "drop", dtype, is_metal, torch.empty_like(x), x, keys, THRESHOLD, SCALE, LOW)
     assert torch.equal(found.isnan(), expected.isnan())
     whole = torch.int16 if dtype.itemsize == 2 else torch.int32
     assert torch.equal(found.nan_to_num(7.0).view(whole), expected.nan_to_num(7.0).view(whole))
