@@ -19,7 +19,18 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import HEADS, PREFERENCES, REGRESSION, SCORES, SEQUENCE, TEXT, TOKEN, check
+from settings.consistency import (
+    CLASS_SCORES,
+    HEADS,
+    NUMBER_SCORES,
+    PREFERENCES,
+    REGRESSION,
+    SCORES,
+    SEQUENCE,
+    TEXT,
+    TOKEN,
+    check,
+)
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, defining, setting
 from settings.precedence import declared, layered
@@ -319,8 +330,8 @@ class TrainConfig:
         low=0,
     )
     metric_for_best: str = setting(
-        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join(SCORES)}) or a metric of your own in Python; "
-        "NAME/loss for one of several validation sets", kind=str,
+        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join(SCORES)}), of labels "
+        f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of several validation sets", kind=str,
     )  # fmt: skip
 
 
@@ -595,13 +606,14 @@ class AnswerConfig:
 
     input: str | None = setting(
         None,
-        "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow), or - for lines of standard input",
+        "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow, FASTA), or - for lines of standard input",
         kind=str,
         optional=True,
     )
     output: str | None = setting(
         None,
-        "JSONL file for the answers, or folder for a new model; interrupted files are continued; none: the screen",
+        "JSONL file for answers or predicted labels, .npz, .parquet or .h5 for vectors, or folder for a new model; interrupted files are continued; none: "
+        "the screen",
         kind=str,
         optional=True,
     )
@@ -613,6 +625,15 @@ class AnswerConfig:
         "prompts longer than max_seq_len: cut (counted and reported) or refuse",
         kind=str,
         choices=("cut", "refuse"),
+    )
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """Which vectors of texts are written."""
+
+    vectors: str = setting(
+        "mean", "one vector per text, the mean over its tokens, or one per token", kind=str, choices=("mean", "token")
     )
 
 
@@ -705,6 +726,7 @@ class Config:
     export: ExportConfig = field(default_factory=ExportConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
@@ -771,12 +793,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (
         "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
+    ),
+    "embed": (
+        "checkpoint", "input", "output", "embed", "text_column", "prepare_text", "skip_bad_rows", "max_seq_len",
+        "eval_batch_size_per_gpu", "overwrite", *USE,
     ),
     "board": ("board", *SHARED),
     "demo": (

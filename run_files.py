@@ -17,6 +17,7 @@ from storage import open_plain, read_text
 METRICS_FILE, HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE = "metrics.jsonl", "heartbeat.json", "request", "launch.json"
 # numbers of an `eval` event that are no score: which step, and of how much
 EVAL_COUNTS = ("step", "rows", "tokens", "answered_rows", "averaged_checkpoints")
+LESS_IS_BETTER = ("loss", "mse")  # of its scores, also of one validation set: news/loss
 RUN_FILE, SETTINGS_FILE, OWNER_FILE = "run.json", "settings.json", "owner.json"
 LONGEST_LINE = 2**20
 MOST_DIGITS = 20  # of a whole number; no count has more

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from board.series import Grid
-from run_files import EVAL_COUNTS, EventReader
+from run_files import EVAL_COUNTS, LESS_IS_BETTER, EventReader
 
 MARKS, SAMPLES, NOTES = 500, 36, 100  # kept of each, the newest
 LONGEST_SAMPLE = 1500  # characters of each of its texts
 INDEX_STEPS = 1000  # between two places in the file that are remembered
-LOSS = "loss"  # of an evaluation: the only metric of which less is better, also of one validation set: news/loss
+LOSS = "loss"  # of an evaluation
 MOST_PHASES, MOST_STEPS = 20, 2**40
 DRAWN = ("step", "eval", "memory")
 # numbers of an `eval` event that are no metric
@@ -164,7 +164,7 @@ def is_better(metric: str, value: object, than: object) -> bool:
     new, old = _number(value), _number(than)
     if new is None or old is None:
         return new is not None
-    return new < old if metric.rpartition("/")[2] == LOSS else new > old
+    return new < old if metric.rpartition("/")[2] in LESS_IS_BETTER else new > old
 
 
 def _is_number(value: object) -> bool:

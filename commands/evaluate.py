@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
+from numpy.typing import NDArray
 
 from commands.generate import cut_note
 from commands.loading import Room, Trained, find_answering, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
+from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import PAIRS, check_shards
@@ -17,13 +25,18 @@ from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
+from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
 from settings.fields import AUTO, counted, read_settings_file
+from storage import atomic_file, writing
+from training.checkpoints.runs import check_writable
+from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names
-from training.evaluation.stopping import is_loss
+from training.evaluation.stopping import LOSS
 from training.processes.group import Group
+from training.processes.launch import num_processes
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
 from units import format_size
@@ -36,7 +49,7 @@ def evaluate(config: Config) -> Evaluation:
     """Measure on `validation_file`, or on the rows that the model's run held out.
 
     Returns:
-        loss and perplexity; its `metrics` hold the scores of the answers, in percent.
+        loss and perplexity; its `metrics` hold the scores of the answers, in percent, or those of predicted labels.
     Raises:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
@@ -56,11 +69,21 @@ def evaluate(config: Config) -> Evaluation:
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
-    with watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"):
+    is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
+    with (
+        watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
+        _predictions_file(config, trained, prepared) as write,
+    ):
         results, samples, ended, unknown = dict[str, Evaluation](), list[Sample](), 0, 0
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
-            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device)
+            label_scores = LabelScores(prepared.labels)
+            watch = partial(_seen, label_scores, write) if is_labelled else None
+            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, watch)
+            if is_labelled:
+                label_scores.gather(group)
+                results[name].metrics.update(label_scores.result())
+                confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
             if answered:
                 scores, shown, cut = generate_metrics(
                     trained.blockwise, loader, trained.tokenizer, how, group, rows=answered, batch_size=at_once,
@@ -71,11 +94,67 @@ def evaluate(config: Config) -> Evaluation:
                 unknown += count_unknown(loader, trained.tokenizer, answered, of)
         result = mean_of_sets(results) if loader.sets else results[""]
         answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
-        table = _table(result, loader, prepared, answered, unknown)
+        table = [*_table(result, loader, prepared, answered, unknown), *confusions]
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += prepared.unread
         _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
     return result
+
+
+def _seen(
+    scores: LabelScores, write: Callable[[Batch, NDArray[np.float32]], None] | None, batch: Batch, logits: NDArray[np.float32]
+) -> None:  # fmt: skip
+    scores.add(batch, logits)
+    if write is not None:
+        write(batch, logits)
+
+
+@contextmanager
+def _predictions_file(
+    config: Config, trained: Trained, prepared: Prepared
+) -> Iterator[Callable[[Batch, NDArray[np.float32]], None] | None]:
+    """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
+    if config.answer.output is None:
+        yield None
+        return
+    path, tokenizer = Path(config.answer.output), trained.tokenizer
+    if prepared.objective not in HEADS:
+        raise UserError(f"--output = {path}, is for predicted labels; write answers with generate")
+    if num_processes() > 1:
+        raise UserError(f"--output = {path}, is written by one process; start it by python, without a launcher")
+    if path.exists() and not config.run.overwrite:
+        raise UserError(
+            f"--output = {path}, is there already; choose another file, or replace it with --overwrite=True"
+        )
+    if problems := check_writable("output", path.parent):
+        raise UserError(*problems)
+    names = prepared.labels
+
+    def shown(label: Any) -> str | float | None:
+        if names:
+            return None if label == IGNORED_LABEL else names[label]
+        return None if np.isnan(label) else float(f"{label:.7g}")
+
+    with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
+
+        def write(batch: Batch, logits: NDArray[np.float32]) -> None:
+            found, begin = logits.argmax(-1) if names else logits[:, 0], 0
+            for ids, length, labels in zip(batch.input_ids, batch.input_lengths, batch.labels, strict=True):
+                text = tokenizer.decode_with_unknown(ids[:length])
+                if prepared.objective == SEQUENCE:
+                    row: dict[str, Any] = {"text": text, "label": shown(labels[0]), "prediction": shown(found[begin])}
+                    begin += 1
+                else:
+                    end = begin + int(length)
+                    row = {
+                        "tokens": [tokenizer.id_to_token(int(number)) for number in ids[:length]],
+                        "labels": [shown(label) for label in labels[:length]],
+                        "predictions": [shown(label) for label in found[begin:end]],
+                    }  # fmt: skip
+                    begin = end
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+        yield write
 
 
 def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | str, longest: tuple[int, int]) -> int:
@@ -135,17 +214,18 @@ def _table(
     )  # fmt: skip
     rows = [
         (say("rows"), measured),
-        (say("target tokens"), f"{result.tokens:,}"),
+        (say("target tokens") if result.is_of_text else say("labels"), f"{result.tokens:,}"),
         (say("loss"), f"{result.loss:.4f}"),
-        (say("perplexity"), result.shown_perplexity()),
     ]
+    rows += [(say("perplexity"), result.shown_perplexity())] if result.is_of_text else []
     rows += [(say("cut"), say("{count} to the maximum length", count=counted(cut, "row")))] if cut else []
     if bad := prepared.counts.get("validation_bad_rows", 0):
         rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
     rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
     told = "{count} with unknown tokens in the reference, which no answer matches"
     rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []
-    figures = ((name, score, 4 if is_loss(name) else 2) for name, score in result.metrics.items())
+    fine = (LOSS, *CLASS_SCORES, *NUMBER_SCORES)
+    figures = ((name, score, 4 if name.rpartition("/")[2] in fine else 2) for name, score in result.metrics.items())
     return rows + [(f"  {name}", f"{score:.{digits}f}") for name, score, digits in figures]
 
 
@@ -177,12 +257,20 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     if saved is not None:
         here = {name: config.as_dict()[name] for name in places()}
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
-    others = ("model", "adapter", "output", "metrics", "eval_generate_rows", *config.generate.__dict__)
+    others = ("model", "adapter", "output", "overwrite", "metrics", "eval_generate_rows", *config.generate.__dict__)
+    shape = read_config(home)
+    if shape.head in HEADS:
+        decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}
+        flags = {**flags, "head": shape.head, "labels": shape.labels, **decoder}
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
+    if merged.model.head in HEADS:  # of an adapter, over a base without one
+        shape = replace(
+            shape, **{name: getattr(merged.model, name) for name in ("head", "labels", "pooling", "head_kind")}
+        )
     merged = replace(
-        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home))),
-        model=read_config(home), checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
+        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), overwrite=config.run.overwrite),
+        model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
     if not config.given("validation_file"):

@@ -55,7 +55,7 @@ def generate(config: Config) -> None:
         raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config)
-    prompts = _prompts(config, given, bad_rows)
+    prompts = prompts_of(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
@@ -162,7 +162,7 @@ class Encoder:
         return notes
 
 
-def _prompts(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
+def prompts_of(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
     """The prompts of a file, the lines of standard input, or the text itself where no such file exists."""
     if given == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)

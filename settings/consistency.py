@@ -22,6 +22,8 @@ REGRESSION = "regression"  # the labels of a head that are numbers
 HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 SCORES = ("exact_match", "f1", "bleu", "chrf", *ROUGE, "char_bleu", "identical")  # of answers
+CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
+NUMBER_SCORES = ("spearman", "pearson", "mse")  # of predicted numbers
 SACREBLEU = ("bleu", "char_bleu", "chrf")  # what the library of this name computes
 
 
@@ -113,7 +115,11 @@ def _of_training(config: Config) -> Iterator[str]:
             if value != defaults[name]:
                 yield f"--{name} = {value}, has no effect without adapters; set --lora_rank=8"
     best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
-    if best not in ("loss", *SCORES) and not writes_answers(config):
+    if objective in HEADS:
+        of_head = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(model.labels, CLASS_SCORES)
+        if best not in ("loss", *of_head):
+            yield f"--metric_for_best = {train.metric_for_best}, {not_known(best, ('loss', *of_head))}"
+    elif best not in ("loss", *SCORES) and not writes_answers(config):
         known = not_known(train.metric_for_best, ("loss", *SCORES))
         yield f"--metric_for_best = {train.metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64"
     elif best != "loss" and not writes_answers(config):

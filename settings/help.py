@@ -20,12 +20,13 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "dpo": "preference training on prompt, chosen and rejected answer (DPO, IPO, ORPO)",
         "demo": "pretrain on prose, finetune on dates, score and answer, in a few minutes; `make train` runs this",
         "tokenizer": "train a tokenizer on --train_file in bounded memory",
-        "prepare": "turn text, JSONL, CSV, Parquet or Arrow into token shards",
+        "prepare": "turn text, JSONL, CSV, FASTA, Parquet or Arrow into token shards",
     },
     "use": {
         "generate": "answer one text, or a file of prompts",
         "chat": "talk with a trained model in the terminal",
         "evaluate": "loss, perplexity and scored answers on --validation_file",
+        "embed": "vectors of texts or proteins from a model's encoder",
         "serve": "HTTP API compatible with OpenAI clients: serve MODEL",
     },
     "publish": {
@@ -72,6 +73,10 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "prepare": {
         "data": ("train_file", "validation_file", "text_column", "prompt_column", "response_column", "max_seq_len"),
         "token shards": ("tokenizer_dir", "is_finetune", "shards_dir", "preview", "clean", "dedup", "skip_bad_rows"),
+    },
+    "embed": {
+        "texts": ("model", "input", "output", "vectors", "text_column", "prepare_text"),
+        "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "tokenizer": {"tokenizer": ("train_file", "vocab_size", "tokenizer_type", "tokenizer_dir", "text_column")},
 }  # fmt: skip

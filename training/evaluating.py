@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from config import PREFERENCES
 from language import join, say
 from memory.cleanup import free_failed
+from settings.consistency import HEADS
 from settings.fields import AUTO
 from training.evaluation import losses
+from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation
 from training.evaluation.samples import Sample, score_answers
 from training.live import LiveRun
@@ -48,7 +50,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         for figures in (result.metrics, scores)
     )
     further = [f", {figure}" for figure in further]
-    if live.config.data.objective != PREFERENCES:
+    if live.config.data.objective not in (PREFERENCES, *HEADS):
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
         "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
@@ -109,7 +111,12 @@ def _loss(live: LiveRun, rows: range | None = None) -> Evaluation:
         try:
             most = live.config.train.eval_rows
             batches = live.run.validation.evaluation_batches(most, size, group.rank, group.size, rows)
-            return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
+            if live.config.data.objective not in HEADS:
+                return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
+            scores = LabelScores(live.config.model.label_names)
+            result = losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device, scores.add)
+            scores.gather(group)
+            return replace(result, metrics={**result.metrics, **scores.result()})
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                 raise

@@ -398,7 +398,7 @@ export function comparison(place, buttons, runs, quantity, now) {
 // --- the metrics of evaluations ---
 
 // Also of one validation set: news/loss.
-export const isLoss = (metric) => metric.split("/").at(-1) === "loss";
+export const isLoss = (metric) => ["loss", "mse"].includes(metric.split("/").at(-1));
 export function metricName(metric) {
   if (has(`metric_${metric}`)) return t(`metric_${metric}`);
   const [set, ...rest] = metric.split("/");
@@ -406,7 +406,8 @@ export function metricName(metric) {
 }
 // Within a sentence: eval loss, but ROUGE-L.
 export const metricInText = (metric) => metricName(metric).replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase());
-export const scoreText = (metric, value) => figure(value, isLoss(metric) ? 3 : 2);
+const FRACTIONS = ["accuracy", "macro_f1", "matthews", "spearman", "pearson"];
+export const scoreText = (metric, value) => figure(value, isLoss(metric) || FRACTIONS.includes(metric.split("/").at(-1)) ? 3 : 2);
 
 // Series of a run's evaluations by metric: [[metric, [[set, series], ...]], ...]; the set is "" for the validation data as a whole.
 export function evaluated(names, settings) {

@@ -133,8 +133,8 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
         columns = Columns((data.text_column,))
     if columns is None:
         raise UserError(
-            f"{source.path}: has neither {data.prompt_column} nor {data.text_column}; its columns: {listed(head.names)}; "
-            "name one with --prompt_column"
+            f"{source.path}: has no {' or '.join(dict.fromkeys([data.prompt_column, data.text_column]))}; its columns: "
+            f"{listed(head.names)}; name one with {'--text_column' if data.prompt_column == data.text_column else '--prompt_column'}"
         )
     if twice := dict.fromkeys(name for name in head.names if name.strip() and head.names.count(name) > 1):
         raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
+from engine.objectives.labels import LabelObjective
 from engine.step import to_micro_batch
 from training.processes.group import Group
+
+Watch = Callable[
+    [Batch, NDArray[np.float32]], None
+]  # a batch, and (R, L) what a head gives for its rows or all their tokens
 
 
 @dataclass(frozen=True)
@@ -19,13 +27,15 @@ class Evaluation:
     """Mean loss per label token over `rows` rows of all processes; of preferences, per pair of answers.
 
     Args:
-        tokens: what the mean is over. metrics: further figures of the objective, means as well.
+        tokens: what the mean is over. metrics: further figures of the objective, means as well, or scores of predicted labels.
+        is_of_text: whether the loss is one of tokens, whose exponential is the perplexity.
     """
 
     loss: float
     tokens: int
     rows: int
     metrics: dict[str, float] = field(default_factory=dict)
+    is_of_text: bool = True
 
     @property
     def perplexity(self) -> float:
@@ -42,8 +52,8 @@ class Evaluation:
 
     def figures(self) -> dict[str, float]:
         """Name -> number, as metrics.jsonl tells it."""
-        told = {"loss": self.loss, "perplexity": self.perplexity, "rows": self.rows, "tokens": self.tokens}
-        return {**told, **self.metrics}
+        perplexity = {"perplexity": self.perplexity} if self.is_of_text else {}
+        return {"loss": self.loss, **perplexity, "rows": self.rows, "tokens": self.tokens, **self.metrics}
 
 
 def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
@@ -53,29 +63,39 @@ def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
     own = {
         f"{name}/{figure}": value
         for name, result in sets.items()
-        for figure, value in {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}.items()
+        for figure, value in result.figures().items()
+        if figure not in ("rows", "tokens")
     }
     loss = sum(result.loss for result in results) / len(results)
     tokens, rows = sum(result.tokens for result in results), sum(result.rows for result in results)
-    return Evaluation(loss, tokens, rows, {**shared, **own})
+    return Evaluation(loss, tokens, rows, {**shared, **own}, results[0].is_of_text)
 
 
-def evaluate(blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device) -> Evaluation:
+def evaluate(
+    blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device, watch: Watch | None = None
+) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
-        batches: this process's share.
+        batches: this process's share. watch: told what a head over labels gives for each batch.
     Memory: one micro-batch of evaluation.
     """
+    outputs = list[Tensor]()
+    if isinstance(blockwise.objective, LabelObjective):
+        blockwise.objective.on_logits = None if watch is None else lambda logits, _: outputs.append(logits)
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     blockwise.objective.clear()
     for batch in together(blockwise, batches, group) if blockwise.weight_store.is_collective else batches:
         part = to_micro_batch(batch, blockwise.model.config, device)
         sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
+        if watch is not None:
+            watch(batch, torch.cat(outputs).float().cpu().numpy())
+            outputs.clear()
     loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
     metrics = mean_metrics(blockwise.objective, tokens, group)
     blockwise.objective.clear()
-    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics)
+    is_of_text = not isinstance(blockwise.objective, LabelObjective)
+    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, is_of_text)
 
 
 def together(blockwise: Blockwise, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:

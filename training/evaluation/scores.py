@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from config import Config
 from data.sources.files import set_names
 from run_files import EVAL_COUNTS
-from settings.consistency import ROUGE, score_words, writes_answers
+from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, ROUGE, score_words, writes_answers
 from settings.errors import UserError
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS
@@ -140,7 +140,8 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
             "--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64"
         )
     of_set, _, figure = best.rpartition("/")
-    if figure not in {LOSS, *_WORDS, *own} or (of_set and of_set not in sets):
+    of_head = (*CLASS_SCORES, *NUMBER_SCORES) if config.data.objective in HEADS else ()
+    if figure not in {LOSS, *_WORDS, *own, *of_head} or (of_set and of_set not in sets):
         known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS]
         problems.append(f"--metric_for_best = {best}, {not_known(best, known)}")
     if problems:

@@ -14,14 +14,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from language import say
+from run_files import LESS_IS_BETTER
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.fields import counted
 
-LOSS = "loss"  # the only one of which less is better, also of one validation set: news/loss
+LOSS = "loss"
 
 
-def is_loss(metric: str) -> bool:
-    """Whether a metric is the loss, of all validation sets or of one."""
-    return metric.rpartition("/")[2] == LOSS
+def less_is_better(metric: str) -> bool:
+    """Whether less of a metric is better, of all validation sets or of one."""
+    return metric.rpartition("/")[2] in LESS_IS_BETTER
+
+
+def needs_answers(metric: str) -> bool:
+    """Whether a metric is measured on answers, not on all rows of an evaluation."""
+    return metric.rpartition("/")[2] not in (LOSS, *CLASS_SCORES, *NUMBER_SCORES)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class BestMetric:
     """The best evaluation so far.
 
     Args:
-        metric: which number of an evaluation counts: loss (less is better), or the name of a score (more is better).
+        metric: which number of an evaluation counts: loss, or the name of a score.
         patience: evaluations in a row that may be no better before a run stops; 0: it never stops for that.
         value: the best number, None before the first; step: where that was.
         evals_since: evaluations since then.
@@ -81,7 +88,7 @@ class BestMetric:
             KeyError: it is not.
         """
         number = values[self.metric]
-        is_better = self.value is None or (number < self.value if is_loss(self.metric) else number > self.value)
+        is_better = self.value is None or (number < self.value if less_is_better(self.metric) else number > self.value)
         if math.isfinite(number) and is_better:
             self.value, self.step, self.evals_since = number, step, 0
             return True

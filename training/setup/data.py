@@ -14,10 +14,10 @@ from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.consistency import HEADS, REGRESSION, TEXT
+from settings.consistency import HEADS, REGRESSION, TEXT, check
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
-from training.evaluation.stopping import LOSS, MeasuredOn, is_loss
+from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.resolved import ResolvedRun
 
@@ -37,6 +37,8 @@ def load_data(run: ResolvedRun) -> None:
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     if prepared.objective in HEADS:
         run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
+        if problems := check(run.config):  # such as a metric of classes, and the labels are numbers
+            raise UserError(*problems)
         run.config = _with_class_weights(run.config, prepared.label_counts)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
@@ -173,7 +175,7 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
     is_score_anew = is_other or before["answered_rows"] != now["answered_rows"]
     if is_loss_anew:
         state = dataclasses.replace(state, best_eval_loss=None, best_evaluation=None)
-    if is_loss_anew if is_loss(metric) else is_score_anew:
+    if is_score_anew if needs_answers(metric) else is_loss_anew:
         state = dataclasses.replace(state, best_metric=None)
     if is_other:
         told = (
@@ -184,7 +186,7 @@ def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> t
         held_out = {"held_out": f"{before['held_out_rows']:,}", "now_held_out": f"{now['held_out_rows']:,}"}
         return state, [say(told, **rows, **held_out)]
     compared = [(LOSS, "eval_rows")] * is_loss_anew + [(metric, "answered_rows")] * (
-        is_score_anew and not is_loss(metric)
+        is_score_anew and needs_answers(metric)
     )
     told = "the best {metric} starts over: it was measured on {before}, and is now measured on {now}"
     return state, [

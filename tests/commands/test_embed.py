@@ -1,0 +1,142 @@
+"""Vectors of texts are the encoder's hidden states, in every file format, and the same after an interruption."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from commands import embed as embedding
+from commands.embed import embed
+from config import Config, load
+from data.tokenizers.tokenizer import Tokenizer
+from model import hf_format
+from model.reference import T5Reference
+from settings.errors import DoesNotFit, UserError
+from tests.training.small_trained import save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXTS = [f"text number {at} " + "x" * (at % 7) for at in range(11)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_trained(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"id": f"t{at}", "text": text}) + "\n" for at, text in enumerate(TEXTS)))
+    return path
+
+
+def settings(folder: Path, **flags: Any) -> Config:
+    defaults = {"model": str(folder), "mixed_precision": "no"}
+    return load("embed", {name: str(value) for name, value in {**defaults, **flags}.items()})
+
+
+def hidden(folder: Path, text: str) -> np.ndarray[Any, Any]:
+    """The encoder's output by the plain model, one text at a time, without end of text."""
+    model, tokenizer = hf_format.load(folder), Tokenizer.load(folder)
+    plain = T5Reference(model.config)
+    plain.load_state_dict(model.state_dict())
+    ids = [*tokenizer.encode_batch([text])[0].tolist(), tokenizer.eos_id]
+    with torch.no_grad():
+        return plain.encode(torch.tensor([ids]), torch.ones(1, len(ids)))[0, :-1].numpy()
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet", "h5"])
+def test_files_hold_the_encoders_states(folder: Path, texts: Path, tmp_path: Path, ending: str) -> None:
+    if ending == "h5":
+        pytest.importorskip("h5py")
+    mean, token = tmp_path / f"mean.{ending}", tmp_path / f"token.{ending}"
+    embed(settings(folder, input=texts, output=mean))
+    embed(settings(folder, input=texts, output=token, vectors="token"))
+    expected = hidden(folder, TEXTS[3])
+    if ending == "parquet":
+        vector, vectors = pq.read_table(mean)["vector"][3].as_py(), pq.read_table(token)["vectors"][3].as_py()
+        assert pq.read_table(mean)["id"].to_pylist() == [f"t{at}" for at in range(11)]
+    elif ending == "npz":
+        vector, vectors = np.load(mean)["vectors"][3], np.load(token)["t3"]
+        assert np.load(mean)["ids"].tolist() == [f"t{at}" for at in range(11)]
+    else:
+        import h5py
+
+        vector, vectors = h5py.File(mean)["vectors"][3], h5py.File(token)["t3"][:]
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(vector, expected.mean(0), atol=1e-5)
+    assert {path.name for path in tmp_path.iterdir()} >= {mean.name, token.name} and not list(
+        tmp_path.glob("*.unfinished")
+    )
+
+
+def test_an_interrupted_file_is_continued_with_the_same_vectors(
+    folder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "PART_ROWS", 4)
+    whole, cut = tmp_path / "whole.npz", tmp_path / "cut.npz"
+    embed(settings(folder, input=texts, output=whole))
+    finish, calls = embedding.Embedder.__call__, []
+
+    def twice(self: Any, some: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return finish(self, some)
+
+    monkeypatch.setattr(embedding.Embedder, "__call__", twice)
+    with pytest.raises(KeyboardInterrupt):
+        embed(settings(folder, input=texts, output=cut))
+    assert not cut.exists()
+    with pytest.raises(UserError, match="--output"):
+        embed(settings(folder, input=texts, output=cut, vectors="token"))
+    embed(settings(folder, input=texts, output=cut))
+    assert len(calls) == 4, "two parts were there"
+    assert np.load(cut)["vectors"].tobytes() == np.load(whole)["vectors"].tobytes()
+
+
+def test_fasta_and_a_single_text_are_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.fasta").write_text(">P1 one\nMKV\nLL\n>P2\nAC\n")
+    embed(settings(folder, input=tmp_path / "a.fasta", output=tmp_path / "v.npz", vectors="token"))
+    assert np.load(tmp_path / "v.npz").files == ["P1", "P2"]
+    capsys.readouterr()
+    embed(settings(folder, input="hello"))
+    shown = json.loads(capsys.readouterr().out)
+    np.testing.assert_allclose(shown["vector"], hidden(folder, "hello").mean(0), atol=1e-5)
+
+
+def test_letters_of_proteins_have_a_vector_each(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_text(">P1\nMKVUL\n")
+    embed(
+        settings(folder, input=tmp_path / "a.fasta", output=tmp_path / "v.npz", vectors="token", prepare_text="prott5")
+    )
+    vectors = np.load(tmp_path / "v.npz")["P1"]
+    np.testing.assert_allclose(vectors, hidden(folder, "M K V X L")[::2], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [({}, "--input"), ({"input": "x", "output": "v.txt"}, ".npz"), ({"input": "-", "output": "v.npz"}, "--input")],
+)
+def test_what_cannot_be_done_is_refused(folder: Path, flags: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        embed(settings(folder, **flags))
+
+
+def test_hdf5_needs_its_package(folder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match="pip install h5py"):
+        embed(settings(folder, input=texts, output=tmp_path / "v.h5"))
+
+
+def test_a_text_that_no_budget_holds_is_refused(folder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "predict_loss", lambda *_: {"encoder": 2**62})
+    with pytest.raises(DoesNotFit, match="--max_seq_len"):
+        embed(settings(folder, input=texts))
