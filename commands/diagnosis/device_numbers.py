@@ -41,7 +41,12 @@ from model.t5 import T5
 
 SHAPE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=8)
 GATED = replace(
-    SHAPE, feed_forward_proj="gated-gelu", tie_word_embeddings=False, scale_decoder_outputs=False, dropout_rate=0.0
+    SHAPE,
+    bias_in_every_layer=True,
+    feed_forward_proj="gated-gelu",
+    tie_word_embeddings=False,
+    scale_decoder_outputs=False,
+    dropout_rate=0.0,
 )
 EQUAL = ((96, 24),) * 8
 RAGGED = ((128, 3), (5, 30), (77, 11), (31, 31), (96, 1), (128, 30))
@@ -85,7 +90,7 @@ def comparisons(device: Device) -> Iterator[Comparison]:
                 what = f"gradients, {kind} rows, blocks {way}{dropped}, fp32"
                 avoid = "--dropout_rate=0" if dropout else "--device=cpu"
                 yield what, avoid, EXACT, partial(walk_error, SHAPE, rows, saved, dropout, torch.float32)
-    yield "gradients, gated-gelu, untied head, fp32", "--device=cpu", EXACT, partial(walk_error, GATED, RAGGED, 99, 0.0, torch.float32)  # fmt: skip
+    yield "gradients, gated-gelu, untied head, bias in every layer, fp32", "--device=cpu", EXACT, partial(walk_error, GATED, RAGGED, 99, 0.0, torch.float32)  # fmt: skip
     for dtype in narrow:
         run = partial(walk_error, SHAPE, RAGGED, 0, 0.0, dtype)
         yield f"gradients, ragged rows, {name_of(dtype)}", "--mixed_precision=no", DEEP * NARROW[dtype], run
@@ -115,16 +120,21 @@ def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float
 
 def batch_of(shape: T5ModelConfig, lengths: Sequence[tuple[int, int]]) -> Batch:
     """Rows of these lengths with random ids and keys."""
+    return batches_of(shape, lengths, 1)[0]
+
+
+def batches_of(shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], count: int) -> list[Batch]:
+    """The same rows in so many micro-batches."""
     draw = np.random.default_rng(0)
     rows = [
         Row(draw.integers(3, shape.vocab_size, source), draw.integers(3, shape.vocab_size, target), key)
         for key, (source, target) in enumerate(lengths, 1)
     ]
-    return collate(rows, shape.pad_token_id)
+    return [collate(rows[first::count], shape.pad_token_id) for first in range(count)]
 
 
 def gradients(
-    model: T5, device: Device, batch: Batch, saved: int, dropout: float, compute: torch.dtype, storage: torch.dtype = torch.float32
+    model: T5, device: Device, batches: Sequence[Batch], saved: int, dropout: float, compute: torch.dtype, storage: torch.dtype = torch.float32
 ) -> list[Tensor]:  # fmt: skip
     """Loss and gradients of the weights that learn, fp32, on the host."""
     where = model.embedding.device
@@ -132,7 +142,8 @@ def gradients(
     scaling = LossScaling() if compute == torch.float16 else None
     store = weight_store_for(storage, compute, (model.embedding, model.output_weight))
     blockwise = Blockwise(model, saved, store, LossSettings(), dropout, scaling=scaling)
-    loss = blockwise.gradients([to_micro_batch(batch, model.config, where)], batch.num_labels)
+    micro_batches = [to_micro_batch(batch, model.config, where) for batch in batches]
+    loss = blockwise.gradients(micro_batches, sum(batch.num_labels for batch in batches))
     scale = 1.0 if scaling is None else scaling.scale
     found = [weight.grad.float().cpu() / scale for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
@@ -147,11 +158,11 @@ def walk_error(
     def make() -> T5:
         return T5(shape).initialise(0)
 
-    batch = batch_of(shape, lengths)
     use(False)
-    expected = gradients(make(), device, batch, 99, dropout, torch.float32)
+    expected = gradients(make(), device, [batch_of(shape, lengths)], 99, dropout, torch.float32)
     use(True)
-    found = gradients(make().to(device.torch_device), device, batch, saved, dropout, dtype)
+    model, batches = make().to(device.torch_device), batches_of(shape, lengths, 1 if saved else 2)
+    found = gradients(model, device, batches, saved, dropout, dtype)
     if dtype == torch.float32:
         return relative_error(found, expected)
     together = [torch.cat([gradient.flatten() for gradient in side[1:]]) for side in (found, expected)]
@@ -252,7 +263,7 @@ def rounding_error(device: Device) -> float:
 
 def adapter_error(base: torch.dtype | None, device: Device) -> float:
     """Of loss and adapters' gradients over a frozen base."""
-    batch = batch_of(SHAPE, RAGGED)
+    batches = batches_of(SHAPE, RAGGED, 2)
     with tempfile.TemporaryDirectory() as folder:
         hf_format.save(T5(SHAPE).initialise(0), folder)
 
@@ -269,9 +280,9 @@ def adapter_error(base: torch.dtype | None, device: Device) -> float:
 
         storage = base or torch.float32
         use(False)
-        expected = gradients(make(), device, batch, 99, 0.0, torch.float32, storage)
+        expected = gradients(make(), device, batches, 99, 0.0, torch.float32, storage)
         use(True)
-        found = gradients(make(device.torch_device), device, batch, 0, 0.0, torch.float32, storage)
+        found = gradients(make(device.torch_device), device, batches, 0, 0.0, torch.float32, storage)
         return relative_error(found, expected)
 
 

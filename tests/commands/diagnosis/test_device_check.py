@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from childproc import FAILED, ChildDied
 from commands.diagnosis import device_check, device_numbers, device_speed
 from commands.diagnosis.device_check import Finding, check, sized
 from config import load
+from devices import inventory
 from engine.optimizers import OPTIMIZERS
 from memory.machines import this_machine
 from model.dropout import Dropout
@@ -140,6 +142,38 @@ def test_steps_answers_and_a_refused_step_are_measured_on_a_device_with_a_limit(
     assert timed.seconds > 0 and timed.tensor_bytes == 2**20
     told = {finding.what: finding for finding in found}
     assert told["a step without memory, then one with"].is_right and "answers, 8 at a time" in told
+
+
+@pytest.mark.slow
+def test_all_of_it_on_a_device_with_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Facts, numbers, steps and the peer, in this process; what a trial measures takes a child and is made up."""
+    device = Gpu(64 * 2**30)
+    monkeypatch.setattr(devices, "pick", lambda *_: device)
+    machine = this_machine()
+
+    def answer(function: str, *arguments: Any) -> Any:
+        module, _, name = function.partition(":")
+        if name == "look":
+            return {"devices": [{**inventory.measured(device), "rates": {"float32": 1e10}}]}, machine
+        return getattr(import_module(module), name)(*arguments)
+
+    row = {
+        "kind": "step",
+        "predicted_bytes": 2**30,
+        "measured_bytes": 2**28,
+        "outcome": "",
+        "tensor_bytes": 0,
+        "used_bytes": 0,
+    }
+    monkeypatch.setattr(device_check, "_call", answer)
+    monkeypatch.setattr(device_check, "_trials", lambda _, label, __: [{**row, "label": label}])
+    with device.watched():
+        check(load("doctor", {"check": True, "log_dir": str(tmp_path)}))
+    report = json.loads((tmp_path / "device_check.json").read_text())
+    found = {finding["what"] for finding in report["findings"]}
+    assert (
+        len(found) > 35 and {"beside Hugging Face T5", "a step without memory, then one with", "first kernel"} <= found
+    )
 
 
 @pytest.mark.slow
