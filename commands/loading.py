@@ -387,12 +387,16 @@ def _fitting(
 def _choose_dtypes(
     config: Config, device: Device, shape: T5ModelConfig, folder: Path, writing: Writing, room: Room
 ) -> tuple[torch.dtype, DtypeChoice]:
-    """Dtype of the weights at rest, and that of products; fp16 gives way to what the device multiplies fast."""
+    """Dtype of the weights at rest, and that of products; fp16 gives way to what the device multiplies fast, and to fp32 for int8."""
     asked, stored = config.memory.mixed_precision, hf_format.stored_dtype(folder)
     is_wide = stored not in (torch.bfloat16, torch.int8)
     chosen = device.choose_compute_dtype("no" if asked == AUTO and is_wide else asked)
     if stored == torch.int8:
+        if chosen.dtype == torch.float16:
+            chosen = DtypeChoice(torch.float32, "fp32 products: those of int8 weights overflow in fp16", asked == AUTO)
         return stored, chosen
+    if chosen.dtype == torch.float16:
+        return torch.float16, chosen
     if asked == "no" or (is_wide and asked != "bf16" and chosen.dtype == torch.float32):
         return torch.float32, chosen
     wide = _weights(shape, torch.float32, torch.float32)

@@ -360,7 +360,7 @@ class Device(ABC):
         return machine_file.key_of("cpu" if self.torch_device.type == "cpu" else self.name, self.computes_on)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 never, T5 overflows in it."""
+        """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 only where bf16 is not."""
         if self.nominal_rate(torch.bfloat16) > FAST_FACTOR * self.nominal_rate(torch.float32):
             return (torch.bfloat16, torch.float32)
         return (torch.float32,)
@@ -374,16 +374,22 @@ class Device(ABC):
         if requested == "no":
             return DtypeChoice(torch.float32, "fp32, as asked for", True)
         best = self.fast_dtypes()[0]
-        word = "bf16" if best == torch.bfloat16 else "fp32"
-        if requested == "fp16":
-            return DtypeChoice(best, f"{word} products: T5 overflows in fp16", False)
+        if requested == "fp16" and self.multiplies_fp16():
+            best = torch.float16
+        elif requested == "bf16" and best == torch.float16:
+            best = torch.float32
+        if requested == "fp16" and best != torch.float16:
+            word = "bf16" if best == torch.bfloat16 else "fp32"
+            return DtypeChoice(best, f"{word} products: fp16 ones are not faster here", False)
+        if best == torch.float16:
+            return DtypeChoice(best, "fp16 products: fast here; the residual stream is fp32", True)
         if best == torch.bfloat16:
             return DtypeChoice(best, "bf16 products: fast here", True)
         reason = "fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"
         return DtypeChoice(best, reason, requested == "auto")
 
     def multiplies_fp16(self) -> bool:
-        """Whether fp16 products are fast here; T5 needs a loss scale for them, and overflows in fp16 without one."""
+        """Whether fp16 products are fast here."""
         return False
 
     def set_exact_fp32(self, exact: bool) -> None:

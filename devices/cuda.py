@@ -3,8 +3,8 @@
 - Figures are of what the caching allocator has reserved, since other programs cannot use that; the context of CUDA
   itself (some 400 MiB) is never ours to count, and free memory is told without it.
 - A budget is a hard limit: the allocator refuses what goes beyond it, and the error is handled where a plan can shrink.
-- bf16 where the card has it (Ampere on); fp16 has tensor cores from Volta on, and needs a loss scale; TF32 is fp32's
-  fast way, taken unless the user asks for fp32 itself.
+- bf16 where the card has it (Ampere on); else fp16 where it has tensor cores (Volta, Turing but GTX 16), with a loss scale;
+  TF32 is fp32's fast way, taken unless the user asks for fp32 itself.
 Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers).
 """
 
@@ -23,6 +23,8 @@ from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
 from units import KIB, MIB, format_size
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
+# Turing's smaller chips (TU116, TU117) have none, but the same capability. Source: NVIDIA's data sheets of these cards.
+NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
 WORKSPACE_BYTES = (2 * 4096 * KIB + 8 * 16 * KIB, 32 * MIB)  # before Hopper, and from there; measured on an H200
 OLD_CARDS = (
     "builds for CUDA 12.6 have them for cards from Maxwell on, up to torch 2.14: pip install torch --index-url "
@@ -182,7 +184,8 @@ class CudaDevice(Device):
         return rate * torch.cuda.get_device_properties(self.torch_device).multi_processor_count
 
     def multiplies_fp16(self) -> bool:
-        return torch.version.hip is not None or torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY
+        has_cores = torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY
+        return torch.version.hip is not None or (has_cores and not NO_TENSOR_CORES.search(self.computes_on))
 
     @property
     def library_bytes(self) -> int:
@@ -202,4 +205,4 @@ class CudaDevice(Device):
         # Asked, not measured: the first product would load the whole of cuBLAS before the plan is made.
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return (torch.bfloat16, torch.float32)
-        return (torch.float32,)
+        return (torch.float16, torch.float32) if self.multiplies_fp16() else (torch.float32,)

@@ -28,6 +28,7 @@ from engine.optimizer_in_backward import OptimizerInBackward, Weights
 from engine.weights import WeightStore
 from model.dropout import Dropout
 from model.embedding_gradients import TokenSums, add_token_gradients
+from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, token_losses
 from model.micro_batch import MicroBatch
 from model.quantization import embed
@@ -50,8 +51,8 @@ class Blockwise:
         objective: what is made of the output of the last stack: the decoder, or an encoder that has none.
         scaling: the factor on the loss of which gradients are formed; None: 1.
         activation_offload: where checkpointed activations wait for backward; None: on the device.
-        between_blocks_dtype: of what passes between blocks; None: that of the products. Where products are fp32 for lack of
-            fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
+        between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32 for
+            lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
         trim: returns freed memory that the allocator holds; called at the start, after each saved block, before the loss and
             before backward through the encoder, where a step holds most.
     """
@@ -72,7 +73,7 @@ class Blockwise:
         self.model, self.saved_blocks, self.weight_store, self.loss_settings = model, saved_blocks, weight_store, loss
         self.dropout_rate, self.objective, self.scaling = dropout_rate, objective or Objective(), scaling
         self.activation_offload, self.trim = activation_offload, trim
-        self.between_blocks_dtype = between_blocks_dtype or weight_store.compute_dtype
+        self.between_blocks_dtype = between_blocks_dtype or residual_dtype(weight_store.compute_dtype)
 
     def gradients(
         self,
@@ -135,7 +136,7 @@ class Blockwise:
     ) -> tuple[Tensor, deque[Tensor]]:
         """The summed loss, and the gradients of the hidden states, which go micro-batch by micro-batch."""
         head, total = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32)
-        scale, grads = (1.0 if self.scaling is None else self.scaling.scale) / total_labels, deque[Tensor]()
+        scale, grads = (1.0 if self.scaling is None else self.scaling.in_use) / total_labels, deque[Tensor]()
         tables = [head] if self.model.config.is_text else []
         with torch.no_grad(), self.weight_store.for_products(tables):
             for table in tables:
@@ -231,6 +232,7 @@ class StackPass:
     ) -> None:
         self.blockwise, self.schedule, self.stack, self.upcoming = blockwise, schedule, stack, upcoming
         self.embedding, self.compute_dtype = blockwise.model.embedding, blockwise.weight_store.compute_dtype
+        self.residual_dtype = residual_dtype(self.compute_dtype)  # inside of a block
         is_decoder = stack.is_decoder
         self.micro_batches = micro_batches
         self.ids = [mb.decoder_ids if is_decoder else mb.input_ids for mb in micro_batches]
@@ -258,7 +260,7 @@ class StackPass:
             with weight_store.in_compute_dtype(stage.weights):
                 self._expect_next(is_last=index == len(stages) - 1)
                 row = [
-                    CheckpointedBlock(stage.function(each), x, is_kept, self.compute_dtype, needs_input)
+                    CheckpointedBlock(stage.function(each), x, is_kept, self.residual_dtype, needs_input)
                     for each, x in zip(inputs, xs, strict=True)
                 ]
                 xs = [block.forward().to(dtype) for block in row]
@@ -306,7 +308,7 @@ class StackPass:
     def _inputs(self, encoder_outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
         """What the blocks take for each micro-batch, beside their input."""
         inputs: list[dict[str, Any]] = [
-            {"bias": self.bias, "rows": rows, "dropout": dropout}
+            {"bias": self.bias, "rows": rows, "dropout": dropout, "dtype": self.compute_dtype}
             for rows, dropout in zip(self.rows, self.dropouts, strict=True)
         ]
         if self.stack.is_decoder:
@@ -318,7 +320,7 @@ class StackPass:
         stack, dtype = self.stack.stack, self.blockwise.between_blocks_dtype
         with torch.no_grad(), self.blockwise.weight_store.in_storage_dtype([self.embedding]):
             return [
-                stack.enter(embed(ids, self.embedding, self.compute_dtype), dropout).to(dtype)
+                stack.enter(embed(ids, self.embedding, self.residual_dtype), dropout).to(dtype)
                 for ids, dropout in zip(self.ids, self.dropouts, strict=True)
             ]
 

@@ -36,7 +36,7 @@ class CheckpointedBlock:
         block: the function of the block.
         x: its input; held until backward (the checkpointed activation), or until there is a saved graph.
         is_saved: whether the graph stays until backward.
-        dtype: that the block computes in; x may wait in a narrower one.
+        dtype: of the residual stream in the block; x may wait in a narrower one.
         needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
     """
 
@@ -50,7 +50,7 @@ class CheckpointedBlock:
     ) -> None:
         self.block, self.dtype = block, dtype
         self.x: Tensor | None = x.detach()
-        self.entry: Tensor | None = None  # the leaf of the graph: x in the block's dtype
+        self.entry: Tensor | None = None  # the leaf of the graph: x in that dtype
         self.output: Tensor | None = None
         self.is_saved, self.needs_input = is_saved, needs_input
 

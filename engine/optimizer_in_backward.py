@@ -1,11 +1,12 @@
 """The optimizer in backward: each block is updated as soon as its gradients are complete, and they are freed.
 
     apply(weights):   all-reduce over the processes -> finite check -> update -> free the gradients
-    finish():         what was held until the end: for clipping the global norm or a scaled loss all gradients, which the plan prices
+    finish():         what was held until the end: for clipping the global norm all gradients, which the plan prices
 
 Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are updated
 block by block: their norms stay on the device and are looked at once, after the last. Where all gradients are held nothing has
-been changed before: there a GPU is asked once, for losses and norm. Norms are Euclidean: on a CPU those take a fortieth of the
+been changed before: there a GPU is asked once, for losses and norm. With a scaled loss (`engine.loss_scaling`) gradients that are not finite
+are no surprise: on any device the block is left out where it lies, and the next step counts it. Norms are Euclidean: on a CPU those take a fortieth of the
 time of largest magnitudes, and where a norm leaves fp32 the run is lost anyway.
 """
 
@@ -15,6 +16,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,23 +68,31 @@ class OptimizerInBackward:
         self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
         self.reducer, self.shards, self.anomalies = reducer, shards, anomalies
-        self.holds_all = max_grad_norm > 0 or scaling is not None  # gradients, until backward has ended
-        self.unseen_norm: Tensor | None = None  # of the last step's gradients on a GPU, to be looked at in the next one
+        self.holds_all = max_grad_norm > 0  # gradients, until backward has ended
+        # of the last step's gradients on a GPU or with a scaled loss, to be looked at in the next one
+        self.unseen_norm: Tensor | None = None
         self.begin(Step(1, 0.0))
 
     def begin(self, step: Step) -> None:
         """A step begins."""
-        skipped = 0 if self.scaling is None else self.scaling.skipped_steps
-        self.step = replace(step, number=step.number - skipped)
+        self._asked = step
+        if self.scaling is not None:
+            self._before = replace(self.scaling), self.unseen_norm
+            self._last_scale, self.scaling.in_use = self.scaling.in_use, self.scaling.scale
+        self._count_steps()
         self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
-        self.is_skipped = False  # whether the step was left out because a gradient was not finite
+        self.is_skipped = (
+            False  # whether a gradient was not finite for its scale: of this step where all are held, else of the last
+        )
         self.is_finite = True  # whether all gradients of the step were; if not, `has_begun` tells what is lost
         self.seconds = 0.0  # that its updates took on the host, without waiting for weights
         self.seen_loss: float | None = None  # of the step's passes, where a GPU was asked for it
-        self._scale_before = None if self.scaling is None else replace(self.scaling)
         self._held: list[nn.Parameter] = []
         self._vectors: list[nn.Parameter] = []  # on a GPU, until backward has ended
         self._norms: list[Tensor] = []  # of each block's gradients; on the device until backward has ended
+        self._finite: dict[
+            int, Tensor
+        ] = {}  # id of a weight -> whether all gradients of its block are; with a scaled loss
         self._unseen_losses: list[Tensor] = []
         if self.reducer is not None:
             self.reducer.begin()
@@ -114,7 +124,9 @@ class OptimizerInBackward:
             if self.shards is not None:
                 bad, *lost = self.shards.sum_numbers(bad, *lost)
             self.seen_loss = numbers[0] + (self.seen_loss or 0.0)
-        if any(lost):
+        if self.scaling is not None:
+            self._count_last(not any(lost) if lost else None)
+        elif any(lost):
             raise Lost
         if bad:
             raise NotFinite
@@ -139,11 +151,13 @@ class OptimizerInBackward:
         if self.reducer is not None:
             self._apply(self.reducer.finish())
         vectors, self._vectors = self._vectors, []
-        self._update(vectors)
+        self._update(vectors, self._unscaling)
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
         if not held:
             norms, self._norms = self._norms, []
-            if norms and not is_host(norms[0]):  # looked at in the next step, with its loss
+            if norms and (
+                self.scaling is not None or not is_host(norms[0])
+            ):  # looked at in the next step, with its loss
                 self.unseen_norm = norm_of(norms)
             else:
                 self.is_finite = is_finite(norms)
@@ -154,7 +168,7 @@ class OptimizerInBackward:
         else:  # a scale that was too large takes the blame
             self.is_skipped = not self.scaling.admits(math.isfinite(norm))
         if self.is_finite and not self.is_skipped:
-            scale = 1.0 if self.scaling is None else self.scaling.scale
+            scale = 1.0 if self.scaling is None else self.scaling.in_use
             factor = 1.0 / scale
             if self.max_grad_norm:
                 factor *= self.max_grad_norm / max(norm / scale, self.max_grad_norm)
@@ -164,10 +178,35 @@ class OptimizerInBackward:
                 weight.grad = None
 
     def restore_scale(self) -> None:
-        """The loss scale from before the step, where another process has left the step out for all."""
-        if self.scaling is not None and self._scale_before is not None:
-            for name, value in self._scale_before.as_dict().items():
+        """The loss scale from before the step, where another process has left the step out for all; the last one counts again."""
+        if self.scaling is not None:
+            before, self.unseen_norm = self._before
+            self.scaling.in_use = self._last_scale
+            for name, value in before.as_dict().items():
                 setattr(self.scaling, name, value)
+
+    def scaling_state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of the loss scale; None without one."""
+        if self.scaling is None or self.unseen_norm is None:
+            return None if self.scaling is None else self.scaling.as_dict()
+        last = is_finite([self.unseen_norm])
+        return replace(self.scaling, last_finite=last, last_scale=self.scaling.in_use).as_dict()
+
+    def _count_steps(self) -> None:
+        """The number of this step for the optimizer, without those that were left out."""
+        skipped = 0 if self.scaling is None else self.scaling.skipped_steps
+        self.step = replace(self._asked, number=self._asked.number - skipped)
+
+    def _count_last(self, was_finite: bool | None) -> None:
+        """Count the last step; None: as a checkpoint says, if it has not been counted."""
+        assert self.scaling is not None
+        scale = self._last_scale
+        if was_finite is None:
+            was_finite, scale = self.scaling.last_finite, self.scaling.last_scale
+            self.scaling.last_finite = None
+        if was_finite is not None:
+            self.is_skipped = not self.scaling.admits(was_finite, scale)
+            self._count_steps()
 
     def _seen_norm(self, norm: Tensor) -> float:
         """The norm of all gradients; on a GPU the one wait of a step, which also reads the losses."""
@@ -186,15 +225,21 @@ class OptimizerInBackward:
             return
         if gradients := _gradients(weights):
             self._norms.append(norm_of(gradients))
+            if self.scaling is not None:
+                self._finite |= dict.fromkeys(map(id, weights), torch.isfinite(self._norms[-1]))
 
         def is_later(weight: nn.Parameter) -> bool:
             """On a GPU vectors are updated at the end with all others of their kind, so that few kernels serve all blocks."""
             return weight.dim() == 1 and weight.grad is not None and not is_host(weight)
 
         self._vectors += [weight for weight in weights if is_later(weight)]
-        self._update([weight for weight in weights if not is_later(weight)])
+        self._update([weight for weight in weights if not is_later(weight)], self._unscaling)
 
-    def _update(self, weights: Weights, factor: float = 1.0) -> None:
+    @property
+    def _unscaling(self) -> float:
+        return 1.0 if self.scaling is None else 1.0 / self.scaling.in_use
+
+    def _update(self, weights: Weights, factor: float) -> None:
         weights = [weight for weight in weights if weight.grad is not None]  # frozen ones have none
         if not weights:
             return
@@ -203,22 +248,20 @@ class OptimizerInBackward:
             with self.weight_store.loaded(part, is_changed=True):
                 began = time.perf_counter()
                 for group in self.optimizer.groups(part):
-                    if factor != 1.0:
-                        _multiply(group, factor)
-                    self.optimizer.update(group, self.step)
+                    gradients = _gradients(group)
+                    # in fp16 small results would vanish: there it is multiplied when it becomes fp32
+                    is_later = gradients[0].dtype == torch.float16
+                    if factor != 1.0 and not is_later:
+                        _multiply(gradients, factor)
+                    finite = torch.stack([self._finite[id(weight)] for weight in group]) if self._finite else None
+                    del gradients
+                    self.optimizer.update(group, self.step, factor if is_later else 1.0, finite)
                     for weight in group:
                         weight.grad = None
                 self.seconds += time.perf_counter() - began
 
 
-def _multiply(weights: Weights, factor: float) -> None:
-    """Multiply gradients; in fp32 where the weight is fp32 and its gradient is not, where small results would vanish."""
-    for weight in weights:
-        assert weight.grad is not None
-        if weight.grad.dtype == torch.float16:
-            assert weight.dtype == torch.float32, "fp16 is the dtype of products, never of stored weights"
-            weight.grad = weight.grad.float()
-    gradients = _gradients(weights)
+def _multiply(gradients: list[Tensor], factor: float) -> None:
     if len(gradients) > 1:
         torch._foreach_mul_(gradients, factor)
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,9 +96,9 @@ class Engine:
         return self.update.shards
 
     @property
-    def loss_scaling(self) -> dict[str, float] | None:
+    def loss_scaling(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the loss scale; None without fp16."""
-        return None if self.update.scaling is None else self.update.scaling.as_dict()
+        return self.update.scaling_state()
 
     def micro_batch(self, batch: Batch) -> MicroBatch:
         """A batch on the device, filled up to the sizes that the plan has chosen."""

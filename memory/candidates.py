@@ -16,7 +16,7 @@ from config import PREFERENCES, Config, UserError
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
-from memory.estimate.precision import Precision, precisions
+from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.consistency import writes_answers
 from settings.fields import AUTO
@@ -71,8 +71,10 @@ def candidates(
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(_chunks(machine), _mallocs(config, machine, saved == total_blocks)):
                         evaluation = evaluation_batch(config, machine, batch_size)
+                        # whether a scaled gradient is finite is not asked over shards
+                        products = FLOAT32 if shards > 1 and compute == FLOAT16 else compute
                         choice = ExecutionPlan(
-                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc, shards,
+                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, products, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
                             scores=scores_of(machine),
                         )  # fmt: skip

@@ -16,7 +16,7 @@ from config import Config, UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
-from memory.estimate.precision import BFLOAT16, FLOAT32
+from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
@@ -76,8 +76,9 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         )
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
-        rates = tuple((dtype, float(about["rates"][dtype])) for dtype in DTYPES)
-    except (KeyError, TypeError, ValueError) as error:
+        named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))
+        rates = tuple((dtype, float(about["rates"][dtype])) for dtype in named)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 and bfloat16, FLOP/s)"
         ) from None

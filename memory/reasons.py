@@ -100,5 +100,11 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
                 compute=choice.compute,
                 kind=kind,
             )
+    elif choice.compute == FLOAT16:
+        yield say(
+            "computing in float16 with a scaled loss and a float32 residual stream: {kind} has fast fp16 and no fast bf16 "
+            "(--mixed_precision=no computes in float32)",
+            kind=kind,
+        )
     elif choice.compute == "float32" and config.memory.mixed_precision != "no":
         yield say("computing in float32, because bf16 is slow here ({kind})", kind=kind)

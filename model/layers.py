@@ -21,6 +21,9 @@ from model.dropout import Dropout
 from model.quantization import add_product, is_split, product, product_back
 from model.shapes import is_gated
 
+EXPONENT_BIAS = 127  # of fp32
+FP16_EXPONENT = 13  # numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some
+
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of x (N, D), and what each token was multiplied by (N, 1)."""
@@ -82,11 +85,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.epsilon = epsilon
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (N, D) -> (N, D)."""
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """x (N, D) -> (N, D) in `dtype`, or in that of x."""
         if not torch.is_grad_enabled():  # a function of autograd costs more than the norm of a single token
-            return _rms_norm(x, self.weight, self.epsilon)[0]
-        return _RMSNorm.apply(x, self.weight, self.epsilon)
+            return _rms_norm(x, self.weight, self.epsilon)[0].to(dtype or x.dtype)
+        return _RMSNorm.apply(x, self.weight, self.epsilon).to(dtype or x.dtype)  # type: ignore[no-any-return]
 
 
 _adds_in_place = False
@@ -218,8 +221,75 @@ class _ReLU(torch.autograd.Function):
         return torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad)  # type: ignore[no-any-return]
 
 
+class _Scaled(torch.autograd.Function):
+    """x times `scale` (1,) fp32, in place both ways, as `_ReLU`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.scale = scale
+        return x.mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.mul_(ctx.scale), None
+
+
+def residual_dtype(compute: torch.dtype) -> torch.dtype:
+    """The dtype of the residual stream: fp32 where products are fp16, whose range it leaves."""
+    return torch.float32 if compute == torch.float16 else compute
+
+
+def fp16_scale(bound: Tensor, exponent: int = FP16_EXPONENT) -> tuple[Tensor, Tensor]:
+    """The largest power of two, at most 1, that brings `bound` (1,) fp32 below 2^`exponent`, and its inverse.
+
+    From the bits of its own exponent: exact, and on a GPU nothing waits for it.
+    """
+    biased = (2 * EXPONENT_BIAS - 1 + exponent - (bound.view(torch.int32) >> 23)).clamp_(1, EXPONENT_BIAS)
+    return (biased << 23).view(torch.float32), (2 * EXPONENT_BIAS - biased << 23).view(torch.float32)
+
+
+@torch.no_grad()
+def _longest_row(x: Tensor) -> Tensor:
+    """(1,) fp32: the largest L2 norm of the rows of a matrix, which none of its numbers exceeds."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float32).amax(0, keepdim=True)
+
+
+class _Fp16Product(torch.autograd.Function):
+    """x W^T times `factor` (1,) in fp32, of fp16 x and W, whatever the size of W: by W in rows no longer than 1.
+
+    A number of that product is at most the norm of a row of x (Cauchy-Schwarz), and the gradient keeps its size on its way to x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, factor: Tensor | None, graph_only: bool) -> Tensor:
+        down, up = fp16_scale(_longest_row(weight), 0)
+        factor = up if factor is None else up * factor
+        ctx.save_for_backward(x if weight.requires_grad else None, weight, down, factor)
+        if graph_only:
+            return x.new_zeros((), dtype=torch.float32).expand(len(x), len(weight))
+        return product(x, _fp16(weight, down)) * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight, down, factor = ctx.saved_tensors
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        grad = _fp16(grad, factor)
+        grad_x = product_back(grad, _fp16(weight, down)) if needs_x else None
+        return grad_x, add_product(None, grad, x).mul_(down) if needs_weight else None, None, None
+
+
+def _fp16(x: Tensor, factor: Tensor) -> Tensor:
+    """x times `factor` (1,) fp32, rounded once."""
+    return torch.mul(x, factor, out=torch.empty_like(x, dtype=torch.float16))
+
+
 class FeedForward(nn.Module):
-    """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated."""
+    """wo(act(wi(x))), or wo(act(gate(x)) * wi(x)) where the activation is gated.
+
+    In fp16 what `wo` reads and gives would overflow (transformers 9295, 5651): there it reads numbers that a power of two has
+    brought into range, and gives fp32.
+    """
 
     def __init__(self, config: T5ModelConfig) -> None:
         super().__init__()
@@ -229,14 +299,30 @@ class FeedForward(nn.Module):
         self.wo = Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor, dropout: Dropout, graph_only: bool = False) -> Tensor:
-        """x (N, D) -> (N, D), by way of (N, F); `graph_only` as in `Linear`."""
-        inner = (self.gate or self.wi)(x, dropout.of_adapter(5))
+        """x (N, D) -> (N, D), by way of (N, F); of an fp16 x in fp32. `graph_only` as in `Linear`."""
+        inner, inverse, is_fp16 = (self.gate or self.wi)(x, dropout.of_adapter(5)), None, x.dtype == torch.float16
+        if self.gate is None and is_fp16:
+            scale, inverse = fp16_scale(_longest_row(inner))
+            inner = _Scaled.apply(inner, scale)
         if self.activation == "relu" and self.gate is None and dropout.active and dropout.is_one_kernel(inner):
             inner = dropout.of_relu(inner)
         else:
             inner = self._activate(inner)
-            inner = dropout(inner if self.gate is None else inner * self.wi(x, dropout.of_adapter(6)))
-        return self.wo(inner, dropout.of_adapter(7), graph_only)
+            if self.gate is not None:
+                linear = self.wi(x, dropout.of_adapter(6))
+                if is_fp16:
+                    largest = torch.linalg.vector_norm(inner.detach(), torch.inf)
+                    scale, inverse = fp16_scale(_longest_row(linear) * largest)
+                    inner = _Scaled.apply(inner, scale)
+                inner = inner * linear
+            inner = dropout(inner)
+        of_adapter = dropout.of_adapter(7)
+        if inverse is None:
+            return self.wo(inner, of_adapter, graph_only)
+        if self.wo.adapter is None:
+            return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
+        y = _Fp16Product.apply(inner, self.wo.weight, None, False)
+        return self.wo.adapter(inner, y, self.wo.weight, of_adapter) * inverse  # type: ignore[no-any-return]
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation == "relu":

@@ -24,7 +24,7 @@ from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
 from model.dropout import Dropout
 from model.label_head import LabelHead, label_loss
-from model.layers import FeedForward, RMSNorm
+from model.layers import FeedForward, RMSNorm, residual_dtype
 from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
@@ -64,18 +64,26 @@ class EncoderBlock(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self, x: Tensor, bias: Tensor | None, rows: Rows, dropout: Dropout, *, graph_only: bool = False
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        rows: Rows,
+        dropout: Dropout,
+        *,
+        dtype: torch.dtype | None = None,
+        graph_only: bool = False,
     ) -> Tensor:
         """x (N, D), bias (H, R) unless the block has its own -> (N, D).
 
         Args:
-            graph_only: the block is recomputed for backward alone: what only its result needs is left out.
+            dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its result
+                needs is left out.
         """
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
-        normed = self.attention_norm(x)
+        normed = self.attention_norm(x, dtype)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), False, drop))
-        inner = self.feed_forward(self.feed_forward_norm(x), drop.at(3), graph_only)
+        inner = self.feed_forward(self.feed_forward_norm(x, dtype), drop.at(3), graph_only)
         return x + drop.at(2)(inner, graph_only)
 
 
@@ -102,22 +110,23 @@ class DecoderBlock(nn.Module):
         encoder_rows: Rows,
         dropout: Dropout,
         *,
+        dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
         """x (N, D), encoder_output (N', D), bias (H, R) unless the block has its own -> (N, D).
 
         Args:
-            graph_only: as in `EncoderBlock`.
+            dtype, graph_only: as in `EncoderBlock`.
         """
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
-        normed = self.attention_norm(x)
+        normed = self.attention_norm(x, dtype)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), True, drop))
         crossed = self.cross_attention(
-            self.cross_norm(x), encoder_output, None, (rows, encoder_rows), False, drop.at(4)
+            self.cross_norm(x, dtype), encoder_output, None, (rows, encoder_rows), False, drop.at(4)
         )
         x = x + drop.at(5)(crossed)
-        inner = self.feed_forward(self.feed_forward_norm(x), drop.at(3), graph_only)
+        inner = self.feed_forward(self.feed_forward_norm(x, dtype), drop.at(3), graph_only)
         return x + drop.at(2)(inner, graph_only)
 
 
@@ -251,21 +260,21 @@ class T5(nn.Module):
 
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
         """Encoder output (N, D) of ids (N,)."""
-        stack, dropout = self.encoder, Dropout(rate, rows)
-        x = stack.enter(embed(ids, self.embedding, self.float_dtype), dropout)
+        stack, dropout, dtype = self.encoder, Dropout(rate, rows), self.float_dtype
+        x = stack.enter(embed(ids, self.embedding, residual_dtype(dtype)), dropout)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
-            x = block(x, bias, rows, dropout)
-        return stack.leave(x, dropout)
+            x = block(x, bias, rows, dropout, dtype=dtype)
+        return stack.leave(x, dropout).to(dtype)
 
     def decode(self, ids: Tensor, encoder_output: Tensor, rows: Rows, encoder_rows: Rows, rate: float = 0.0) -> Tensor:
         """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
-        stack, dropout = self.decoder, Dropout(rate, rows)
-        x = stack.enter(embed(ids, self.embedding, self.float_dtype), dropout)
+        stack, dropout, dtype = self.decoder, Dropout(rate, rows), self.float_dtype
+        x = stack.enter(embed(ids, self.embedding, residual_dtype(dtype)), dropout)
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
-            x = block(x, encoder_output, bias, rows, encoder_rows, dropout)
-        return stack.leave(x, dropout) * self.output_scale
+            x = block(x, encoder_output, bias, rows, encoder_rows, dropout, dtype=dtype)
+        return (stack.leave(x, dropout) * self.output_scale).to(dtype)
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
         keys = torch.randint(-(2**62), 2**62, (len(input_ids),), device=input_ids.device) if rate else None

@@ -35,8 +35,10 @@ def recover(live: LiveRun, outcome: Outcome, number: int) -> None:
 
 def after_unsound(live: LiveRun, number: int) -> None:
     """Go on after step `number`, whose weights are not finite and were not saved."""
-    earlier = live.engine.update.unseen_norm  # on a GPU the next step would have looked at it
-    is_lost = earlier is not None and not is_finite([earlier])
+    update = live.engine.update
+    earlier = update.unseen_norm  # on a GPU the next step would have looked at it
+    # with a scaled loss no weight takes a gradient that is not finite
+    is_lost = earlier is not None and update.scaling is None and not is_finite([earlier])
     if live.group.all_reduce_sum(float(is_lost))[0]:
         _leave_out(live, number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
     else:
@@ -127,7 +129,7 @@ def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoRe
         told = f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
         if live.controller.plan.choice.compute == "float16":
             told = (
-                f"--mixed_precision = fp16, {what}: T5's activations have left fp16's range; allowed: no, bf16; "
+                f"--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; "
                 "start again with --mixed_precision=bf16"
             )
         elif base is None:

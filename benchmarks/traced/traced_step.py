@@ -18,6 +18,7 @@ from devices.base import CUDA, MPS, Device, override_traits
 from devices.cpu import CpuDevice
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise
+from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.sharding import ShardedWeightStore, Shards
@@ -39,7 +40,8 @@ class TracedWork:
 
     Args:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
-        saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of weights and products.
+        saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of products, and of weights but with float16, where they
+            are bfloat16.
         scores: see `devices.base`. processes: that train together; here only what the first of them does. is_sharded: each
             holds its rows of the weights. max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none. processors: of
             the card, an H100's.
@@ -68,6 +70,11 @@ class TracedWork:
         return Shapes(np.array([sources]), np.array([targets]))
 
     @property
+    def storage(self) -> str:
+        """The dtype of the weights."""
+        return "bfloat16" if self.dtype == "float16" else self.dtype
+
+    @property
     def num_blocks(self) -> int:
         """Of both stacks."""
         return self.model.num_layers + self.model.num_decoder_layers
@@ -79,7 +86,7 @@ class TracedWork:
         saved = self.num_blocks if self.saved is None else self.saved
         sizes = self.shapes.sizes(rows)
         return ExecutionPlan(
-            rows, -(-len(self.lengths) // rows), 1, saved, rows, self.dtype, self.dtype, self.chunk_bytes,
+            rows, -(-len(self.lengths) // rows), 1, saved, rows, self.storage, self.dtype, self.chunk_bytes,
             source_sizes=sizes[0], target_sizes=sizes[1], scores=self.scores,
         )  # fmt: skip
 
@@ -117,24 +124,25 @@ def standing_for_processes(work: TracedWork) -> Iterator[None]:
 
 def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
     """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills them."""
-    choice, dtype = work.choice, getattr(torch, work.dtype)
+    choice, storage, dtype = work.choice, getattr(torch, work.storage), getattr(torch, work.dtype)
     shards = Shards(0, work.processes) if work.is_sharded else None
-    model = T5(work.model, "meta" if device is None else device.torch_device, dtype)
+    model = T5(work.model, "meta" if device is None else device.torch_device, storage)
     if device is not None:
         model.initialise(0)
     elif shards is not None:
         shards.cut(model, "meta")
     if work.lora_rank:
         add_adapters(model, LoraSettings(work.lora_rank, work.lora_rank))
-    store = weight_store_for(dtype, dtype) if shards is None else ShardedWeightStore(dtype, shards)
+    store = weight_store_for(storage, dtype) if shards is None else ShardedWeightStore(dtype, shards)
+    scaling = LossScaling() if dtype == torch.float16 else None
     blockwise = Blockwise(
-        model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout
+        model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout, scaling=scaling
     )  # fmt: skip
     optimizer = OPTIMIZERS[work.optimizer](
         {name: weight for name, weight in model.named_parameters() if weight.requires_grad}, shards=shards
     )
     reducer = Reducer(shards) if work.processes > 1 else None
-    update = OptimizerInBackward(optimizer, work.max_grad_norm, None, store, reducer, shards)
+    update = OptimizerInBackward(optimizer, work.max_grad_norm, scaling, store, reducer, shards)
     return Engine(blockwise, update, device or MetaDevice(work.device), choice)
 
 

@@ -98,6 +98,13 @@ def _about_devices(devices: list[dict[str, Any]], torch: dict[str, Any], bf16_un
         times = rates["bfloat16"] / rates["float32"]
         told = "{device} multiplies bf16 {times} times as fast as fp32: mixed_precision=auto computes in bf16"
         yield say(told, device=best["name"], times=f"{times:.1f}")
+    elif best["compute"] == "float16":
+        times = rates["float16"] / rates["float32"]
+        told = (
+            "{device} has no bf16 and multiplies fp16 {times} times as fast as fp32: mixed_precision=auto computes in fp16 with a "
+            "scaled loss, the residual stream in fp32"
+        )
+        yield say(told, device=best["name"], times=f"{times:.1f}")
     else:
         times = max(1.0, rates["float32"] / rates["bfloat16"])
         is_x86 = best["name"] == "cpu" and torch.get("cpu_capability", "").startswith("AVX")

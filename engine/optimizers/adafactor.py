@@ -31,14 +31,14 @@ class Adafactor(Optimizer):
         rate, decay = group.scaled_rate(), 1.0 - group.step.number**-DECAY_EXPONENT
         if "square" in group.state:
             square = group.state["square"].unsqueeze(1)
-            square.mul_(decay).add_(grad.float().square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+            square.mul_(decay).add_(group.gradient().square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
             row_factor, column_factor, compiled = square.rsqrt(), torch.ones(1, device=grad.device), None
         else:
             row_factor, column_factor = _factors(group, decay)
             compiled = group.compiled(weight, grad)
 
         def unclipped(rows: slice) -> Tensor:
-            return (grad[:, rows].float() * row_factor[:, rows]).mul_(column_factor)
+            return (group.gradient(rows) * row_factor[:, rows]).mul_(column_factor)
 
         chunks, whole = list(group.chunks()), list[Tensor]()
         if compiled is None:
@@ -70,7 +70,7 @@ def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
         total = sums.unsqueeze(0)
     else:
         for chunk in group.chunks():
-            square = grad[:, chunk].float().square()
+            square = group.gradient(chunk).square()
             rows[:, chunk].add_(square.mean(2).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
             total = square.sum(1) if total is None else total.add_(square.sum(1))
     assert total is not None

@@ -49,7 +49,7 @@ class AdamW(Optimizer):
 
     def _moments(self, group: Group, rows: slice) -> tuple[Tensor, Tensor]:
         first, second = (group.state[kind].view(group.weight.shape)[:, rows] for kind in CODES)
-        return _moved(first, second, group.grad[:, rows].float())
+        return _moved(first, second, group.gradient(rows))
 
 
 class AdamWRMS(AdamW):
@@ -75,7 +75,7 @@ class AdamW8bit(AdamWRMS):
         codes = [group.state[kind][:, rows] for kind in CODES]
         scales = [group.state[f"{kind}_scale"][:, rows] for kind in CODES]
         first, second = decode_first(codes[0], scales[0]), decode_second(codes[1], scales[1])
-        _moved(first, second, group.grad[:, rows].float())
+        _moved(first, second, group.gradient(rows))
         encode_first(first, codes[0], scales[0])
         encode_second(second, codes[1], scales[1])
         return first, second

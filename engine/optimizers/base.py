@@ -26,6 +26,7 @@ from model.shapes import is_block_matrix, is_matrix
 
 EPSILON_SCALE = 1e-3  # least RMS of a weight that its steps are scaled by, so that weights near zero move
 REMAINDER = "remainder"  # kind of the state that a rounding keeps
+ALL_ROWS = slice(None)
 StateLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -53,6 +54,7 @@ class Group:
         state: kind -> (count, ...); of this process's rows where weights are sharded. step: as these weights see it.
         is_block_matrix: whether they are matrices of blocks, and not tables, head or vectors.
         keys: of each weight's stochastic rounding. part, shards: the rows that this process holds; None: all.
+        factor: on the gradient.
     """
 
     weight: Tensor
@@ -64,6 +66,12 @@ class Group:
     keys: Sequence[int]
     part: Part | None
     shards: Shards | None
+    factor: float = 1.0
+
+    def gradient(self, rows: slice = ALL_ROWS) -> Tensor:
+        """Rows of the gradients as fp32; may be overwritten."""
+        wide = self.grad[:, rows].float()
+        return wide if self.factor == 1.0 else wide * self.factor
 
     @property
     def whole_rows(self) -> int:
@@ -181,8 +189,16 @@ class Optimizer(ABC):
         return groups
 
     @torch.no_grad()
-    def update(self, weights: Sequence[nn.Parameter], step: Step) -> None:
-        """Apply the gradients of one of `groups`; they may be overwritten, and the caller frees them."""
+    def update(
+        self, weights: Sequence[nn.Parameter], step: Step, factor: float = 1.0, finite: Tensor | None = None
+    ) -> None:
+        """Apply the gradients of one of `groups`; they may be overwritten, and the caller frees them.
+
+        Args:
+            factor: on the gradients. finite: (count,) bool, where they lie: whether a weight's gradient counts; if not, it and its
+                state stay what they are, and no GPU is asked. None: all count.
+        Memory: with `finite`, the weights and their state once more.
+        """
         names, shape = [self.names[id(weight)] for weight in weights], tuple(weights[0].shape)
         # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
@@ -194,7 +210,11 @@ class Optimizer(ABC):
         state = self._state(names, weights[0])
         part = None if self.shards is None else self.shards.parts.get(names[0])
         is_inner = is_block_matrix(names[0], shape)
-        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, part, self.shards))
+        kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
+        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, part, self.shards, factor))
+        for now, before in kept:
+            assert finite is not None
+            torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)
         if len(weights) > 1:
             torch._foreach_copy_([each.data for each in weights], [x.view(shape) for x in weight.unbind()])
 

@@ -58,7 +58,7 @@ def _momentum(group: Group) -> Tensor:
     update = torch.empty_like(grad, dtype=torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32)
     square = torch.zeros(len(grad), 1, 1, device=grad.device)
     for rows in group.chunks():
-        new = grad[:, rows].float()
+        new = group.gradient(rows)
         moved = first[:, rows].float().lerp_(new, 1.0 - BETA)
         first[:, rows] = moved
         update[:, rows] = new.lerp_(moved, BETA)

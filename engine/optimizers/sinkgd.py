@@ -36,14 +36,14 @@ class SinkGD(Adafactor):
         for _ in range(TURNS):
             total = torch.zeros_like(column_square)
             for rows in group.chunks():
-                square = grad[:, rows].float().square()
+                square = group.gradient(rows).square()
                 row_square[:, rows] = m / _times(square, column_square).clamp_(min=LEAST_SQUARE)
                 total.add_(_times(square.mT, row_square[:, rows]))
             column_square = n / group.sum(total).clamp_(min=LEAST_SQUARE)
         row_factor, column_factor = row_square.sqrt_().unsqueeze(2), column_square.sqrt_().unsqueeze(1)
         rate = group.scaled_rate()
         for rows in group.chunks():
-            update = grad[:, rows].float() * row_factor[:, rows]
+            update = group.gradient(rows) * row_factor[:, rows]
             group.subtract(rows, update.mul_(column_factor), rate)
 
 

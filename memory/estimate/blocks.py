@@ -52,7 +52,7 @@ class Blocks:
         kernels: compiled ones compute attention and dropout. compiles_dropout: one kernel of a GPU draws and drops.
         processors: of a GPU; 0: not known.
         rows: lengths of the micro-batch with the most tokens. answers: decoder rows of one encoder row, see `model.micro_batch`.
-        adapted: by adapters.
+        adapted: by adapters. residual: bytes of a number of the residual stream; 0: e.
     """
 
     model: T5ModelConfig
@@ -67,6 +67,7 @@ class Blocks:
     adapted: Adapted = NO_ADAPTERS
     compiles_dropout: bool = False
     processors: int = 0
+    residual: int = 0
 
     @property
     def _encoder_output(self) -> int:
@@ -78,6 +79,11 @@ class Blocks:
         """Bytes of a token of width D, I and F."""
         c = self.model
         return c.d_model * self.e, inner_width(c) * self.e, c.d_ff * self.e
+
+    @property
+    def _stream(self) -> int:
+        """Bytes of a token of the residual stream."""
+        return self.model.d_model * (self.residual or self.e)
 
     @property
     def _is_gated(self) -> bool:
@@ -122,7 +128,7 @@ class Blocks:
     def encoder_graph(self, below: int | None = None) -> int:
         """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
         d, i, _ = self._widths
-        attention = [(2, d), (4, i), *self._adapter_tensors("q", "k", "v", "o")]
+        attention = [(1, d), (1, self._stream), (4, i), *self._adapter_tensors("q", "k", "v", "o")]
         return _sum([*attention, *self._feed_forward_tensors()], self.tokens.source, below)
 
     def decoder_graph(self, below: int | None = None) -> int:
@@ -132,7 +138,13 @@ class Blocks:
     def decoder_graph_of(self, below: int | None = None) -> tuple[int, int]:
         """What the graph of a decoder block holds of the target, and of the source: keys and values of its cross-attention."""
         d, i, _ = self._widths
-        attention = [(4, d), (6, i), *self._adapter_tensors("q", "k", "v", "o"), *self._adapter_tensors("q", "o")]
+        attention = [
+            (2, d),
+            (2, self._stream),
+            (6, i),
+            *self._adapter_tensors("q", "k", "v", "o"),
+            *self._adapter_tensors("q", "o"),
+        ]
         own = _sum([*attention, *self._feed_forward_tensors()], self.tokens.target, below)
         return own, _sum([(2, i), *self._adapter_tensors("k", "v")], self._encoder_output, below)
 
@@ -143,7 +155,7 @@ class Blocks:
         d, i, _ = self._widths
         n = self.tokens.source
         attention = n * (d + 3 * i) + self._scores(False, False)
-        return max(attention, n * 3 * d + self._inner(n))
+        return max(attention, n * (d + 2 * self._stream) + self._inner(n))
 
     def encoder_answering(self) -> int:
         """The same where the heap is not trimmed on the way: its small tensors at their most, beside the large ones at theirs."""
@@ -162,8 +174,8 @@ class Blocks:
         d, i, _ = self._widths
         n, m = self._encoder_output, self.tokens.target
         attention = m * (d + 3 * i) + self._scores(True, False)
-        cross = m * (3 * d + i) + n * 2 * i + self._scores(True, True)
-        return max(attention, cross, m * 4 * d + self._inner(m))
+        cross = m * (2 * d + self._stream + i) + n * 2 * i + self._scores(True, True)
+        return max(attention, cross, m * (2 * d + 2 * self._stream) + self._inner(m))
 
     def _inner(self, tokens: int) -> int:
         """Activations of width F at their most, in forward."""
@@ -183,11 +195,13 @@ class Blocks:
         Args:
             weights: bytes of the block's gradients.
         """
-        d, i, f = self._widths
+        _, i, f = self._widths
         n = self.tokens.source
-        in_feed_forward = n * d + self._inner_gradients(n) + self.model.d_model * f
+        in_feed_forward = n * self._stream + self._inner_gradients(n) + self.model.d_model * f
         # the graph of feed-forward is gone by then
-        in_attention = n * (2 * d + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
+        in_attention = (
+            n * (2 * self._stream + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
+        )
         return max(in_feed_forward, in_attention)
 
     def decoder_backward(self, weights: int) -> int:
@@ -195,9 +209,11 @@ class Blocks:
         d, i, f = self._widths
         n, m = self._encoder_output, self.tokens.target
         gone = m * self._feed_forward_graph()
-        in_feed_forward = m * d + self._inner_gradients(m) + self.model.d_model * f
-        in_cross = m * (2 * d + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
-        in_attention = m * (2 * d + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
+        in_feed_forward = m * self._stream + self._inner_gradients(m) + self.model.d_model * f
+        in_cross = m * (2 * self._stream + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
+        in_attention = (
+            m * (2 * self._stream + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
+        )
         return max(in_feed_forward, in_cross, in_attention)
 
     def _inner_gradients(self, tokens: int) -> int:

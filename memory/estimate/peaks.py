@@ -128,9 +128,10 @@ def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_eva
     tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
     c, e = work.model, dtype_bytes(choice.compute)
     kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
+    residual = max(e, dtype_bytes(choice.precision.between_blocks))
     return Blocks(
         c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted,
-        machine.compiles_dropout, machine.processors,
+        machine.compiles_dropout, machine.processors, residual,
     )  # fmt: skip
 
 
@@ -146,8 +147,7 @@ class StepPeaks:
         # of all micro-batches that pass through a block together
         together = work.step_shapes.together(choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes)
         self.source, self.target = together.source, together.target
-        # fp16 gradients are divided by the scale of the loss, and looked at, before any is used
-        self.holds_all = work.hold_gradients or choice.accumulation_passes > 1 or choice.compute == "float16"
+        self.holds_all = work.hold_gradients or choice.accumulation_passes > 1
         self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
         self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
         self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
@@ -168,7 +168,7 @@ class StepPeaks:
         if decoder:  # the encoder output and its gradient are there once for each answer
             tokens += 2 * (self.work.answers - 1) * self.source
         waiting = self._recomputed_tokens(encoder, decoder)
-        return self.c.d_model * (self.e * (tokens - waiting) + self.narrow * waiting)
+        return self.c.d_model * (self.blocks.residual * (tokens - waiting) + self.narrow * waiting)
 
     def _recomputed_tokens(self, encoder: int, decoder: int) -> int:
         """Of so many checkpointed activations, those of recomputed blocks, which have the dtype between blocks."""
@@ -269,7 +269,7 @@ class StepPeaks:
 
     def _widened(self, kind: str) -> int:
         """The input of a recomputed block on one micro-batch, in the compute dtype, where it waited in a narrower one."""
-        if self.narrow == self.e or (self.saved_decoder_blocks if kind == "decoder" else self.saved_encoder_blocks):
+        if self.narrow >= self.e or (self.saved_decoder_blocks if kind == "decoder" else self.saved_encoder_blocks):
             return 0
         tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
         return tokens * self.c.d_model * self.e
@@ -288,22 +288,30 @@ class StepPeaks:
             "gradients": self._gradients(learns),
             "checkpointed activations": self._checkpointed(*activations),
             "saved blocks": self.graphs(*saved),
-            "one update": self._update_bytes(widest) + self._whole_bytes(min(matrix, learns)),
+            "one update": self._update_bytes(widest)
+            + self._whole_bytes(min(matrix, learns))
+            + self._kept_bytes(max(widest, matrix), is_block=True),
         }
 
     def last_update(self) -> dict[str, int]:
         """The update of embedding and head after the walk; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
-        wide = 4 * table if self.choice.compute == "float16" else 0  # its gradient in fp32, the fp16 one still there
         # of held gradients more are updated together than a block has
         most = self.learns["total"] if self.holds_all and self._updates_together else table
-        update = self._update_bytes(min(update_elements(self.choice.scores), most)) + wide
+        update = self._update_bytes(min(update_elements(self.choice.scores), most)) + self._kept_bytes(table)
         return {"gradients": self._gradients(0), "one update": update}
 
     @property
     def _updates_together(self) -> bool:
         """Whether matrices of one shape are updated together (`engine.optimizers.base`)."""
         return self.choice.scores > 0 and self.work.rounding == "stochastic"
+
+    def _kept_bytes(self, elements: int, is_block: bool = False) -> int:
+        """Weights and their state as they were, where a gradient of a scaled loss may not count (`engine.optimizers.base`)."""
+        if self.choice.compute != "float16" or self.work.hold_gradients:
+            return 0
+        state = OPTIMIZERS[self.work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
+        return elements * dtype_bytes(self.choice.storage) + state
 
     def _whole_bytes(self, matrix: int) -> int:
         """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one.

@@ -35,8 +35,10 @@ class Precision(NamedTuple):
 
     @classmethod
     def of(cls, rest: str, compute: str) -> Precision:
-        """What passes between blocks is as narrow as the weights at rest, so that fp32 products cost less."""
-        return cls(rest, compute, BFLOAT16 if (rest, compute) == (BFLOAT16, FLOAT32) else compute)
+        """What passes between blocks is as narrow as the weights at rest, so that fp32 products cost less; with fp16 ones it is
+        fp32, for their range is too small for it."""
+        narrow = BFLOAT16 if (rest, compute) == (BFLOAT16, FLOAT32) else compute
+        return cls(rest, compute, FLOAT32 if compute == FLOAT16 else narrow)
 
     @property
     def mixed_precision(self) -> str:
@@ -85,18 +87,17 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     Raises:
         UserError: what is asked for is not faster there.
     """
-    asked = asked_precision(config, multiplies_fast)
-    fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
+    asked, fast = asked_precision(config, multiplies_fast), BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
+    compute = FLOAT16 if asked == "fp16" else fast
+    if asked == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16) and config.memory.shard_weights is not True:
+        compute = FLOAT16
+    # int8's products would leave fp16's range before their scales are applied
     wide, narrow, int8, int4 = (
-        Precision.of(rest, compute)
-        for rest, compute in ((FLOAT32, FLOAT32), (BFLOAT16, fast), (INT8, fast), (INT4, fast))
+        Precision.of(rest, dtype)
+        for rest, dtype in ((FLOAT32, FLOAT32), (BFLOAT16, compute), (INT8, fast), (INT4, fast))
     )
-    ways = {
-        "no": [wide],
-        "bf16": [narrow],
-        "fp16": [Precision.of(FLOAT32, FLOAT16)],
-        AUTO: [narrow] if fast == BFLOAT16 or config.memory.memory_mode == "ultra" else [wide, narrow],
-    }[asked]
+    is_narrow = asked == "bf16" or compute != FLOAT32 or config.memory.memory_mode == "ultra"
+    ways = [wide] if asked == "no" else [narrow] if is_narrow else [wide, narrow]
     base = config.lora.lora_base
     if not config.lora.lora_rank:
         return ways

@@ -17,6 +17,7 @@ from devices.malloc import trim_malloc
 from limits import ENCODER_TOKENS
 from model.decoding.kv_cache import KVCache
 from model.dropout import Dropout
+from model.layers import residual_dtype
 from model.quantization import embed, few_rows, product
 from model.rows import Rows
 from model.t5 import T5, DecoderBlock, WithWeights, in_place
@@ -90,12 +91,12 @@ class Decoder:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         stack, dropout = self.model.encoder, Dropout(0.0, rows)
         self._trim()
-        x = embed(torch.tensor(ids, device=self.device), self.model.embedding, self.dtype)
+        x = embed(torch.tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
         bias = None if stack.bias is None else stack.bias(rows.longest)
         for block in stack.blocks:
             with self.with_weights(block.parameters()):
-                x = block(x, bias, rows, dropout)
-        output = stack.leave(x, dropout)
+                x = block(x, bias, rows, dropout, dtype=self.dtype)
+        output = stack.leave(x, dropout).to(self.dtype)
         self._trim()
         return output
 
@@ -110,19 +111,19 @@ class Decoder:
         Without beams a step that failed may be repeated.
         """
         self.cache.begin_step()
-        x = embed(torch.as_tensor(ids, device=self.device), self.model.embedding, self.dtype)
+        x = embed(torch.as_tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         with few_rows():
             for number, block in enumerate(self.blocks):
                 attention, cross = block.attention, block.cross_attention
                 with self.with_weights(block.parameters()):
-                    normed = block.attention_norm(x)
+                    normed = block.attention_norm(x, self.dtype)
                     q, k, v = (attention.heads(matrix(normed)) for matrix in (attention.q, attention.k, attention.v))
                     x = x + attention.o(self.cache.attend_own(number, q, k, v))
-                    q = cross.heads(cross.q(block.cross_norm(x)))
+                    q = cross.heads(cross.q(block.cross_norm(x, self.dtype)))
                     x = x + cross.o(self.cache.attend_source(number, q))
-                    x = x + block.feed_forward(block.feed_forward_norm(x), no_drop)
-            hidden = self.model.decoder.final_norm(x) * self.model.output_scale
+                    x = x + block.feed_forward(block.feed_forward_norm(x, self.dtype), no_drop)
+            hidden = (self.model.decoder.final_norm(x) * self.model.output_scale).to(self.dtype)
             logits = product(hidden, self.model.output_weight).float()
         self.cache.lengths = [length + 1 for length in self.cache.lengths]
         return logits

@@ -27,7 +27,7 @@ from settings.errors import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 from training.setup.plan import machine_of
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GIB, MIB = 2**30, 2**20
 BUDGET = Budget(GIB, GIB, GIB, (), "flag", 0)
 
@@ -261,16 +261,27 @@ def test_the_class_decides_the_dtype_whatever_is_measured(
     assert (choice.dtype, choice.as_requested) == (dtype, as_requested)
 
 
-@pytest.mark.parametrize(("capability", "bf16", "fast"), [((6, 1), False, set()), ((7, 5), False, {"float16"}), ((9, 0), True, {"float16", "bfloat16"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "capability", "bf16", "fast", "auto"),
+    [
+        ("GeForce GTX 1080", (6, 1), False, set(), FP32), ("Tesla T4", (7, 5), False, {"float16"}, FP16),
+        ("GeForce GTX 1660", (7, 5), False, set(), FP32), ("H100", (9, 0), True, {"float16", "bfloat16"}, BF16),
+    ],
+)  # fmt: skip
 def test_the_capability_of_a_card_decides_the_dtype(
-    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], bf16: bool, fast: set[str]
-) -> None:
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], bf16: bool, fast: set[str],
+    auto: torch.dtype,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     sizes = type("Properties", (), {"multi_processor_count": 100})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
     machine = machine_of(gpu, BUDGET, 0, 1)
-    assert {name for name, _ in machine.rates if machine.multiplies_fast(name)} == fast
+    assert {dtype for dtype, _ in machine.rates if machine.multiplies_fast(dtype)} == fast
+    assert gpu.choose_compute_dtype().dtype == auto
+    assert gpu.choose_compute_dtype("bf16").dtype == (BF16 if bf16 else FP32)
+    assert (gpu.choose_compute_dtype("fp16").dtype == FP16) == ("float16" in fast)
     assert machine.rate("float32") >= 1e13 and machine.speed_class == "cuda" and machine.measured == ()
 
 

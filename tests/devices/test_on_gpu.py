@@ -20,6 +20,7 @@ from devices.cuda import CudaDevice
 from devices.mps import MpsDevice
 from devices.pointwise import COMPILED_DTYPES, why_not_compiled
 from engine.blockwise import Blockwise
+from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import ROUNDINGS, round_stochastically
@@ -121,6 +122,88 @@ def test_bf16_products_stay_close_to_fp32(gpu: Device, storage: torch.dtype) -> 
     assert on_gpu == pytest.approx(loss, rel=2e-2)
     total = torch.cat([found[name].flatten() - expected[name].flatten() for name in expected]).norm()
     assert total < 0.05 * torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
+
+
+def fp16_model(gpu: Device, family: str, wo: float = 1.0, **changes: str) -> tuple[T5, T5]:
+    """A model on the CPU whose weights bf16 holds, those of `wo` times a factor, and the same in bf16 on the GPU."""
+    if not gpu.multiplies_fp16():
+        pytest.skip("this GPU has no fp16")
+    model = small_model(family, seed=3, **changes)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.mul_(wo if name.endswith("wo.weight") else 1.0).copy_(weight.bfloat16())
+    return model, moved(model, gpu, torch.bfloat16)
+
+
+def fp16_blockwise(model: T5, saved: int, scaling: LossScaling) -> Blockwise:
+    store = weight_store_for(torch.bfloat16, torch.float16)
+    return Blockwise(model, saved, store, LossSettings(), 0.0, scaling=scaling)
+
+
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@pytest.mark.parametrize(
+    ("family", "saved", "wo"), [("t5", 0, 1.0), ("t5", 99, 4e4), ("t5-v1.1", 2, 4e4), ("umt5", 2, 1.0)]
+)
+def test_fp16_gradients_are_those_of_the_cpu_in_fp32(gpu: Device, family: str, saved: int, wo: float) -> None:
+    # a ReLU near zero may go the other way, which all weights before it feel
+    (model, other), batch = fp16_model(gpu, family, wo, feed_forward_proj="gated-gelu"), Rectangle()
+    micro_batches = batch.micro_batches(model, [[0, 3], [1], [2]])
+    loss, expected = gradients(blockwise_of(model, saved), micro_batches, batch.num_labels)
+    here = [moved_micro_batch(micro_batch, gpu) for micro_batch in micro_batches]
+    on_gpu, found = gradients(fp16_blockwise(other, saved, LossScaling(1024.0)), here, batch.num_labels)
+    total = torch.cat([found[name].flatten() / 1024.0 - expected[name].flatten() for name in expected]).norm()
+    error = float(total / torch.cat([gradient.flatten() for gradient in expected.values()]).norm())
+    print(f"{family}: loss {on_gpu / loss - 1:+.1e}, gradients {error:.1e}")
+    assert on_gpu == pytest.approx(loss, rel=1e-2) and error < 1e-2
+
+
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@pytest.mark.parametrize("name", ["adafactor", "adamw"])
+def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Device, name: str) -> None:
+    def run(scale: float, steps: int) -> tuple[list[float], list[torch.Tensor], LossScaling]:
+        (_, model), batch = fp16_model(gpu, "t5-v1.1", 4e4), Rectangle(16, 60, 30)
+        micro_batch, scaling = moved_micro_batch(batch.micro_batch(model, list(range(16))), gpu), LossScaling(scale)
+        update = OptimizerInBackward(OPTIMIZERS[name](dict(model.named_parameters())), 0.0, scaling)
+        losses = []
+        for number in range(1, steps + 1):
+            update.begin(Step(number, 0.01, seed=3))
+            total = fp16_blockwise(model, 0, scaling).gradients([micro_batch], batch.num_labels, update)
+            update.finish()
+            losses.append(float(total) / batch.num_labels)
+        return losses, [weight.detach().cpu() for weight in model.parameters()], scaling
+
+    losses, weights, scaling = run(2.0**16, 12)
+    assert losses[-1] < losses[0] and scaling.skipped_steps == 0
+    assert all(torch.equal(one, again) for one, again in zip(weights, run(2.0**16, 12)[1], strict=True))
+    _, unmoved, scaling = run(2.0**60, 2)
+    before = [weight.detach().cpu() for weight in fp16_model(gpu, "t5-v1.1", 4e4)[1].parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(unmoved, before, strict=True))
+    assert (scaling.scale, scaling.skipped_steps) == (2.0**59, 1)
+
+
+@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+def test_fp16_waits_once_a_step(gpu: Device) -> None:
+    (_, model), batch, scaling = fp16_model(gpu, "t5"), Rectangle(16, 60, 30), LossScaling()
+    micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(16))), gpu)
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), 0.0, scaling)
+    blockwise, check_loss = fp16_blockwise(model, 0, scaling), update.check_loss
+
+    def waiting(loss: torch.Tensor) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        check_loss(loss)
+        torch.cuda.set_sync_debug_mode("error" if number > 1 else "default")
+
+    update.check_loss = waiting  # type: ignore[method-assign]
+    ids = [(micro_batch.input_ids.cpu(), micro_batch.decoder_ids.cpu())]
+    micro_batch = replace(micro_batch, host_ids=ids[0])
+    try:
+        for number in (1, 2):
+            update.begin(Step(number, 0.01))
+            torch.cuda.set_sync_debug_mode("error" if number > 1 else "default")
+            blockwise.gradients([micro_batch], batch.num_labels, update)
+            update.finish()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_step_is_the_same_to_the_last_bit_again(gpu: Device) -> None:
@@ -275,9 +358,12 @@ def test_a_run_has_the_losses_of_the_cpu_resumes_and_answers(gpu: Device, tmp_pa
     place_of.do("evaluate", model, f"--device={gpu.name}", f"--validation_file={tmp_path / 'text.txt'}")
 
 
-@pytest.mark.parametrize("mode", ["standard", "low", "ultra"])
+@pytest.mark.parametrize("mode", ["standard", "low", "ultra", "fp16"])
 def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> None:
-    _, events, _ = trained(tmp_path, mode, f"--device={gpu.name}", f"--memory_mode={mode}")
+    if mode == "fp16" and not gpu.multiplies_fp16():
+        pytest.skip("this GPU has no fp16")
+    how = "--mixed_precision=fp16" if mode == "fp16" else f"--memory_mode={mode}"
+    _, events, _ = trained(tmp_path, mode, f"--device={gpu.name}", how)
     planned, measured = (events["end"][f"{name}_peak_bytes"] for name in ("planned", "measured"))
     print(f"{mode}: planned {planned / MIB:.0f} MiB, measured {measured / MIB:.0f} MiB ({measured / planned - 1:+.0%})")
     assert 0.1 * planned < measured < 1.1 * planned + 64 * MIB  # cuBLAS takes a workspace of up to 32 MiB

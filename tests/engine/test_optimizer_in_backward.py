@@ -45,7 +45,7 @@ def test_clips_to_the_global_norm() -> None:
     seen: dict[str, torch.Tensor] = {}
 
     class Recorder(OPTIMIZERS["adamw"]):  # type: ignore[misc,valid-type]
-        def update(self, weights, step) -> None:
+        def update(self, weights, step, factor, finite) -> None:
             seen.update((self.names[id(weight)], weight.grad.clone()) for weight in weights)
 
     update = OptimizerInBackward(Recorder(dict(model.named_parameters())), norm / 4)

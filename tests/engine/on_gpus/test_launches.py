@@ -90,6 +90,7 @@ def test_few_long_rows_go_backward_by_products_that_fill_a_card() -> None:
     [
         (EQUAL, "cuda", 0.1, 0, "bfloat16"),
         (((512, 32),), "cuda", 0.0, 0, "bfloat16"),
+        (EQUAL, "cuda", 0.0, 3, "float16"),
         (RAGGED, "mps", 0.1, 3, "float32"),
     ],
 )

@@ -7,10 +7,11 @@ import pytest
 from config import UserError, load
 from memory.estimate.precision import Precision, dtype_bytes, matrix_bytes, precisions
 
-FAST, SLOW = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False)
+FAST, SLOW, TURING = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False), (lambda dtype: dtype == "float16")
+LORA = {"lora_rank": "4", "is_finetune": "True"}
 
 
-@pytest.mark.parametrize(("is_fast", "flags"), [(FAST, {}), (SLOW, {"lora_rank": "4", "is_finetune": "True"})])
+@pytest.mark.parametrize(("is_fast", "flags"), [(FAST, {}), (SLOW, LORA), (TURING, {}), (TURING, LORA)])
 def test_asking_for_what_a_run_has_gives_it(is_fast: object, flags: dict[str, str]) -> None:
     config = load("train", {"train_file": "x", **flags})
     for precision in precisions(config, is_fast):  # type: ignore[arg-type]
@@ -23,7 +24,7 @@ def test_asking_for_what_a_run_has_gives_it(is_fast: object, flags: dict[str, st
 def test_fp32_products_of_narrow_weights_pass_narrow_activations() -> None:
     assert Precision.of("bfloat16", "float32").between_blocks == "bfloat16"
     assert Precision.of("int8", "float32").between_blocks == "float32"
-    assert [dtype_bytes(name) for name in Precision.of("float32", "float16")] == [4, 2, 2]
+    assert [dtype_bytes(name) for name in Precision.of("bfloat16", "float16")] == [2, 2, 4]
 
 
 def test_int4_is_taken_where_it_is_named_alone() -> None:
@@ -32,6 +33,15 @@ def test_int4_is_taken_where_it_is_named_alone() -> None:
     assert precisions(load("train", {**asked, "lora_base": "int4"}), FAST) == [Precision.of("int4", "bfloat16")]
     assert matrix_bytes((10, 128), "int4") == 10 * 2 * 34 and matrix_bytes((10, 65), "int4") == 10 * 2 * 34
     assert matrix_bytes((10, 128), "int8") == 1280 == matrix_bytes((5, 128), "bfloat16")
+
+
+def test_fp16_is_taken_where_it_is_fast_and_bf16_is_not() -> None:
+    config = load("train", {"train_file": "x"})
+    assert precisions(config, TURING) == [Precision("bfloat16", "float16", "float32")]
+    assert precisions(config.changed(mixed_precision="fp16"), lambda dtype: True)[0].compute == "float16"
+    words = {"mixed_precision": "bf16"}, {"mixed_precision": "no"}, {"shard_weights": True}
+    assert all(precisions(config.changed(**word), TURING)[0].compute == "float32" for word in words)
+    assert precisions(load("train", {"train_file": "x", **LORA, "lora_base": "int8"}), TURING)[0].compute == "float32"
 
 
 def test_fp16_where_it_is_slow_is_refused() -> None:
