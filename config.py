@@ -399,7 +399,7 @@ class MemoryConfig:
         AUTO, "reopen the Arrow file for every read; auto: below 13 GB available", kind=bool, auto=True
     )
     mixed_precision: str = defining(
-        AUTO, "no (fp32) or bf16 weights, or fp16; auto: what this device computes fast and what fits",
+        AUTO, "no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits",
         kind=str, auto=True, choices=("no", "fp16", "bf16"),
     )  # fmt: skip
     gradient_checkpointing: bool | str = setting(

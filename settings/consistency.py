@@ -235,5 +235,5 @@ def _of_memory(config: Config) -> Iterator[str]:
         )
     if memory.mixed_precision == "fp16":
         yield (
-            "--mixed_precision = fp16, scales the loss and needs all gradients at once, which shard_weights=True never has; omit one"
+            "--mixed_precision = fp16, does not work with shard_weights=True: whether scaled gradients overflow is not decided across processes; omit one"
         )

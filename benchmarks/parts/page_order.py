@@ -20,7 +20,7 @@ from units import format_size
 CHAPTERS = {
     "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-"),
     "Speed": ("throughput-t5-small", "throughput-", "processes", "generation-"),
-    "Quality": ("recipe-", "rates-", "quality-"),
+    "Quality": ("recipe-", "rates-", "quality-", "fp16"),
     "Plan": ("contract-accuracy", "plan-", "time-"),
     "Data": ("data-",),
     "Other": ("",),

@@ -81,8 +81,6 @@ Comparison = tuple[str, str, float, Callable[[Device], float]]
 def comparisons(device: Device) -> Iterator[Comparison]:
     """What is compared, the setting that avoids it, the largest error that is right, and how it is found."""
     narrow = [dtype for dtype in device.fast_dtypes() if dtype != torch.float32]
-    if not narrow and device.multiplies_fp16():
-        narrow = [torch.float16]
     for rows, kind in ((EQUAL, "equal"), (RAGGED, "ragged")):
         for saved, way in ((99, "saved"), (0, "recomputed")):
             for dropout in (0.0, 0.3):

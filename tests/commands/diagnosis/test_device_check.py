@@ -62,8 +62,8 @@ def test_a_walk_with_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     forward, calls = RMSNorm.forward, iter(range(10**6))
 
-    def slightly_off(self: RMSNorm, x: Tensor) -> Tensor:
-        return forward(self, x) * (1 + 1e-3 * (next(calls) > 12))  # after the reference's own
+    def slightly_off(self: RMSNorm, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return forward(self, x, dtype) * (1 + 1e-3 * (next(calls) > 12))  # after the reference's own
 
     monkeypatch.setattr(RMSNorm, "forward", slightly_off)
     error = device_numbers.walk_error(device_numbers.SHAPE, device_numbers.RAGGED, 99, 0.0, torch.float32, FakeDevice())
