@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
         "set_device": None, "memory_reserved": 2 * GIB, "memory_allocated": 3 * GIB // 2, "max_memory_reserved": 3 * GIB,
         "mem_get_info": (5 * GIB, 8 * GIB), "get_device_name": "NVIDIA Test", "is_available": True, "device_count": 2, "get_device_capability": (8, 6),
         "get_arch_list": ["sm_75", "sm_80", "sm_90a", "compute_120"],
+        "get_device_properties": SimpleNamespace(multi_processor_count=100),
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
@@ -275,8 +277,6 @@ def test_the_capability_of_a_card_decides_the_dtype(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
-    sizes = type("Properties", (), {"multi_processor_count": 100})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sizes)
     machine = machine_of(gpu, BUDGET, 0, 1)
     assert {dtype for dtype, _ in machine.rates if machine.multiplies_fast(dtype)} == fast
     assert gpu.choose_compute_dtype().dtype == auto
