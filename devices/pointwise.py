@@ -11,6 +11,7 @@ On meta tensors each kernel is one operation, `frugalt5::drop` and so on, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -221,13 +222,23 @@ def _round_by_torch(values: Tensor, keys: Tensor, *places: Tensor) -> Tensor:
 def mix(keys: Tensor, places: Tensor, more: int = 0) -> Tensor:
     """Hash the sums keys + places + more of int64 tensors, one of which is spread over the other."""
     if is_compiled("mix", keys.device):
-        return torch.ops.frugalt5.mix(keys, places, more)  # type: ignore[no-any-return]
+        return kernel("mix", keys.device)(keys, places, more)
     return mix_by_torch(keys + places if not more else (keys + places).add_(more))
 
 
 def is_compiled(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
     """Whether a device of this kind computes "mix", "drop" or "round_randomly" in one kernel, which compiled."""
     return traits_of(device).has_compiler and not _why_not(name, dtype, device.type)
+
+
+def kernel(name: str, device: torch.device) -> Callable[..., Tensor]:
+    """The function that starts a kernel, with the arguments of the schemas below; elsewhere than on a GPU, the operation.
+
+    Calling a Python function through torch's dispatcher would take 20 us.
+    """
+    if device.type in _KERNELS:
+        return _KERNELS[device.type][name]
+    return getattr(torch.ops.frugalt5, name).default  # type: ignore[no-any-return]
 
 
 def fills_words(x: Tensor) -> bool:
@@ -264,10 +275,9 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
         "drop": (x, keys, torch.arange(8), -20_000, 1.25, -1.5),
         "round_randomly": (x.view(4, 2, 8), keys, *places_of_words(2, 2, torch.device("cpu"))),
     }[name]
-    operation = getattr(torch.ops.frugalt5, name)
     try:
-        expected = operation(*(part.clone() if isinstance(part, Tensor) else part for part in given))
-        found = operation(*(part.to(kind) if isinstance(part, Tensor) else part for part in given)).cpu()
+        on_device = [part.to(kind) if isinstance(part, Tensor) else part for part in given]
+        expected, found = kernel(name, torch.device("cpu"))(*given), kernel(name, torch.device(kind))(*on_device).cpu()
     except Exception as error:  # of a compiler, a driver or a later torch: whatever it is, torch's operations compute
         return f"{name} in {name_of(dtype)}: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return "" if torch.equal(found, expected) else f"{name} in {name_of(dtype)}: other numbers than on the CPU"
@@ -332,13 +342,13 @@ def _round_mps(values: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> T
     return out
 
 
-for _name, _cuda, _mps, _cpu in (
-    ("mix", _mix_cuda, _mix_mps, lambda keys, places, more: mix_by_torch(keys + places + more)),
-    ("drop", _drop_cuda, _drop_mps, _drop_by_torch),
-    ("round_randomly", _round_cuda, _round_mps, _round_by_torch),
-):
-    for _key, _function in (("CUDA", _cuda), ("MPS", _mps), ("CPU", _cpu)):
-        _library.impl(_name, _function, _key)
+_KERNELS: dict[str, dict[str, Callable[..., Tensor]]] = {
+    "cuda": {"mix": _mix_cuda, "drop": _drop_cuda, "round_randomly": _round_cuda},
+    "mps": {"mix": _mix_mps, "drop": _drop_mps, "round_randomly": _round_mps},
+}
+_library.impl("mix", lambda keys, places, more: mix_by_torch(keys + places + more), "CPU")
+_library.impl("drop", _drop_by_torch, "CPU")
+_library.impl("round_randomly", _round_by_torch, "CPU")
 _library.impl("mix", lambda keys, places, _: keys.new_empty(torch.broadcast_shapes(keys.shape, places.shape)), "Meta")
 _library.impl("drop", lambda x, *_: torch.empty_like(x), "Meta")
 _library.impl("round_randomly", lambda values, *_: torch.empty_like(values, dtype=torch.bfloat16), "Meta")

@@ -24,6 +24,7 @@ from devices.pointwise import (
     MIX_2,
     fills_words,
     is_compiled,
+    kernel,
     mix,
     mix_by_torch,
     random_words,
@@ -155,7 +156,8 @@ class Dropout:
             places = self.rows.cached(
                 ("words", width, like.device), lambda: torch.arange(width // 2, device=like.device)
             )
-            return lambda x: torch.ops.frugalt5.drop(x, keys, places, self.threshold, self.scale, low)  # type: ignore[no-any-return]
+            drop, threshold, scale = kernel("drop", like.device), self.threshold, self.scale
+            return lambda x: drop(x, keys, places, threshold, scale, low)
         kept = random_words(keys, width) >= self.threshold
         return lambda x: scale_kept(x, kept, self.scale)
 

@@ -33,7 +33,7 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
     return {
         "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 9_000, 1),
         "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 12_000, 1),
-        "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 9_000, 1),
+        "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 6_000, 1),
         "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
         "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 11_000, 1),
         "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 9_000, 1),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from devices.base import place
 from devices.kernels.calls import kernels, takes
-from devices.pointwise import fills_words, is_compiled, places_of_words, random_words, round_by_torch
+from devices.pointwise import fills_words, is_compiled, kernel, places_of_words, random_words, round_by_torch
 from model.dropout import mix_number, stride, wrapped
 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
@@ -133,5 +133,5 @@ def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Te
     ):
         lines = values.view(len(values), -1, values.shape[-1])
         places = places_of_words(lines.shape[1], lines.shape[2] // 4, values.device)
-        return torch.ops.frugalt5.round_randomly(lines, first, *places).view(values.shape)  # type: ignore[no-any-return]
+        return kernel("round_randomly", values.device)(lines, first, *places).view(values.shape)
     return round_by_torch(values, random_words(first, before + count)[:, before:].reshape(values.shape))
