@@ -30,26 +30,26 @@ class ActivationOffload:
         self.copies.settle()
         self._parked, self._leaving = {}, []
 
-    def after_forward(self, row: Sequence[CheckpointedBlock]) -> None:
+    def after_forward(self, blocks: Sequence[CheckpointedBlock]) -> None:
         """Begin to copy a block's inputs to the host, and release those that were copied while it was computed.
 
         Args:
-            row: the block on each micro-batch.
+            blocks: the block on each micro-batch.
         """
         for block in self._leaving:
             self.copies.release(self._parked[id(block)])
             block.x = None  # it waits on the host
         self._leaving = []
-        for block in row:
+        for block in blocks:
             if not block.is_saved:
                 assert block.x is not None
                 self._parked[id(block)] = self.copies.park(block.x)
                 self._leaving.append(block)
 
-    def before_backward(self, row: Sequence[CheckpointedBlock], following: Sequence[CheckpointedBlock]) -> None:
+    def before_backward(self, blocks: Sequence[CheckpointedBlock], following: Sequence[CheckpointedBlock]) -> None:
         """Bring a block's inputs back, and begin to fetch those of the next (empty: none)."""
         self._leaving = []  # those of the last block: being copied, still here, and needed now
-        for block in row:
+        for block in blocks:
             if id(block) in self._parked:
                 block.x = self.copies.fetch(self._parked.pop(id(block)))
         for block in following:

@@ -96,10 +96,10 @@ class Blockwise:
         schedule = Schedule(self.model)
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
         upcoming = deque([*schedule.forward(), *schedule.backward()])
-        encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=True)
+        encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=True)
         decoder = None  # of an encoder: the loss is formed of its own output
         if schedule.decoder is not None:
-            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=True)
+            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=True)
         if self.activation_offload is not None:
             self.activation_offload.begin()
 
@@ -186,17 +186,17 @@ class Blockwise:
         """The encoder's output of each micro-batch (N, D), without dropout; the fillers left out."""
         schedule = Schedule(self.model)
         upcoming = deque([stage.weights for stage in schedule.encoder.stages])
-        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=False).forward()
+        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False).forward()
         return [x[: mb.source.row_tokens] for x, mb in zip(outputs, micro_batches, strict=True)]
 
     def _forward(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """The output of the last stack (N', D) of each micro-batch, without dropout."""
         schedule = Schedule(self.model)
         upcoming = deque(schedule.forward())
-        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, goes_back=False).forward()
+        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False).forward()
         if schedule.decoder is not None:
             outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
-            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, goes_back=False)
+            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=False)
             outputs = decoder.forward(outputs)
         self.trim()
         return outputs
@@ -218,7 +218,7 @@ class StackPass:
     Args:
         blockwise: the model and how it is passed. schedule: of the model. stack: the stages of this stack.
         micro_batches: in their order. upcoming: the weights of all stages to come, in both stacks; each is taken off when used.
-        goes_back: whether backward follows.
+        with_backward: whether backward follows.
     """
 
     def __init__(
@@ -228,49 +228,52 @@ class StackPass:
         stack: StackSchedule,
         micro_batches: Sequence[MicroBatch],
         upcoming: deque[list[nn.Parameter]],
-        goes_back: bool,
+        with_backward: bool,
     ) -> None:
         self.blockwise, self.schedule, self.stack, self.upcoming = blockwise, schedule, stack, upcoming
         self.embedding, self.compute_dtype = blockwise.model.embedding, blockwise.weight_store.compute_dtype
         self.residual_dtype = residual_dtype(self.compute_dtype)  # inside of a block
-        is_decoder = stack.is_decoder
-        self.micro_batches = micro_batches
+        self.first_learning = stack.first_learning if with_backward else len(stack.stages)
+        # of each micro-batch
+        self.micro_batches, is_decoder = micro_batches, stack.is_decoder
         self.ids = [mb.decoder_ids if is_decoder else mb.input_ids for mb in micro_batches]
         self.rows = [mb.target if is_decoder else mb.source for mb in micro_batches]
-        rates = (blockwise.dropout_rate, blockwise.model.adapter_dropout) if goes_back else (0.0, 0.0)
-        self.dropouts = [Dropout(rates[0], rows, adapter_rate=rates[1]) for rows in self.rows]
-        self.token_sums: TokenSums | None = None
-        known = [mb.host_ids[is_decoder] for mb in micro_batches if mb.host_ids]
-        if goes_back and stack.entry_learns and len(known) == len(micro_batches):
-            # made before anything runs: the host has time while the device computes
-            self.token_sums = TokenSums.of(known, self.embedding.device)
+        rate, adapter_rate = (blockwise.dropout_rate, blockwise.model.adapter_dropout) if with_backward else (0.0, 0.0)
+        self.dropouts = [Dropout(rate, rows, adapter_rate=adapter_rate) for rows in self.rows]
+        # of all together
+        self.longest = max((rows.longest for rows in self.rows), default=0)
         self.bias = self._bias_leaf()
-        self.first_learning = stack.first_learning if goes_back else len(stack.stages)
-        self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []  # what backward needs of each stage
+        self.token_sums: TokenSums | None = None
+        host_ids = [mb.host_ids[is_decoder] for mb in micro_batches if mb.host_ids]
+        if with_backward and stack.entry_learns and len(host_ids) == len(micro_batches):
+            # made before anything runs: the host has time while the device computes
+            self.token_sums = TokenSums.of(host_ids, self.embedding.device)
+        # of each stage that learns, what backward needs: its block on each micro-batch
+        self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
 
     def forward(self, encoder_outputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder."""
         blockwise, weight_store = self.blockwise, self.blockwise.weight_store
-        stages, xs, inputs = self.stack.stages, self._embedded(), self._inputs(encoder_outputs)
+        stages, hidden, inputs = self.stack.stages, self._embedded(), self._inputs(encoder_outputs)
         for index, stage in enumerate(stages):
             learns = index >= self.first_learning
-            is_kept = learns and is_saved(stage.number, self.schedule.num_blocks, blockwise.saved_blocks)
+            keeps_graph = learns and is_saved(stage.number, self.schedule.num_blocks, blockwise.saved_blocks)
             needs_input = self.stack.entry_learns or index > self.first_learning
             dtype = self.compute_dtype if stage.is_norm else blockwise.between_blocks_dtype
             with weight_store.in_compute_dtype(stage.weights):
                 self._expect_next(is_last=index == len(stages) - 1)
-                row = [
-                    CheckpointedBlock(stage.function(each), x, is_kept, self.residual_dtype, needs_input)
-                    for each, x in zip(inputs, xs, strict=True)
+                blocks = [
+                    CheckpointedBlock(stage.function(each), x, keeps_graph, self.residual_dtype, needs_input)
+                    for each, x in zip(inputs, hidden, strict=True)
                 ]
-                xs = [block.forward().to(dtype) for block in row]
-            if is_kept and blockwise.saved_blocks:
+                hidden = [block.forward().to(dtype) for block in blocks]
+            if keeps_graph and blockwise.saved_blocks:
                 blockwise.trim()  # else the gaps it has freed between the tensors of its graph add up from block to block
             if learns:
-                self.checkpoints.append((stage, deque(row)))
+                self.checkpoints.append((stage, deque(blocks)))
                 if blockwise.activation_offload is not None:
-                    blockwise.activation_offload.after_forward(row)
-        return xs
+                    blockwise.activation_offload.after_forward(blocks)
+        return hidden
 
     def backward(self, grads: deque[Tensor], apply: Callable[[Weights], object] | None) -> None:
         """From the gradients of the outputs to those of all weights of the stack.
@@ -280,26 +283,27 @@ class StackPass:
         """
         blockwise = self.blockwise
         while self.checkpoints:
-            stage, row = self.checkpoints.pop()
+            stage, blocks = self.checkpoints.pop()
             if blockwise.activation_offload is not None:
-                blockwise.activation_offload.before_backward(row, self.checkpoints[-1][1] if self.checkpoints else ())
+                following = self.checkpoints[-1][1] if self.checkpoints else ()
+                blockwise.activation_offload.before_backward(blocks, following)
             with blockwise.weight_store.in_compute_dtype(stage.weights):
                 self._expect_next(is_last=not self.checkpoints)
-                while row:
-                    passed = row.popleft().backward(grads.popleft())
-                    if passed is not None:  # else backward ends here, and the gradient of the input is not wanted
-                        grads.append(passed)
+                while blocks:
+                    grad = blocks.popleft().backward(grads.popleft())
+                    if grad is not None:  # else backward ends here, and the gradient of the input is not wanted
+                        grads.append(grad)
             if apply is not None:
                 apply(stage.weights)
         self._embedding_backward(grads)
 
     def finish_bias(self) -> None:
-        """Give the shared bias table its gradient; after backward through both stacks."""
+        """Take the gradient that the blocks have gathered in the bias back to its table."""
         module = self.stack.stack.bias
         if module is not None and self.bias is not None and self.bias.grad is not None:
             with torch.enable_grad():
-                again = module(self.bias.shape[1] // 2 + 1)
-            backward_from(again, self.bias.grad.to(again.dtype))
+                bias = module(self.longest)  # with its graph, which `_bias_leaf` has left out
+            backward_from(bias, self.bias.grad.to(bias.dtype))
 
     def _expect_next(self, is_last: bool) -> None:
         self.upcoming.popleft()
@@ -344,7 +348,7 @@ class StackPass:
             return None
         with torch.no_grad():
             # fp32: the gradients of all blocks add up in it
-            bias: Tensor = module(max(rows.longest for rows in self.rows))
+            bias: Tensor = module(self.longest)
         return bias.requires_grad_(module.table.requires_grad)
 
 

@@ -3,11 +3,16 @@
     apply(weights):   all-reduce over the processes -> finite check -> update -> free the gradients
     finish():         what was held until the end: for clipping the global norm all gradients, which the plan prices
 
-Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. Gradients are updated
-block by block: their norms stay on the device and are looked at once, after the last. Where all gradients are held nothing has
-been changed before: there a GPU is asked once, for losses and norm. With a scaled loss (`engine.loss_scaling`) gradients that are not finite
-are no surprise: on any device the block is left out where it lies, and the next step counts it. Norms are Euclidean: on a CPU those take a fortieth of the
-time of largest magnitudes, and where a norm leaves fp32 the run is lost anyway.
+Before backward nothing has been updated, so a step whose loss is not finite is left out without a trace. When loss and gradients
+are found to be finite, or not, depends on where they are; a GPU is waited for once a step:
+
+    on a CPU:                      the loss before backward, the gradients' norm after it
+    on a GPU:                      the loss before backward, and with it the norm of the last step's gradients
+    with a scaled loss:            as on a GPU; blocks that are not finite were left out where they lie (`engine.loss_scaling`)
+    all gradients held, on a GPU:  losses and norm after backward, before anything is changed
+
+Norms are Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
+anyway.
 """
 
 from __future__ import annotations
@@ -69,40 +74,40 @@ class OptimizerInBackward:
         self.weight_store = weight_store or WeightStore(torch.float32)
         self.reducer, self.shards, self.anomalies = reducer, shards, anomalies
         self.holds_all = max_grad_norm > 0  # gradients, until backward has ended
-        # of the last step's gradients on a GPU or with a scaled loss, to be looked at in the next one
-        self.unseen_norm: Tensor | None = None
+        self.unchecked_norm: Tensor | None = None  # of the last step's gradients, where the next step checks it
         self.begin(Step(1, 0.0))
 
     def begin(self, step: Step) -> None:
         """A step begins."""
-        self._asked = step
+        self._run_step = step
         if self.scaling is not None:
-            self._before = replace(self.scaling), self.unseen_norm
+            self._before = replace(self.scaling), self.unchecked_norm
             self._last_scale, self.scaling.in_use = self.scaling.in_use, self.scaling.scale
-        self._count_steps()
-        self.has_begun = False  # whether any weight was changed in this step: then it cannot be run again
-        self.is_skipped = (
-            False  # whether a gradient was not finite for its scale: of this step where all are held, else of the last
+        self._number_step()
+        # what the caller reads of the step
+        self.has_changed_weights = False  # then it cannot be run again
+        self.is_finite = (
+            True  # whether all gradients are; if not, `has_changed_weights` says whether the weights are lost
         )
-        self.is_finite = True  # whether all gradients of the step were; if not, `has_begun` tells what is lost
+        self.is_skipped = (
+            False  # gradients overflowed at their loss scale: this step's if all are held, else the last one's
+        )
+        self.known_loss: float | None = None  # of the step's passes, if it was read from a GPU
         self.seconds = 0.0  # that its updates took on the host, without waiting for weights
-        self.seen_loss: float | None = None  # of the step's passes, where a GPU was asked for it
+        # what waits for the end of backward
         self._held: list[nn.Parameter] = []
-        self._vectors: list[nn.Parameter] = []  # on a GPU, until backward has ended
-        self._norms: list[Tensor] = []  # of each block's gradients; on the device until backward has ended
-        self._finite: dict[
-            int, Tensor
-        ] = {}  # id of a weight -> whether all gradients of its block are; with a scaled loss
-        self._unseen_losses: list[Tensor] = []
+        self._vectors: list[nn.Parameter] = []  # on a GPU
+        self._norms: list[Tensor] = []  # of each block's gradients, on the device
+        self._unchecked_losses: list[Tensor] = []
+        # with a scaled loss: id of a weight -> whether all gradients of its block are finite
+        self._block_is_finite: dict[int, Tensor] = {}
         if self.reducer is not None:
             self.reducer.begin()
         if self.anomalies is not None:
             self.anomalies.first = None
 
     def check_loss(self, loss: Tensor) -> None:
-        """Abort a step whose loss (scalar) is not finite; before backward. One wait for the device.
-
-        On a GPU that is the only one of a step: it also reads the loss itself, and the norm of the last step's gradients.
+        """Abort a step whose loss (scalar) is not finite; before backward. One wait for the device, unless all gradients are held.
 
         Raises:
             NotFinite: this process's loss is not; with sharded weights, that of any process. Lost: an earlier step's gradients
@@ -111,25 +116,27 @@ class OptimizerInBackward:
         if self.anomalies is not None:
             self.anomalies.look(loss, "the loss")
         if self.holds_all and not is_host(loss):
-            self._unseen_losses.append(loss)
+            self._unchecked_losses.append(loss)  # `finish` reads them with the norm
             return
-        earlier, self.unseen_norm = self.unseen_norm, None
-        looked = torch.stack([loss] if earlier is None else [loss, earlier])
-        if is_host(loss):
-            not_finite = (~torch.isfinite(looked)).float()
-            bad, *lost = (not_finite if self.shards is None else self.shards.sum(not_finite)).tolist()
-        else:
-            numbers = looked.tolist()
-            bad, *lost = [float(not math.isfinite(number)) for number in numbers]
-            if self.shards is not None:
-                bad, *lost = self.shards.sum_numbers(bad, *lost)
-            self.seen_loss = numbers[0] + (self.seen_loss or 0.0)
+        last_norm, self.unchecked_norm = self.unchecked_norm, None
+        is_loss_bad, *is_norm_bad = self._not_finite([loss] if last_norm is None else [loss, last_norm])
         if self.scaling is not None:
-            self._count_last(not any(lost) if lost else None)
-        elif any(lost):
+            self._count_last_step(not any(is_norm_bad) if is_norm_bad else None)
+        elif any(is_norm_bad):
             raise Lost
-        if bad:
+        if is_loss_bad:
             raise NotFinite
+
+    def _not_finite(self, scalars: Sequence[Tensor]) -> list[float]:
+        """Which of loss and norm are inf or nan, as numbers above 0: here, or with sharded weights on any process."""
+        stacked = torch.stack(list(scalars))
+        if is_host(stacked):
+            flags = (~torch.isfinite(stacked)).float()
+            return list((flags if self.shards is None else self.shards.sum(flags)).tolist())
+        loss, *_ = numbers = stacked.tolist()  # the one wait of a step
+        self.known_loss = loss + (self.known_loss or 0.0)
+        bad = [float(not math.isfinite(number)) for number in numbers]
+        return bad if self.shards is None else self.shards.sum_numbers(*bad)
 
     def apply(self, weights: Weights) -> None:
         """Take weights whose gradients this process has completed, and update those whose gradients are final.
@@ -142,7 +149,7 @@ class OptimizerInBackward:
         self._apply(weights if self.reducer is None else self.reducer.start(weights))
 
     def finish(self) -> None:
-        """After backward: unscale, clip and apply what was held; or leave the step out.
+        """After backward: update what waited for its end, or leave that out; and see to it that the gradients are checked.
 
         Raises:
             StepFailed: another process has failed. NotFinite: this process's loss is not, as a GPU now tells; so is its gradient,
@@ -153,51 +160,52 @@ class OptimizerInBackward:
         vectors, self._vectors = self._vectors, []
         self._update(vectors, self._unscaling)
         held, self._held = [weight for weight in self._held if weight.grad is not None], []
-        if not held:
-            norms, self._norms = self._norms, []
-            if norms and (
-                self.scaling is not None or not is_host(norms[0])
-            ):  # looked at in the next step, with its loss
-                self.unseen_norm = norm_of(norms)
-            else:
-                self.is_finite = is_finite(norms)
-            return
-        norm = self._seen_norm(norm_of(_gradients(held)))
+        norms, self._norms = self._norms, []
+        if held:
+            self._update_held(held)
+        elif norms and (self.scaling is not None or not is_host(norms[0])):
+            self.unchecked_norm = norm_of(norms)
+        else:
+            self.is_finite = is_finite(norms)
+
+    def _update_held(self, held: Weights) -> None:
+        """Unscale, clip and apply all gradients of a step; or drop them all."""
+        norm = self._read_norm(norm_of(_gradients(held)))
         if self.scaling is None:
             self.is_finite = math.isfinite(norm)
         else:  # a scale that was too large takes the blame
             self.is_skipped = not self.scaling.admits(math.isfinite(norm))
-        if self.is_finite and not self.is_skipped:
-            scale = 1.0 if self.scaling is None else self.scaling.in_use
-            factor = 1.0 / scale
-            if self.max_grad_norm:
-                factor *= self.max_grad_norm / max(norm / scale, self.max_grad_norm)
-            self._update(held, factor)
-        else:
+        if self.is_skipped or not self.is_finite:
             for weight in held:
                 weight.grad = None
+            return
+        scale = 1.0 if self.scaling is None else self.scaling.in_use
+        factor = 1.0 / scale
+        if self.max_grad_norm:
+            factor *= self.max_grad_norm / max(norm / scale, self.max_grad_norm)
+        self._update(held, factor)
 
     def restore_scale(self) -> None:
         """The loss scale from before the step, where another process has left the step out for all; the last one counts again."""
         if self.scaling is not None:
-            before, self.unseen_norm = self._before
+            before, self.unchecked_norm = self._before
             self.scaling.in_use = self._last_scale
             for name, value in before.as_dict().items():
                 setattr(self.scaling, name, value)
 
     def scaling_state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the loss scale; None without one."""
-        if self.scaling is None or self.unseen_norm is None:
+        if self.scaling is None or self.unchecked_norm is None:
             return None if self.scaling is None else self.scaling.as_dict()
-        last = is_finite([self.unseen_norm])
+        last = is_finite([self.unchecked_norm])
         return replace(self.scaling, last_finite=last, last_scale=self.scaling.in_use).as_dict()
 
-    def _count_steps(self) -> None:
-        """The number of this step for the optimizer, without those that were left out."""
+    def _number_step(self) -> None:
+        """Number this step for the optimizer, without those that were left out."""
         skipped = 0 if self.scaling is None else self.scaling.skipped_steps
-        self.step = replace(self._asked, number=self._asked.number - skipped)
+        self.step = replace(self._run_step, number=self._run_step.number - skipped)
 
-    def _count_last(self, was_finite: bool | None) -> None:
+    def _count_last_step(self, was_finite: bool | None) -> None:
         """Count the last step; None: as a checkpoint says, if it has not been counted."""
         assert self.scaling is not None
         scale = self._last_scale
@@ -206,15 +214,15 @@ class OptimizerInBackward:
             self.scaling.last_finite = None
         if was_finite is not None:
             self.is_skipped = not self.scaling.admits(was_finite, scale)
-            self._count_steps()
+            self._number_step()
 
-    def _seen_norm(self, norm: Tensor) -> float:
+    def _read_norm(self, norm: Tensor) -> float:
         """The norm of all gradients; on a GPU the one wait of a step, which also reads the losses."""
         if is_host(norm):
             return float(norm)
-        *losses, number = torch.stack([*self._unseen_losses, norm]).tolist()
-        self._unseen_losses, self.seen_loss = [], sum(losses)
-        if not math.isfinite(self.seen_loss):
+        *losses, number = torch.stack([*self._unchecked_losses, norm]).tolist()
+        self._unchecked_losses, self.known_loss = [], sum(losses)
+        if not math.isfinite(self.known_loss):
             raise NotFinite
         return float(number)
 
@@ -226,7 +234,7 @@ class OptimizerInBackward:
         if gradients := _gradients(weights):
             self._norms.append(norm_of(gradients))
             if self.scaling is not None:
-                self._finite |= dict.fromkeys(map(id, weights), torch.isfinite(self._norms[-1]))
+                self._block_is_finite |= dict.fromkeys(map(id, weights), torch.isfinite(self._norms[-1]))
 
         def is_later(weight: nn.Parameter) -> bool:
             """On a GPU vectors are updated at the end with all others of their kind, so that few kernels serve all blocks."""
@@ -243,7 +251,7 @@ class OptimizerInBackward:
         weights = [weight for weight in weights if weight.grad is not None]  # frozen ones have none
         if not weights:
             return
-        self.has_begun = True
+        self.has_changed_weights = True
         for part in self.weight_store.buffer_groups(weights):
             with self.weight_store.loaded(part, is_changed=True):
                 began = time.perf_counter()
@@ -253,7 +261,11 @@ class OptimizerInBackward:
                     is_later = gradients[0].dtype == torch.float16
                     if factor != 1.0 and not is_later:
                         _multiply(gradients, factor)
-                    finite = torch.stack([self._finite[id(weight)] for weight in group]) if self._finite else None
+                    finite = (
+                        torch.stack([self._block_is_finite[id(weight)] for weight in group])
+                        if self._block_is_finite
+                        else None
+                    )
                     del gradients
                     self.optimizer.update(group, self.step, factor if is_later else 1.0, finite)
                     for weight in group:

@@ -130,7 +130,7 @@ class Engine:
         waited = weight_store.waited_seconds()
         try:
             total = self.attempt(step, batches, total_labels)
-            loss = float(total) if update.seen_loss is None else update.seen_loss
+            loss = float(total) if update.known_loss is None else update.known_loss
             is_lost = not update.is_finite
         except StepFailed:
             pass  # the sum below says so as well
@@ -144,7 +144,7 @@ class Engine:
             failure = None if is_lost else error
             is_late = isinstance(error, Lost)
         self.waited_seconds = weight_store.waited_seconds() - waited
-        facts = (failure is not None, update.has_begun or is_late, is_lost, is_late)
+        facts = (failure is not None, update.has_changed_weights or is_late, is_lost, is_late)
         loss, failed, begun, lost, late = self._sum_over(loss, *(float(fact) for fact in facts))
         if failed or lost:
             self.model.zero_grad()

@@ -36,7 +36,7 @@ def recover(live: LiveRun, outcome: Outcome, number: int) -> None:
 def after_unsound(live: LiveRun, number: int) -> None:
     """Go on after step `number`, whose weights are not finite and were not saved."""
     update = live.engine.update
-    earlier = update.unseen_norm  # on a GPU the next step would have looked at it
+    earlier = update.unchecked_norm  # on a GPU the next step would have looked at it
     # with a scaled loss no weight takes a gradient that is not finite
     is_lost = earlier is not None and update.scaling is None and not is_finite([earlier])
     if live.group.all_reduce_sum(float(is_lost))[0]:

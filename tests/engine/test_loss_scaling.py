@@ -162,7 +162,7 @@ def test_a_step_that_failed_counts_the_last_one_again() -> None:
     update.check_loss(torch.tensor(1.0))
     assert scaling.skipped_steps == 1
     update.restore_scale()
-    assert scaling.skipped_steps == 0 and update.unseen_norm is not None
+    assert scaling.skipped_steps == 0 and update.unchecked_norm is not None
 
 
 def test_doubles_after_many_good_steps_and_goes_on_from_a_checkpoint() -> None:

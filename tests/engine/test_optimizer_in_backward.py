@@ -21,9 +21,9 @@ def one_step(max_grad_norm: float) -> dict[str, torch.Tensor]:
     update = OptimizerInBackward(OPTIMIZERS["adamw"](dict(model.named_parameters())), max_grad_norm)
     blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0)
     update.begin(Step(1, 0.01))
-    assert not update.has_begun
+    assert not update.has_changed_weights
     blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
-    assert update.has_begun == (max_grad_norm == 0)
+    assert update.has_changed_weights == (max_grad_norm == 0)
     update.finish()
     assert all(weight.grad is None for weight in model.parameters())
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -61,10 +61,10 @@ def test_frozen_weights_that_are_handed_over_change_nothing() -> None:
     update = OptimizerInBackward(OPTIMIZERS["adamw"](dict(model.named_parameters())))
     update.begin(Step(1, 0.01))
     update.apply([model.decoder.final_norm.weight])
-    assert not update.has_begun
+    assert not update.has_changed_weights
     model.embedding.grad = torch.ones_like(model.embedding)
     update.apply([model.embedding])
-    assert update.has_begun
+    assert update.has_changed_weights
 
 
 def test_norms_are_those_of_the_whole(compiled: bool) -> None:
@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_breaks_off_before_any_update() -> None:
         model.decoder.final_norm.weight[3] = float("inf")
     with pytest.raises(NotFinite):
         blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
-    assert not update.has_begun
+    assert not update.has_changed_weights
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
@@ -102,7 +102,9 @@ def test_a_gradient_that_is_not_finite_is_known_after_backward(max_grad_norm: fl
         update.finish()
         assert update.is_finite == (number != 2)
         if number == 2 and max_grad_norm:
-            assert torch.equal(model.embedding, before) and model.embedding.grad is None and not update.has_begun
+            assert (
+                torch.equal(model.embedding, before) and model.embedding.grad is None and not update.has_changed_weights
+            )
             break  # without clipping the weights are lost by now
 
 

@@ -119,7 +119,7 @@ def test_only_the_last_of_several_passes_updates(
 
     def gradients(self: Blockwise, members: list[MicroBatch], labels: int, update: Any, is_last: bool) -> torch.Tensor:
         total = plain(self, members, labels, update, is_last)
-        passes.append((len(members), update.has_begun))
+        passes.append((len(members), update.has_changed_weights))
         return total
 
     monkeypatch.setattr(Blockwise, "gradients", gradients)

@@ -47,7 +47,7 @@ def test_a_pass_loses_no_token_in_bf16() -> None:
     ids, rows = torch.full((1000,), 9), Rows((1000,))
     micro_batches, schedule = [MicroBatch(ids, ids, ids, rows, rows)] * 2, Schedule(model)
     blockwise = Blockwise(model, 99, store, LossSettings(), 0.0)
-    stack_pass = StackPass(blockwise, schedule, schedule.encoder, micro_batches, deque(), goes_back=True)
+    stack_pass = StackPass(blockwise, schedule, schedule.encoder, micro_batches, deque(), with_backward=True)
     gradients = deque(torch.ones(1000, model.config.d_model, dtype=torch.bfloat16) for _ in range(2))
     stack_pass.backward(gradients, None)
     assert model.embedding.grad is not None

@@ -36,7 +36,7 @@ class Live:
         self.run = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.log = SimpleNamespace(event=lambda *name, **fields: self.asked.append(fields))
         self.engine = SimpleNamespace(
-            update=SimpleNamespace(anomalies=SimpleNamespace(first="the loss"), unseen_norm=None, scaling=None)
+            update=SimpleNamespace(anomalies=SimpleNamespace(first="the loss"), unchecked_norm=None, scaling=None)
         )
         self.config = Config().changed(learning_rate=0.1, run_name="mine")
         self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), named_best=lambda: None)
@@ -82,7 +82,7 @@ def test_a_gradient_that_nobody_has_looked_at_yet_takes_the_blame(
     """A GPU is asked in the next step; where this one was to be saved, its rows are passed over all the same."""
     live: Any = Live(last_good=2)
     live.state.step = 5
-    live.engine.update.unseen_norm = None if norm is None else torch.tensor(norm)
+    live.engine.update.unchecked_norm = None if norm is None else torch.tensor(norm)
     for turn in range(MOST_IN_A_ROW if skipped else 1):
         live.divergence.applied(5)
         assert live.divergence.rate_factor == 1.0
