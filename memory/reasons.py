@@ -100,11 +100,10 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
                 compute=choice.compute,
                 kind=kind,
             )
-    elif choice.compute == FLOAT16:
+    elif choice.compute == FLOAT16 and not is_fast:
         yield say(
-            "computing in float16 with a scaled loss and a float32 residual stream: {kind} has fast fp16 and no fast bf16 "
-            "(--mixed_precision=no computes in float32)",
-            kind=kind,
+            "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and bf16 is not; "
+            "--mixed_precision=no computes in float32"
         )
     elif choice.compute == "float32" and config.memory.mixed_precision != "no":
         yield say("computing in float32, because bf16 is slow here ({kind})", kind=kind)

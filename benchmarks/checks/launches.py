@@ -1,6 +1,6 @@
 """What would a step ask of a GPU? `python -m benchmarks.checks.launches [WORK ...]`: the engine's step, traced without a GPU.
 
-    WORK           standard, ultra, dropout, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, muon, processes (t5-base,
+    WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, muon, processes (t5-base,
                    bf16, CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
 
@@ -34,6 +34,7 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
         "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 9_000, 1),
         "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 12_000, 1),
         "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 6_000, 1),
+        "fp16": (TracedWork(base, "cuda", WHOLE, scores=MOST, dtype="float16"), 9_000, 1),
         "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
         "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 11_000, 1),
         "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 9_000, 1),
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> None:
 HEAD = ["work", "kernels", "host waits", "copies from the host", "read and written", "peak", "plan"]
 NOTE = (
     "Traced on tensors without data, on the processor named above; no figure was measured on a GPU. t5-base in bf16, 128 "
-    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, and 64 rows of 20 to 300 "
+    "rows of 512 + 114 tokens in one micro-batch: all blocks saved, none (`ultra`), with dropout 0.1, in fp16 with a scaled loss, and 64 rows of 20 to 300 "
     "tokens (`ragged`); then as the first, with the global norm clipped, with other optimizers, and as one of two processes, whose "
     "collectives count as kernels; `mps`: t5-small in fp32, 8 rows. The limit comes after `of`."
 )
