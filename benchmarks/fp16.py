@@ -85,7 +85,8 @@ def trained(compute: torch.dtype, factor: float, steps: int) -> dict[str, Any]:
     for number, batch in enumerate(batches(steps), 1):
         update.begin(Step(number, 1e-2, seed=0))
         micro_batch = to_micro_batch(batch, SHAPE, torch.device("cpu"))
-        losses.append(float(blockwise.gradients([micro_batch], batch.num_labels, update)) / batch.num_labels)
+        total = blockwise.gradients([micro_batch], batch.num_labels, update)
+        losses.append(round(float(total) / batch.num_labels, 4))
         update.finish()
     scale = {} if scaling is None else {"scale": scaling.scale, "skipped": scaling.skipped_steps}
     return {"losses": losses, "largest": largest[0], **scale}
