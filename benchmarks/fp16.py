@@ -85,11 +85,15 @@ def trained(compute: torch.dtype, factor: float, steps: int) -> dict[str, Any]:
     for number, batch in enumerate(batches(steps), 1):
         update.begin(Step(number, 1e-2, seed=0))
         micro_batch = to_micro_batch(batch, SHAPE, torch.device("cpu"))
-        total = blockwise.gradients([micro_batch], batch.num_labels, update)
-        losses.append(round(float(total) / batch.num_labels, 4))
+        losses.append(float(blockwise.gradients([micro_batch], batch.num_labels, update)) / batch.num_labels)
         update.finish()
     scale = {} if scaling is None else {"scale": scaling.scale, "skipped": scaling.skipped_steps}
     return {"losses": losses, "largest": largest[0], **scale}
+
+
+def means_of(losses: list[float]) -> list[float]:
+    """Of each `PART` steps."""
+    return [round(float(np.mean(losses[first : first + PART])), 4) for first in range(0, len(losses), PART)]
 
 
 def main(arguments: list[str]) -> None:
@@ -105,7 +109,7 @@ def main(arguments: list[str]) -> None:
     rows, is_within = [], True
     for (kind, word), run in runs.items():
         losses, expected = np.array(run["losses"]), np.array(runs[kind, "bf16"]["losses"])
-        parts = [f"{losses[first : first + PART].mean():.3f}" for first in range(0, steps, PART)]
+        parts = [f"{mean:.3f}" for mean in means_of(run["losses"])]
         beside = [losses.mean() / expected.mean() - 1, losses[-PART:].mean() / expected[-PART:].mean() - 1]
         is_within &= max(map(abs, beside)) <= ALLOWED
         of_scale = f"{run['scale']:g}, {run['skipped']} of {steps}" if "scale" in run else "-"
@@ -124,7 +128,7 @@ def main(arguments: list[str]) -> None:
     body = f"{markdown(head, rows)}\n\n{NOTE}"
     print(body)
     if options["write"] == "True":
-        figures = {f"{kind}, {word}": run for (kind, word), run in runs.items()}
+        figures = {f"{kind}, {word}": run | {"losses": means_of(run["losses"])} for (kind, word), run in runs.items()}
         write_section("fp16", f"fp16 beside bf16: loss of {steps:,} steps", body, figures)
     if not is_within:
         sys.exit(f"fp16 is further than {ALLOWED:.1%} from bf16")
