@@ -818,7 +818,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "overwrite", "memory_budget", *SHARED)
 COMMANDS["check"] = ("checkpoint", *SHARED)
-COMMANDS["convert"] = ("checkpoint.model", "output", "convert", "overwrite", *SHARED)
+COMMANDS["convert"] = ("checkpoint.model", "head", "output", "convert", "overwrite", *SHARED)
 COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", "memory_budget", *SHARED)
 COMMANDS["quantize"] = (
     "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",

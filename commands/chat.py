@@ -51,7 +51,7 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    config, folder, _ = find_answering(config, several=True)
+    config, folder, _ = find_answering(config, several=True, writes=True)
     trained = load_trained(config, folder, writing_of(config, 1))
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)

@@ -20,6 +20,7 @@ from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
+from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
 from language import say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
@@ -27,11 +28,17 @@ from model import hf_format
 from model.decoding.decoder import Decoder
 from model.formats import adapter_folder
 from model.formats.checksums import refuse_damaged
+from model.formats.headers import read_json
 from model.formats.pickle_files import PickleFile
-from model.formats.tensor_files import write_safetensors
+from model.formats.shape_file import CONFIG_FILE, read_config, shape_from
+from model.formats.tensor_files import TensorFolder, write_safetensors
+from model.loss import LossSettings
+from model.micro_batch import MicroBatch
+from model.rows import Rows
 from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
+from training.setup.base import with_head_of
 from units import format_size
 
 DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
@@ -80,10 +87,17 @@ def convert(config: Config) -> Conversion | None:
             say("tokenizer"),
             say("none in the source") if done.tokenizer is None else say("{count} ids", count=f"{done.tokenizer:,}"),
         ),
-        (say("next"), f'{program()} generate --model={shlex.quote(str(done.output))} --input="..."'),
+        (say("next"), next_command(read_config(done.output), done.output)),
     ]
     Progress(1).table(say("converted"), rows)
     return done
+
+
+def next_command(shape: T5ModelConfig, folder: object) -> str:
+    """The command that uses a model of this shape."""
+    if shape.is_text:
+        return f"{program()} generate --model={shlex.quote(str(folder))} --input='...'"
+    return f"{program()} evaluate --model={shlex.quote(str(folder))} --validation_file=FILE"
 
 
 def _convert_adapter(config: Config, source: Path) -> None:
@@ -119,11 +133,19 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     native = hf_format.stored_dtype(source, pickles)
     native = native if native in DTYPES.values() else torch.float32
     target = DTYPES.get(settings.dtype, native)
-    model = hf_format.load(source, dtype=native, allow_pickle=pickles)
+    shape = None
+    if config.given("head"):
+        if config.model.head != "none":
+            raise UserError(
+                f"--head = {config.model.head}, is not in the source; allowed: none, which takes the encoder; train makes a head"
+            )
+        path = source / CONFIG_FILE
+        shape = with_head_of(config, shape_from(path, read_json(path), TensorFolder(source, pickles)))
+    model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
     expected = probe_logits(model)
     if target != native:
         del model
-        model = hf_format.load(source, dtype=target, allow_pickle=pickles)
+        model = hf_format.load(source, dtype=target, expect=shape, allow_pickle=pickles)
     hf_format.save(model, folder, settings.shard_size)
     del model
     written = probe_logits(hf_format.load(folder, dtype=target))
@@ -139,12 +161,18 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
 
 @torch.no_grad()
 def probe_logits(model: T5) -> Tensor:
-    """Logits (rows, steps, V) fp32 for fixed ids, computed in fp32 whatever the weights are stored as.
+    """Logits (rows, steps, V) fp32 for fixed ids, or those of a head over labels, or hidden states; computed in fp32 whatever the
+    weights are stored as.
 
     Memory: one block in fp32, and the logits.
     """
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
     sources, targets = fixed_ids(model.config)
+    if not model.config.is_text:
+        rows, ids = Rows(SOURCE_LENGTHS), torch.tensor([number for source in sources for number in source])
+        blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
+        micro_batches = [MicroBatch(ids, ids, ids, rows, rows)]
+        return (blockwise.encode if model.label_head is None else blockwise.predict)(micro_batches)[0]
     decoder = Decoder(model, weight_store.in_compute_dtype, torch.float32)
     decoder.join(sources, STEPS)
     return torch.stack([decoder.step(ids) for ids in targets], dim=1)

@@ -23,7 +23,6 @@ from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
-from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
 from settings.fields import AUTO, counted, read_settings_file
@@ -38,7 +37,7 @@ from training.evaluation.stopping import LOSS
 from training.processes.group import Group
 from training.processes.launch import num_processes
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -258,16 +257,12 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         here = {name: config.as_dict()[name] for name in places()}
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = ("model", "adapter", "output", "overwrite", "metrics", "eval_generate_rows", *config.generate.__dict__)
-    shape = read_config(home)
+    shape = shape_of(folder, home)
     if shape.head in HEADS:
         decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}
         flags = {**flags, "head": shape.head, "labels": shape.labels, **decoder}
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
-    if merged.model.head in HEADS:  # of an adapter, over a base without one
-        shape = replace(
-            shape, **{name: getattr(merged.model, name) for name in ("head", "labels", "pooling", "head_kind")}
-        )
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), overwrite=config.run.overwrite),
         model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,

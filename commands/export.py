@@ -25,7 +25,6 @@ from config import Config, UserError
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model import hf_format
-from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import is_matrix, weight_counts
@@ -33,7 +32,7 @@ from model.t5 import T5
 from settings.program import python
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from units import MIB, format_size
 
 PROGRAM_BYTES = 8 * MIB  # of another program's library
@@ -67,7 +66,11 @@ def export(config: Config) -> float | None:
     write, check, use = FORMATS[form]
     folder = find_model(config)
     home = base_of(folder)
-    shape = read_config(home)
+    shape = shape_of(learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), home)
+    if not shape.is_text:
+        raise UserError(
+            f"--model = {folder}, is an encoder (--head={shape.head}), which {form} is not written for here; give a whole T5"
+        )
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):

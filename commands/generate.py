@@ -54,7 +54,7 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, folder, adapters = find_answering(config)
+    config, folder, adapters = find_answering(config, writes=True)
     prompts = prompts_of(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:

@@ -25,6 +25,7 @@ from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from devices.malloc import trim_malloc, tune_malloc
 from engine.blockwise import Blockwise, no_trim
+from engine.objectives.labels import LabelObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
@@ -40,7 +41,6 @@ from model import hf_format
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks
 from model.formats.checksums import refuse_damaged
-from model.formats.shape_file import read_config
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
@@ -51,7 +51,7 @@ from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.evaluation.answers import answer_all
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.adapters import AdapterSet, attach
 from units import format_size, typed_size
 
@@ -288,19 +288,30 @@ def check_one_process(command: str) -> None:
         raise UserError(f"{command}, works with one process; start it by python, without accelerate launch or torchrun")
 
 
-def find_answering(config: Config, searches: bool = True, several: bool = False) -> tuple[Config, Path, list[Path]]:
+def find_answering(
+    config: Config, searches: bool = True, several: bool = False, writes: bool = False
+) -> tuple[Config, Path, list[Path]]:
     """The folder that `--model` names, the adapters over it, and the settings with what they say of how they answer.
 
     Args:
-        searches: whether there is a beam search here. several: whether there is somebody who changes between adapters.
+        searches: whether there is a beam search here. several: whether there is somebody who changes between adapters. writes:
+            whether text has to be written.
     Raises:
-        UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.
+        UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
     """
     folder = find_model(config)
     adapters = adapter_folders(folder, config.checkpoint.adapter)
     if len(adapters) > 1 and not several:
         names = ",".join(map(str, adapters))
         raise UserError(f"--adapter = {names}, only one can be on here; give one (chat changes between several)")
+    shape = shape_of(learnt_last(folder, adapters), base_of(folder))
+    if writes and not shape.is_text:
+        raise UserError(
+            f"--model = {folder}, is an encoder (--head={shape.head}) and writes no text; give a model with a decoder, or use evaluate or "
+            "embed"
+        )
+    if not shape.is_text:
+        return config, folder, adapters
     return answering(config, folder, adapters, searches), folder, adapters
 
 
@@ -319,8 +330,8 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
     for place in dict.fromkeys((folder, home, *adapters)):
         refuse_damaged(place, "adapter" if place in adapters else "model")
-    shape = read_config(home)
     learnt = learnt_last(folder, adapters)
+    shape = shape_of(learnt, home)
     texts = tokenizer_folder(learnt, home)
     tokenizer = Tokenizer.load(texts)
     if tokenizer.size > shape.vocab_size:
@@ -342,11 +353,12 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
         tune_malloc("small")
     offloaded = offloaded_store(homes, device, weights_folder(config))
     cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
-    model = hf_format.load(home, dtype=storage, device=device.torch_device, cut=cut, filling=filling)
+    model = hf_format.load(home, storage, device.torch_device, expect=shape, cut=cut, filling=filling)
     adapter_set = attach(model, adapters, home) if adapters else None
     weight_store = offloaded or weight_store_for(storage, compute, (model.embedding, model.output_weight))
     trim = no_trim if device.is_separate_memory else trim_malloc
-    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, trim=trim)
+    objective = None if model.label_head is None else LabelObjective(model.label_head)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim)
     made = Trained(learnt, blockwise, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
     made.monitor.interval_seconds = config.memory.monitor_seconds
     return made

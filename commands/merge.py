@@ -5,13 +5,12 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from pathlib import Path
 
 import torch
 
-from commands.convert import DTYPES, probe_logits
+from commands.convert import DTYPES, next_command, probe_logits
 from commands.loading import converting, find_model
 from commands.new_folder import copy_companions, keep_generation_settings, new_folder
 from config import Config, UserError
@@ -24,9 +23,8 @@ from model.quantization import is_int8
 from model.shapes import inner_width
 from model.t5 import T5
 from run_files import SETTINGS_FILE
-from settings.program import program
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.adapters import attach
 
 
@@ -46,7 +44,8 @@ def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]
         refuse_damaged(place, "adapter" if place in adapters else "model")
     stored = hf_format.stored_dtype(home)
     is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
-    model = hf_format.load(home, dtype=torch.float32 if is_foreign else stored)
+    shape = shape_of(learnt_last(home, adapters), home)
+    model = hf_format.load(home, dtype=torch.float32 if is_foreign else stored, expect=shape)
     if adapters:
         attach(model, adapters[:1], home)
     return model, home, adapters
@@ -93,7 +92,7 @@ def merge(config: Config) -> float:
             (say("base model"), str(home)),
             (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
             (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
-            (say("next"), f"{program()} generate --model={shlex.quote(str(output))} --input='...'"),
+            (say("next"), next_command(model.config, output)),
         ]
         Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
         return difference

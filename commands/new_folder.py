@@ -91,13 +91,15 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
 
 
 def keep_generation_settings(home: Path, folder: Path) -> None:
-    """What the publisher says of generating stays, but for the special tokens, which are ours by now.
+    """What the publisher says of generating stays, but for the special tokens, which are ours by now; an encoder generates nothing.
 
     Raises:
         UserError: the publisher's file is broken.
     """
-    _, published = published_generation(home)
     path = folder / GENERATION_FILE
+    if not path.is_file():
+        return
+    _, published = published_generation(home)
     ours = json.loads(path.read_text(encoding="utf8"))
     ends = published.get("eos_token_id")
     if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere

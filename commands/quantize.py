@@ -22,11 +22,11 @@ from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import trim_malloc
 from engine.blockwise import Blockwise
+from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
 from language import say
 from memory.estimate.generation import Weights
 from model import hf_format
-from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
 from model.quantization import is_int8, quantize_model
@@ -37,7 +37,7 @@ from settings.program import program
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.adapters import note_origin
 from units import format_size
 
@@ -70,7 +70,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     home = base_of(folder)
     learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
     settings, prepared, loader = evaluation_rows(config, learnt, home)
-    shape, stored = read_config(home), hf_format.stored_dtype(home)
+    shape, stored = shape_of(learnt, home), hf_format.stored_dtype(home)
     weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
     asked = settings.train.eval_batch_size_per_gpu
     rows_at_once = loss_rows(shape, weights, Room.measure(settings, devices.pick("cpu")), asked, loader.longest)
@@ -97,7 +97,8 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
 def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -> Measured:
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
-    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, trim=trim_malloc)
+    objective = None if model.label_head is None else LabelObjective(model.label_head)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim_malloc)
     batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
     result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))

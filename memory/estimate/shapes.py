@@ -95,7 +95,8 @@ class Shapes:
         largest = self.largest_micro_batch(batch_size)
         sums = [self._sums(part, batch_size) for part in (self.sources, self.targets)]
         source, target = (
-            few_sizes(each[each > 0], most) for each, most in zip(sums, (largest.source, largest.target), strict=True)
+            few_sizes(each[each > 0], most) if most else ()  # an encoder alone has no targets
+            for each, most in zip(sums, (largest.source, largest.target), strict=True)
         )
         return source, target
 

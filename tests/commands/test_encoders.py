@@ -1,0 +1,56 @@
+"""Commands on encoders: what writes text refuses them, what handles folders takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from commands.convert import convert
+from commands.export import export
+from commands.generate import generate
+from commands.merge import merge
+from config import T5ModelConfig, UserError, load
+from model import hf_format
+from model.formats.peft import save_adapters
+from model.formats.shape_file import read_config
+from model.lora.adapter import add_adapters
+from model.lora.form import LoraSettings
+from model.t5 import T5
+
+SHAPE = T5ModelConfig(vocab_size=300, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=2)
+HEAD = dataclasses.replace(SHAPE, head="sequence", labels="few,many", num_decoder_layers=0)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    hf_format.save(T5(SHAPE).initialise(1), tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def test_convert_takes_the_encoder_of_a_whole_t5(whole: Path) -> None:
+    output = whole.parent / "encoder"
+    done = convert(load("convert", {"model": whole, "output": output, "head": "none"}))
+    assert done is not None and done.difference == 0
+    assert (read_config(output).head, read_config(output).num_decoder_layers) == ("none", 0)
+
+
+def test_text_of_an_encoder_is_refused(whole: Path) -> None:
+    folder = whole.parent / "head"
+    hf_format.save(T5(HEAD).initialise(1), folder)
+    for command, run, flags in (
+        ("generate", generate, {"input": "x"}), ("export", export, {"format": "gguf", "output": whole.parent / "out"}),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match="--head=sequence"):
+            run(load(command, {"model": folder, **flags}))
+
+
+def test_merge_keeps_the_head(whole: Path) -> None:
+    model = hf_format.load(whole, expect=HEAD)
+    add_adapters(model, LoraSettings(2, 4.0))
+    save_adapters(model, LoraSettings(2, 4.0), whole.parent / "adapter", str(whole), "")
+    output = whole.parent / "merged"
+    merge(load("merge", {"adapter": whole.parent / "adapter", "output": output}))
+    assert read_config(output).label_names == ("few", "many")
+    assert hf_format.load(output).label_head.out.weight.equal(model.label_head.out.weight)

@@ -1,0 +1,59 @@
+"""Runs of encoders with a head: they go on exactly, and their folders hold what they have learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from model.formats.shape_file import read_config
+from tests.training.small_runs import configuration, events
+from trainer_low_mem import LowMemTrainer
+from training.report.endings import STOP, Interrupted
+
+HEAD = {"head": "token", "num_layers": 2, "max_steps": 4, "save_steps": 4, "eval_steps": 4, "optimizer": "adamw"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run `whole`."""
+    folder = tmp_path_factory.mktemp("heads")
+    texts = ["ABCA", "BCAAB", "CACB", "AABBCC", "CBA", "ABAB", "BBCA", "CCAB"] * 4
+    rows = [{"text": text, "label": ["vowel" if letter == "A" else "other" for letter in text]} for text in texts]
+    (folder / "text.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf8")
+    run(folder, "whole")
+    return folder
+
+
+def run(folder: Path, name: str, stop_at: int = 0, **flags: object) -> dict[str, list[float]]:
+    """Train, stopped behind a step and resumed where one is named; the losses, and the weights of the last checkpoint."""
+    asked = {"train_file": folder / "text.jsonl", "num_decoder_layers": 0, **HEAD, **flags}
+
+    def stop(event: dict[str, object]) -> str | None:
+        return STOP if event["event"] == "step" and event["step"] == stop_at else None
+
+    if not stop_at:
+        LowMemTrainer(configuration(folder, name, **asked)).train()
+    else:
+        with pytest.raises(Interrupted):
+            LowMemTrainer(configuration(folder, name, **asked), callbacks=[stop]).train()
+        LowMemTrainer(configuration(folder, name, **asked, is_keep_training=True)).train()
+    losses = {"loss": [event["loss"] for event in events(folder, name, "step")]}
+    (file,) = (folder / "runs" / name / "checkpoints" / "latest").glob("*model.safetensors")
+    return losses | {key: value.tolist() for key, value in load_file(file).items()}
+
+
+def test_a_resumed_run_goes_on_exactly(folder: Path) -> None:
+    shape = read_config(folder / "runs" / "whole")
+    assert (shape.head, set(shape.label_names), shape.num_decoder_layers) == ("token", {"other", "vowel"}, 0)
+    assert run(folder, "cut", stop_at=2) == run(folder, "again")
+
+
+def test_a_head_learns_beside_adapters_and_is_saved_with_them(folder: Path) -> None:
+    flags = {"finetune_from": folder / "runs" / "whole", "lora_rank": 2, "lora_base": "int8"}
+    cut = run(folder, "lora_cut", stop_at=2, **flags)
+    assert cut == run(folder, "lora", **flags)
+    began = load_file(folder / "runs" / "whole" / "model.safetensors")["classifier.weight"].tolist()
+    assert cut["base_model.model.classifier.weight"] != began
