@@ -210,7 +210,7 @@ def _several(config: Config) -> Finding:
     """The losses of two processes beside those of one, of the program's own runs."""
     what = "losses of two processes and of one"
     flags = [
-        "--model_preset=tiny", "--vocab_size=300", "--max_steps=3", "--effective_batch_size=8", "--max_seq_len=64", "--log_steps=1",
+        "--model_preset=tiny", "--vocab_size=400", "--max_steps=3", "--effective_batch_size=8", "--max_seq_len=64", "--log_steps=1",
         "--mixed_precision=no", "--eval_rows=2", "--sample_rows=0", f"--device={config.run.device}",
     ]  # fmt: skip
     launchers = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]}
