@@ -811,7 +811,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
-        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "max_seq_len", *USE,
+        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "prepare_text", "max_seq_len", *USE,
     ),
     "runs": ("listing", "json", *SHARED),
     "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),

@@ -47,6 +47,7 @@ IDENTITY = "identity"
 ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"
 Vectors = NDArray[np.float32]  # (D,) of a text, or (tokens, D)
 Row = tuple[str, Vectors]
+Tokens = tuple[list[int], slice | NDArray[np.int64]]  # ids with end of text, and which of them are the text's own
 
 
 def embed(config: Config) -> None:
@@ -162,7 +163,7 @@ class Embedder:
         rows = [self.tokens(text) for text in texts]
         return self.vectors(rows)
 
-    def tokens(self, text: str) -> tuple[list[int], slice | NDArray[np.int64]]:
+    def tokens(self, text: str) -> Tokens:
         """Ids of a text with end of text, and which of them are its own: those of a protein's letters, else all but the last."""
         eos = self.trained.tokenizer.eos_id
         if self.encoder.prepare == "none":
@@ -172,7 +173,7 @@ class Embedder:
         ids = ids[: self.longest - 1]
         return [*ids.tolist(), eos], places[places < len(ids)]
 
-    def vectors(self, rows: Sequence[tuple[list[int], slice | NDArray[np.int64]]]) -> list[Vectors]:
+    def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
         """The vectors of rows of ids, in their order; see `tokens`."""
         order = sorted(range(len(rows)), key=lambda at: -len(rows[at][0]))
         found: list[Vectors] = [np.zeros(0, np.float32)] * len(rows)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,12 +19,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from commands.embed import Tokens, Vectors
 from config import GenerateConfig
 from language import say
 from serving.answers import Answer, Refused, Update
-from serving.asking import Asked, Texts, read_chat, read_completion, read_question
+from serving.asking import Asked, AskedVectors, Texts, read_chat, read_completion, read_embeddings, read_question
 from serving.engine import Engine
 from serving.replies import END, Finished, Form, event, problem, refusal
+from settings.errors import UserError
 from web.bodies import Room, announced_bytes, object_of, read_body
 from web.guard import Guard
 
@@ -34,7 +38,8 @@ LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
 MOST_REPORTED = 50  # fields that are ignored; more are not listed
-Read = Callable[[dict[str, Any], Texts, GenerateConfig], Asked]
+AnyAsked = TypeVar("AnyAsked", Asked, AskedVectors)
+Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyAsked]
 
 
 @dataclass
@@ -87,7 +92,7 @@ class Api:
         yield
         await asyncio.to_thread(self.engine.stop)
 
-    async def asked(self, request: Request, read: Read) -> Asked:
+    async def asked(self, request: Request, read: Read[AnyAsked]) -> AnyAsked:
         """What a request asks for; behind that nothing of its body is held.
 
         Args:
@@ -101,7 +106,7 @@ class Api:
             async with self.parsing:
                 return await asyncio.to_thread(self._understood, held, read)
 
-    def _understood(self, held: bytes, read: Read) -> Asked:
+    def _understood(self, held: bytes, read: Read[AnyAsked]) -> AnyAsked:
         asked = read(object_of(held), self.texts, self.defaults)
         new = {name[:100] for name in asked.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
@@ -110,12 +115,39 @@ class Api:
             print(say(told, names=", ".join(sorted(new))), flush=True)
         return asked
 
+    async def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
+        """The vectors of the texts of a request; where answers are written too, one text between two steps.
+
+        Raises:
+            Refused: there is no room for it, it takes too long, or too many wait.
+        """
+        embedder = self.texts.embedder
+        assert embedder is not None
+        parts = [rows] if self.engine.decoder is None else [[row] for row in rows]
+        found, loop = list[Vectors](), asyncio.get_running_loop()
+        end = loop.time() + self.seconds
+        for part in parts:
+            work = asyncio.wrap_future(self.engine.compute(partial(embedder.vectors, part)))
+            try:
+                found += await asyncio.wait_for(work, max(0.0, end - loop.time()))
+            except asyncio.TimeoutError:
+                raise Refused(504, f"not answered within {self.seconds:g} seconds") from None
+            except UserError as error:
+                raise Refused(400, "; ".join(error.problems), "input") from None
+            except asyncio.CancelledError:
+                if self.engine.is_alive:
+                    raise
+                raise Refused(503, "the server is being ended") from None
+        return found
+
     def begin(self, asked: Asked) -> Flow:
         """Give a request to the engine.
 
         Raises:
             Refused: too many wait, or the API is being ended.
         """
+        if self.engine.decoder is None:
+            raise Refused(404, "this model is an encoder and writes no text; send texts to /v1/embeddings")
         how, seed = asked.how, asked.seed if asked.seed is not None else self.seed
         wanted, most = len(asked.prompts) * asked.count, self.engine.max_queue + self.engine.capacity.rows
         if wanted > most:
@@ -221,7 +253,18 @@ def _routes(api: Api) -> list[Route]:
         (finished,) = await _whole(api, request, api.begin(asked))
         return JSONResponse({"response": finished.text})
 
+    async def embeddings(request: Request) -> Response:
+        asked = await api.asked(request, read_embeddings)
+        vectors, tokens = await api.vectors(asked.rows), sum(len(ids) for ids, _ in asked.rows)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _sent(vector, asked.is_base64)}
+            for index, vector in enumerate(vectors)
+        ]
+        told = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": told})
+
     return [
+        route("POST", "/v1/embeddings", embeddings),
         route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, Form(True, api.name))),
         route(
             "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
@@ -234,7 +277,12 @@ def _routes(api: Api) -> list[Route]:
     ]
 
 
-async def _respond(api: Api, request: Request, read: Read, form: Form) -> Response:
+def _sent(vector: Vectors, is_base64: bool) -> str | list[float]:
+    """A vector as OpenAI sends it: numbers, or base64 of float32 in little-endian order."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+
+
+async def _respond(api: Api, request: Request, read: Read[Asked], form: Form) -> Response:
     asked = await api.asked(request, read)
     prompt_tokens = sum(len(ids) for ids in asked.prompts)
     flow = api.begin(asked)

@@ -3,7 +3,7 @@
 What would change an answer and is not done here is refused; what changes none is ignored, and so are fields of other servers and
 clients that are not known here, which are reported.
 
-Source: OpenAI's API reference, chat completions and completions; the extra parameters of vLLM, llama.cpp and Ollama.
+Source: OpenAI's API reference, chat completions, completions and embeddings; the extra parameters of vLLM, llama.cpp and Ollama.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from commands.chat import newest_turns
+from commands.embed import Embedder, Tokens
 from config import GenerateConfig
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 
-MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS = 16, 200, 16, 16
+MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 # fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of
@@ -47,7 +48,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 TAKEN = (
     "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "repetition_penalty",
-    "no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "seed", "input_txt", "history",
+    "no_repeat_ngram_size", "stop", "stream", "stream_options", "n", "seed", "input_txt", "history", "input", "encoding_format",
+    "dimensions",
 )  # fmt: skip
 # tables that hold further fields
 HOLDERS = ("extra_body", "chat_template_kwargs")
@@ -73,14 +75,32 @@ class Asked:
     unknown: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class AskedVectors:
+    """One request for vectors: see `Embedder.tokens`; whether numbers are sent as base64; fields that were ignored."""
+
+    rows: tuple[Tokens, ...]
+    is_base64: bool
+    unknown: tuple[str, ...]
+
+
 class Texts:
     """Text to tokens and back, for several threads.
 
     Args:
         longest: most tokens of a prompt, the end token among them. system: instructions where a request has none.
+        embedder: of vectors.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, longest: int, system: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template,
+        longest: int,
+        system: str | None = None,
+        embedder: Embedder | None = None,
+    ) -> None:
+        self.embedder = embedder
         self._tokenizer, self._template, self.longest, self._system = tokenizer, template, longest, system
         self._lock = threading.Lock()  # the library's encoder is changed between texts with and without special tokens
 
@@ -114,6 +134,24 @@ class Texts:
         with self._lock:
             ids = self._tokenizer.encode_prompts([text])[0].tolist()
         return self._ended(ids, param)
+
+    def embedded(self, text: str | Sequence[int], param: str) -> Tokens:
+        """A text, or token ids, whose vector is wanted.
+
+        Raises:
+            Refused: it is too long, or blank.
+        """
+        assert self.embedder is not None
+        if not isinstance(text, str):
+            ids = list(self.given(text, param))
+            return ids, slice(0, len(ids) - 1)
+        if not text.strip():
+            raise Refused(400, f"{param}, is empty; send a text", param)
+        self._check_letters(len(text), param)
+        with self._lock:
+            ids, own = replace(self.embedder, longest=2**62).tokens(text)
+        self._ended(ids[:-1], param)
+        return ids, own
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids that a request brings; the end token is added where it is missing."""
@@ -254,6 +292,29 @@ def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
 
 def _are_ids(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
+
+
+def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedVectors:
+    """A body of /v1/embeddings.
+
+    Raises:
+        Refused: it is wrong, or asks for what is not done here.
+    """
+    fields = _Fields(body)
+    given = fields.take("input", None, lambda x: isinstance(x, (str, list)) and len(x) > 0, "text, or token ids")
+    if given is None:
+        raise Refused(400, "input, is missing; send a text, or a list of them", "input")
+    several = given if isinstance(given, list) and not _are_ids(given) else [given]
+    if len(several) > MOST_INPUTS:
+        raise Refused(400, f"input, are {len(several)} texts; allowed: {MOST_INPUTS} in one request", "input")
+    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
+        raise Refused(400, "input, is none; allowed: text, token ids, or a list of either", "input")
+    form = fields.take("encoding_format", "float", lambda x: x in ("float", "base64"), "float or base64")
+    assert texts.embedder is not None
+    width = texts.embedder.width
+    fields.whole("dimensions", width, width, width)
+    unknown = fields.end()
+    return AskedVectors(tuple(texts.embedded(one, "input") for one in several), form == "base64", unknown)
 
 
 def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:

@@ -2,7 +2,8 @@
 
 Answers wait in their order. Before each step the first one joins if a row and the tokens it may need are free: its prompt is
 read alone, one prompt a step, so that those being written never wait for more than one. An answer that ends, or that
-nobody waits for any more, leaves at the next step. Nothing of an answer depends on the rows beside it.
+nobody waits for any more, leaves at the next step. Nothing of an answer depends on the rows beside it. Between steps the same thread computes the vectors of
+texts, one request at a time; of an encoder it does nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from devices.base import Device
 from memory.cleanup import Cleaner, free_failed
@@ -34,17 +36,21 @@ class Engine:
     """The running batch and its queue.
 
     Args:
-        capacity: what may be written at once. max_queue: answers that may wait.
+        decoder: None: the model writes nothing.
+        capacity: what may be written at once. max_queue: answers, or computations, that may wait.
         device: that the model is on.
     """
 
-    def __init__(self, decoder: Decoder, capacity: Capacity, max_queue: int, monitor: Monitor, device: Device) -> None:
+    def __init__(
+        self, decoder: Decoder | None, capacity: Capacity, max_queue: int, monitor: Monitor, device: Device
+    ) -> None:
         self.decoder, self.capacity, self.max_queue, self.monitor = decoder, capacity, max_queue, monitor
         self.meters = Meters()
         self.hand_over: Callable[[], object] = lambda: None  # called behind each step in the engine's thread
         self.tokens = 0  # that there is room for, of those being written
         self._waiting: deque[Answer] = deque()
         self._running: list[Answer] = []  # in the order of the decoder's rows
+        self._computations: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._device, self._cleaner, self._rest_until = device, Cleaner(device), 0.0
@@ -92,6 +98,35 @@ class Engine:
             self._waiting.extend(answers)
             self._changed.notify()
 
+    def compute(self, work: Callable[[], Result]) -> Future[Result]:
+        """What the engine's thread computes between two steps.
+
+        Raises:
+            Refused: too many wait, or the engine has ended.
+        """
+        future = Future[Result]()
+        with self._changed:
+            if self._is_closed:
+                raise Refused(503, "the server is being ended")
+            if len(self._computations) > self.max_queue:
+                waiting = len(self._computations)
+                raise Refused(429, f"{waiting} requests wait already; come again", code="rate_limit_exceeded")
+            self._computations.append((future, work))
+            self._changed.notify()
+        return future
+
+    def _compute_next(self) -> None:
+        with self._changed:
+            future, work = self._computations.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self._safely(work))
+        except Exception as error:
+            self.meters.failed += not isinstance(error, UserError)
+            future.set_exception(error)
+        self._is_pressed()
+
     def _work(self) -> None:
         try:
             while self._wait():
@@ -103,9 +138,14 @@ class Engine:
                 self._join_next()
                 if self._running:
                     self._step()
+                if self._computations:
+                    self._compute_next()
                 self.hand_over()
         finally:
-            self._is_closed = True
+            with self._changed:
+                self._is_closed = True
+            for future, _ in self._computations:
+                future.cancel()
             for answer in [*self._running, *self._waiting]:
                 answer.finish(problem="the server is being ended")
             self._running.clear()
@@ -117,7 +157,7 @@ class Engine:
         while True:
             with self._changed:
                 is_there = self._changed.wait_for(
-                    lambda: self._is_closed or self._waiting or self._running, QUIET_SECONDS
+                    lambda: self._is_closed or self._waiting or self._running or self._computations, QUIET_SECONDS
                 )
             if is_there:
                 return not self._is_closed
@@ -128,6 +168,8 @@ class Engine:
                 self._is_pressed()
 
     def _drop_done(self) -> None:
+        if self.decoder is None:
+            return
         done = {row for row, answer in enumerate(self._running) if answer.is_done}
         if done:
             self._running = [self._running[row] for row in self.decoder.drop(done)]
@@ -136,7 +178,7 @@ class Engine:
         self.tokens = self.decoder.cache.tokens_with()
 
     def _join_next(self) -> None:
-        if not self._waiting or len(self._running) >= self.capacity.rows:
+        if self.decoder is None or not self._waiting or len(self._running) >= self.capacity.rows:
             return
         answer = self._waiting[0]
         limit, cache = answer.settings.max_new_tokens, self.decoder.cache
@@ -147,7 +189,8 @@ class Engine:
         with self._changed:
             self._waiting.popleft()
         try:
-            self._safely(lambda: self.decoder.join([answer.ids], limit))
+            decoder = self.decoder
+            self._safely(lambda: decoder.join([answer.ids], limit))
         except Exception as error:  # of this answer alone: the others go on
             self._fail([answer], error)
             return
@@ -155,10 +198,12 @@ class Engine:
         self._running.append(answer)
 
     def _step(self) -> None:
-        began, answers, shape = time.perf_counter(), self._running, self.decoder.model.config
+        assert self.decoder is not None
+        decoder = self.decoder
+        began, answers, shape = time.perf_counter(), self._running, decoder.model.config
         newest = [answer.tokens[-1] if answer.tokens else shape.start_token_id for answer in answers]
         try:
-            logits = self._safely(lambda: self.decoder.step(newest))
+            logits = self._safely(lambda: decoder.step(newest))
             for answer, token in zip(answers, next_tokens(answers, logits, shape), strict=True):
                 answer.take(token, shape.eos_token_id)
         except Exception as error:  # the API goes on without these

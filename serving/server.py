@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config
 from language import join, say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from model.decoding.decoder import Decoder
+from model.formats.shape_file import read_config
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
 from settings.fields import AUTO
+from training.setup.adapter_settings import base_of
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
@@ -34,8 +37,10 @@ def serve(config: Config) -> None:
     board = config.board
     token = token_of(board.token, board.host, "use this model")
     config, folder, _ = find_answering(config, searches=False)
+    is_text = read_config(base_of(folder)).is_text
+    config = config if is_text else with_preparation(config, folder)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, folder, writing_of(config, 1))
+        trained = load_trained(config, folder, writing_of(config, 1) if is_text else Writing(1, 1, 1))
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -67,10 +72,13 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    store = trained.blockwise.weight_store
-    decoder = Decoder(trained.blockwise.model, store.for_products, store.compute_dtype)
-    engine = Engine(decoder, _capacity(trained, config), config.serve.max_queue, trained.monitor, trained.device)
-    texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt)
+    store, model = trained.blockwise.weight_store, trained.blockwise.model
+    decoder = Decoder(model, store.for_products, store.compute_dtype) if model.config.is_text else None
+    capacity = _capacity(trained, config) if decoder is not None else Capacity(0, 0, {"weights": trained.weights.bytes})
+    engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device)
+    texts = Texts(
+        trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, Embedder.of(trained, config)
+    )  # fmt: skip
     written = trained.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
@@ -97,11 +105,18 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
 
 
 def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
+    lines: list[str] = [
+        say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address)
+    ]
+    key: list[str] = [say("key: {key}", key=token)] if token else []
+    if api.engine.decoder is None:
+        told = "vectors of {width} numbers, of texts of at most {longest} tokens"
+        width = f"{trained.blockwise.model.config.d_model:,}"
+        return [*lines, say(told, width=width, longest=f"{api.texts.longest:,}"), *key]
     capacity, room = api.engine.capacity, trained.room
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])
-    lines: list[str] = [
-        say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address),
+    lines += [
         say(
             "capacity: {rows} concurrent answers, {tokens} tokens of prompts and answers (at most {longest} each, "
             "{prompt} + {answer}); queue of {waiting}",
@@ -113,4 +128,4 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
             planned=format_size(sum(capacity.parts.values())), budget=format_size(room.total_bytes), parts=parts,
         ),
     ]  # fmt: skip
-    return [*lines, say("key: {key}", key=token)] if token else lines
+    return [*lines, *key]

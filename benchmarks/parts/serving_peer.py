@@ -47,6 +47,7 @@ class OneByOne(Engine):
 
     def _answer_all(self) -> None:
         while (answer := self._asked.get()) is not None:
+            assert self.decoder is not None
             try:
                 with torch.no_grad():
                     ids = torch.tensor([answer.ids])

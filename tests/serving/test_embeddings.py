@@ -1,0 +1,75 @@
+"""Vectors in OpenAI's words: those that `embed` writes, beside answers or from an encoder."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from commands.embed import Embedder, with_preparation
+from commands.loading import load_trained
+from config import load
+from memory.estimate.generation import Writing
+from serving.server import api_of
+from tests.serving.served import client_of, make_api, settings, trained
+from tests.training.small_trained import SHAPE, save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with client_of(make_api()) as made:
+        yield made
+
+
+def ask(client: TestClient, given: Any, **fields: Any) -> Any:
+    return client.post("/v1/embeddings", json={"model": "any", "input": given, **fields})
+
+
+def test_vectors_are_those_of_embed(client: TestClient) -> None:
+    expected = Embedder.of(trained(), settings())(iter(["hello", "a longer text"]))
+    found = ask(client, ["hello", "a longer text"]).json()
+    assert found["object"] == "list" and [one["index"] for one in found["data"]] == [0, 1]
+    for one, vector in zip(found["data"], expected, strict=True):
+        np.testing.assert_allclose(one["embedding"], vector, atol=1e-6)
+    assert found["usage"] == {"prompt_tokens": 20, "total_tokens": 20}
+    packed = ask(client, "hello", encoding_format="base64").json()["data"][0]["embedding"]
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), "<f4"), expected[0], atol=1e-6)
+    ids = trained().tokenizer.encode_batch(["hello"])[0].tolist()
+    np.testing.assert_allclose(ask(client, ids).json()["data"][0]["embedding"], expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        (None, {}),
+        ("", {}),
+        ([1, "a"], {}),
+        ("x" * 100, {}),
+        ("a", {"dimensions": 3}),
+        ("a", {"encoding_format": "int8"}),
+    ],
+)
+def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str, Any]) -> None:
+    answer = ask(client, given, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] in ("input", *fields)
+
+
+def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
+    shape = replace(SHAPE, num_decoder_layers=0, head="none")
+    folder = save_trained(tmp_path / "encoder", shape=shape)
+    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), folder)
+    found = load_trained(config, folder, Writing(1, 1, 1))
+    with client_of(api_of(found, config)) as client:
+        (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
+        np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)
+        answer = client.post("/v1/completions", json={"prompt": "hello"})
+        assert answer.status_code == 404 and "/v1/embeddings" in answer.json()["error"]["message"]
+        assert client.get("/metrics").status_code == 200
