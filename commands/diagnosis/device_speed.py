@@ -19,7 +19,8 @@ from commands.diagnosis.device_check import Finding
 from commands.diagnosis.device_numbers import batch_of, measured
 from config import Config, T5ModelConfig
 from data.batches.collate import Batch
-from devices.base import Device, dtype_of, place
+from devices.base import Device, dtype_of, place, traits_of
+from devices.pointwise import why_not_compiled
 from engine.optimizers import Step
 from engine.step import Engine
 from memory.cleanup import free_failed
@@ -44,6 +45,9 @@ def facts(config: Config) -> list[Finding]:
     """What the device and its driver say of themselves, and whether a first kernel runs."""
     device = devices.pick(config.run.device)
     told = [Finding("facts", what, found) for what, found in device.facts().items()]
+    if traits_of(device.torch_device).has_compiler:
+        compiled = why_not_compiled(device.torch_device) or "compiled by torch"
+        told.append(Finding("facts", "kernels of dropout and rounding", compiled))
 
     def first_kernel(device: Device) -> float:
         return abs(float((torch.zeros(1, device=device.torch_device) + 1).cpu()) - 1)
