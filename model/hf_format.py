@@ -40,8 +40,9 @@ from model.formats.tensor_files import TensorFolder, write_safetensors, write_sh
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
-from settings.consistency import REGRESSION
+from settings.consistency import REGRESSION, SEQUENCE
 from settings.errors import UserError
+from settings.fields import AUTO
 
 Cut = Callable[[T5], Parts]
 
@@ -90,7 +91,7 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
     elif config.num_labels:
         names = config.label_names or ("LABEL_0",)
         values |= {
-            "pooling": config.head_pooling, "head_kind": "dense" if config.has_dense_head else "linear",
+            "pooling": config.head_pooling if config.head == SEQUENCE else AUTO, "head_kind": "dense" if config.has_dense_head else "linear",
             "id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)},
             "problem_type": "single_label_classification" if config.label_names else REGRESSION,
             "classifier_dropout": config.dropout_rate,
