@@ -209,6 +209,7 @@ def test_who_takes_more_than_the_budget_says_so(
         ([torch.float32], "fp16", "fp32 products: fp16 ones are not faster here", torch.float32),
         ([torch.float32], "bf16", "fp32 products: bf16 ones are not faster here", torch.bfloat16),
         ([torch.bfloat16, torch.float32], "bf16", "", torch.bfloat16),
+        ([torch.float16, torch.float32], "fp16", "", torch.float16),
     ],
 )
 def test_products_in_another_dtype_than_asked_for_are_told_once(
