@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from config import T5ModelConfig
 from engine.blockwise import Blockwise
+from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
@@ -45,7 +46,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     t5 = T5(shape).initialise(0)
     blockwise = Blockwise(
         t5, choice.saved_blocks, weight_store_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
-        shape.dropout_rate,
+        shape.dropout_rate, None if t5.label_head is None else LabelObjective(t5.label_head, None, shape.dropout_rate),
     )  # fmt: skip
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
     keys = torch.arange(choice.batch_size_per_gpu)
@@ -55,9 +56,11 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
         for _ in range(choice.micro_batches_per_pass):
             n, m = choice.batch_size_per_gpu * SOURCE, choice.batch_size_per_gpu * TARGET
             source, target = (Rows((length,) * choice.batch_size_per_gpu, keys) for length in (SOURCE, TARGET))
-            micro_batches.append(
-                MicroBatch(torch.ones(n).long(), torch.ones(m).long(), torch.ones(m).long(), source, target)
-            )
+            if shape.is_text:
+                labels = torch.ones(m).long()
+            else:
+                target, m, labels = source, n, torch.ones(n if shape.head == "token" else len(keys)).long()
+            micro_batches.append(MicroBatch(torch.ones(n).long(), torch.ones(m).long(), labels, source, target))
         update.begin(Step(number, 1e-3))
         blockwise.gradients(micro_batches, 10, update)
         update.finish()
@@ -77,6 +80,8 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     ("batch_size", "saved", "flags"),
     [
         (4, 5, {}), (4, 0, {"dropout_rate": 0.1}), (2, 3, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        (4, 0, {"head": "token", "labels": "3", "num_decoder_layers": 0, "dropout_rate": 0.1}),
+        (2, 3, {"head": "sequence", "labels": "3", "num_decoder_layers": 0}), (2, 2, {"head": "sequence", "labels": "3"}),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of the profiler
@@ -91,7 +96,7 @@ def test_a_step_makes_the_tensors_that_are_predicted(
         shape,
         ROWS,
         SOURCE,
-        TARGET,
+        TARGET if shape.is_text else SOURCE if shape.num_decoder_layers else 0,
         shape.dropout_rate > 0,
         "adafactor",
         evaluation=Shapes.longest(1, 8, 8),
