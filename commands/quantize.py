@@ -6,18 +6,17 @@ is measured on validation rows: those of `--validation_file`, those held out by 
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 import torch
 
 import devices
-from commands.convert import probe_logits
+from commands.convert import next_command, probe_logits
 from commands.evaluate import evaluation_rows, loss_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
-from config import Config, UserError
+from config import Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import trim_malloc
@@ -33,7 +32,6 @@ from model.quantization import is_int8, quantize_model
 from model.shapes import weight_counts
 from model.t5 import T5
 from settings.fields import counted
-from settings.program import program
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
@@ -90,7 +88,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             del model
             after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)
-        _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output))
+        _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output), shape)
         return before, after
 
 
@@ -104,7 +102,7 @@ def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))
 
 
-def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
+def _show(before: Measured, after: Measured, rows: str, output: str, shape: T5ModelConfig) -> None:
     largest = float((after.logits - before.logits).abs().max())
     share = float((after.logits - before.logits).norm() / before.logits.norm())
     differ = say("differ by at most {largest}, {share} of their norm", largest=f"{largest:.3f}", share=f"{share:.1e}")
@@ -120,6 +118,6 @@ def _show(before: Measured, after: Measured, rows: str, output: str) -> None:
             (say("weights"), f"{format_size(before.size)} -> {format_size(after.size)}"),
             (say("loss"), say("{before} -> {after} ({change}) on {rows}", rows=rows, **losses)),
             (say("logits"), differ),
-            (say("next"), f"{program()} generate --model={shlex.quote(output)} --input='...'"),
+            (say("next"), next_command(shape, output)),
         ],
     )

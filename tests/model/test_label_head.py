@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import T5ModelConfig
@@ -137,3 +139,21 @@ def test_peft_computes_the_same(config: T5ModelConfig, kind: str, tmp_path: Path
     use_adapters(back, load_adapters(back, tmp_path / "back"))
     assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
     assert read_info(tmp_path / "back").head["head"] == model.config.head
+
+
+def test_a_half_precision_encoder_of_older_transformers_is_read(config: T5ModelConfig, tmp_path: Path) -> None:
+    shape = dataclasses.replace(config, head="none", num_decoder_layers=0)
+    model = T5(shape, dtype=torch.float16).initialise(1)
+    save(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {**tensors, "encoder.embed_tokens.weight": tensors["shared.weight"].clone()}, tmp_path / "model.safetensors"
+    )
+    about = json.loads((tmp_path / "config.json").read_text())
+    older = {name: value for name, value in about.items() if name not in ("head", "pooling", "head_kind")}
+    older |= {"is_encoder_decoder": True, "num_decoder_layers": 24, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert (read_config(tmp_path).head, read_config(tmp_path).num_decoder_layers) == ("none", 0)
+    back = load(tmp_path, torch.float16, expect=dataclasses.replace(shape, head="token", labels="3"))
+    assert torch.equal(back.encoder.blocks[1].attention.q.weight, model.encoder.blocks[1].attention.q.weight)
+    assert back.label_head is not None and back.label_head.out.weight.dtype == torch.float32
