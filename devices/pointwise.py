@@ -102,8 +102,8 @@ template <typename T> T drop(T x, T key, T place, T threshold, REAL scale, REAL 
     for (int lane = 0; lane < LANES; lane++) {
         float number = widen<unsigned int>((unsigned int)((WORD)x >> (BITS * lane)) & MASK);
         number = number < (float)low ? (float)low : number;
-        float kept = (short)(random >> (16 * lane)) < threshold ? 0.0f : 1.0f;
-        dropped = dropped | ((WORD)narrow<float>(kept * number * (float)scale) << (BITS * lane));
+        number = number * ((short)(random >> (16 * lane)) < threshold ? 0.0f : (float)scale);
+        dropped = dropped | ((WORD)narrow<float>(number) << (BITS * lane));
     }
     return (T)dropped;
 }
@@ -126,7 +126,7 @@ template <typename T> T round_randomly(T low, T high, T key, T row, T column) {
 METAL_ENTRIES = {
     "mix": """
 kernel void mix_all(device long *sums, constant long &more, uint at [[thread_position_in_grid]]) {
-    sums[at] = mix<long>(sums[at], 0, more);
+    sums[at] = (long)mixed<ulong>((ulong)sums[at] + (ulong)more);
 }
 """,
     "drop": """
@@ -154,7 +154,8 @@ def source_of(name: str, dtype: torch.dtype = torch.float32, is_metal: bool = Fa
     if name == "drop":
         conversions = METAL_HALF if is_metal and dtype == torch.float16 else CONVERSIONS[dtype]
         parts += [METAL_FLOAT_BITS if is_metal else FLOAT_BITS, conversions]
-    parts.append({"mix": MIX, "drop": DROP, "round_randomly": ROUND}[name])
+    if not (is_metal and name == "mix"):  # which is the name of a function of Metal's
+        parts.append({"mix": MIX, "drop": DROP, "round_randomly": ROUND}[name])
     bits = 8 * dtype.itemsize
     words = {"WORDS": bits // 16, "BITS": bits, "LANES": 64 // bits, "MASK": hex(2**bits - 1) + "u"}
     words |= {"WORD": "ulong", "REAL": "float"} if is_metal else {"WORD": "unsigned long long", "REAL": "double"}
