@@ -12,6 +12,7 @@ are counted so without a GPU.
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ from limits import (
 # Sizes and times of the measurement: a slow dtype must end it at a tiny product, a fast one needs a large product;
 # each size is repeated for a while, because other programs on the machine can only make a product slower.
 FIRST_SIDE, LAST_SIDE, LONG_SECONDS, REPEAT_SECONDS = 64, 1024, 4e-3, 15e-3
+UPLOAD_ALIGNMENT = 256  # bytes; of the tensors that are copied together
 COPIED_BYTES = 64 * 2**20  # far above any processor's cache
 WAITING_FACTOR = 2.0  # twice the side is eight times the work: a rate that grows by more than this was mostly waiting
 HOST_OUT_OF_MEMORY = (
@@ -146,12 +148,54 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
+class _Uploads(threading.local):
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # what `place` has returned, and what it will hold
+
+
+_uploads = _Uploads()
+
+
+@contextmanager
+def placed_together() -> Iterator[None]:
+    """What `place` brings to a GPU until the context ends goes there in one copy, as it ends; nothing may read it before.
+
+    Each copy to MPS waits for all that has been started there. Of contexts inside each other the first that ends sends all.
+    """
+    if _uploads.waiting is None:
+        _uploads.waiting = []
+    try:
+        yield
+        waiting, _uploads.waiting = _uploads.waiting, None
+        if waiting:
+            _send(waiting)
+    finally:
+        _uploads.waiting = None
+
+
+def _send(waiting: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    starts = [0]
+    for _, tensor in waiting:
+        starts.append(starts[-1] + -(-tensor.nbytes // UPLOAD_ALIGNMENT) * UPLOAD_ALIGNMENT)
+    whole = torch.empty(starts.pop(), dtype=torch.uint8)
+    parts = [slice(start, start + tensor.nbytes) for start, (_, tensor) in zip(starts, waiting, strict=True)]
+    for part, (_, tensor) in zip(parts, waiting, strict=True):
+        whole[part].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    there = place(whole, waiting[0][0].device)
+    for part, (target, tensor) in zip(parts, waiting, strict=True):
+        target.data = there[part].view(tensor.dtype).view(tensor.shape)
+
+
 def place(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
     """Bring a small tensor of the host to a device. A GPU gets it from pinned memory, so that nothing waits for the copy.
 
     Source: PyTorch notes "CUDA semantics", use of pinned memory buffers; its host allocator keeps the buffer until then.
     """
-    if where.type == "cpu" or tensor.device.type != "cpu" or not traits_of(where).is_pinned:
+    if where.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(where)
+    if _uploads.waiting is not None and not traits_of(where).is_host:
+        _uploads.waiting.append((torch.empty(0, dtype=tensor.dtype, device=where), tensor))
+        return _uploads.waiting[-1][0]
+    if not traits_of(where).is_pinned:
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
 

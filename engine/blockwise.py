@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from devices.base import is_host, placed_together
 from engine.activation_offload import ActivationOffload
 from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
 from engine.loss_scaling import LossScaling
@@ -31,6 +32,7 @@ from model.embedding_gradients import TokenSums, add_token_gradients
 from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, token_losses
 from model.micro_batch import MicroBatch
+from model.padded_attention import place_indices
 from model.quantization import embed
 from model.t5 import T5, Stack
 
@@ -96,10 +98,11 @@ class Blockwise:
         schedule = Schedule(self.model)
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
         upcoming = deque([*schedule.forward(), *schedule.backward()])
-        encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=True)
         decoder = None  # of an encoder: the loss is formed of its own output
-        if schedule.decoder is not None:
-            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=True)
+        with placed_together():
+            encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=True)
+            if schedule.decoder is not None:
+                decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=True)
         if self.activation_offload is not None:
             self.activation_offload.begin()
 
@@ -186,17 +189,23 @@ class Blockwise:
         """The encoder's output of each micro-batch (N, D), without dropout; the fillers left out."""
         schedule = Schedule(self.model)
         upcoming = deque([stage.weights for stage in schedule.encoder.stages])
-        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False).forward()
+        with placed_together():
+            encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False)
+        outputs = encoder.forward()
         return [x[: mb.source.row_tokens] for x, mb in zip(outputs, micro_batches, strict=True)]
 
     def _forward(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """The output of the last stack (N', D) of each micro-batch, without dropout."""
         schedule = Schedule(self.model)
         upcoming = deque(schedule.forward())
-        outputs = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False).forward()
-        if schedule.decoder is not None:
+        stacks = [stack for stack in (schedule.encoder, schedule.decoder) if stack is not None]
+        with placed_together():
+            encoder, *decoders = (
+                StackPass(self, schedule, stack, micro_batches, upcoming, with_backward=False) for stack in stacks
+            )
+        outputs = encoder.forward()
+        for decoder in decoders:
             outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
-            decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=False)
             outputs = decoder.forward(outputs)
         self.trim()
         return outputs
@@ -242,18 +251,21 @@ class StackPass:
         self.dropouts = [Dropout(rate, rows, adapter_rate=adapter_rate) for rows in self.rows]
         # of all together
         self.longest = max((rows.longest for rows in self.rows), default=0)
-        self.bias = self._bias_leaf()
+        self.bias: Tensor | None = None
         self.token_sums: TokenSums | None = None
         host_ids = [mb.host_ids[is_decoder] for mb in micro_batches if mb.host_ids]
         if with_backward and stack.entry_learns and len(host_ids) == len(micro_batches):
             # made before anything runs: the host has time while the device computes
             self.token_sums = TokenSums.of(host_ids, self.embedding.device)
+        if not is_host(self.embedding):
+            self._place_indices()
         # of each stage that learns, what backward needs: its block on each micro-batch
         self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
 
     def forward(self, encoder_outputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """The stack's output (N, D) of each micro-batch; for the decoder, given that of the encoder."""
         blockwise, weight_store = self.blockwise, self.blockwise.weight_store
+        self.bias = self._bias_leaf()
         stages, hidden, inputs = self.stack.stages, self._embedded(), self._inputs(encoder_outputs)
         for index, stage in enumerate(stages):
             learns = index >= self.first_learning
@@ -340,6 +352,17 @@ class StackPass:
         grads.clear()
         del buffer
         self.blockwise.weight_store.close_gradient(self.embedding)
+
+    def _place_indices(self) -> None:
+        """Bring to a GPU what attention and dropout need to know of where rows lie, before anything runs."""
+        heads, device, stack = self.blockwise.model.config.num_heads, self.embedding.device, self.stack.stack
+        for micro_batch, rows, dropout in zip(self.micro_batches, self.rows, self.dropouts, strict=True):
+            place_indices((rows, rows), heads, dropout, device)
+            if self.stack.is_decoder and micro_batch.answers == 1:
+                place_indices((rows, micro_batch.source), heads, dropout, device)
+            dropout.place_indices()
+        if stack.bias is not None and self.rows:
+            stack.bias.place_buckets(self.longest)
 
     def _bias_leaf(self) -> Tensor | None:
         """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all micro-batches."""

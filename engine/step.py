@@ -18,7 +18,7 @@ from torch import Tensor
 
 from config import T5ModelConfig
 from data.batches.collate import Batch, PreferenceBatch
-from devices.base import Device, place
+from devices.base import Device, place, placed_together
 from devices.malloc import trim_malloc
 from engine.activation_offload import ActivationOffload
 from engine.all_reduce import StepFailed
@@ -158,9 +158,12 @@ class Engine:
         together = len(batches) if self.choice.accumulation_passes == 1 else self.choice.micro_batches_per_pass
         total = torch.zeros((), device=self.model.embedding.device)
         for first in range(0, len(batches), together or 1):  # the micro-batches of a pass are made when its turn comes
-            members = [self.micro_batch(batch) for batch in batches[first : first + together]]
             is_last = first + together >= len(batches)
-            total += self.blockwise.gradients(members, total_labels, self.update, is_last)
+            with placed_together():  # until the pass has worked out all its indices
+                if first == 0:
+                    self.optimizer.place_keys(self.update.step)
+                members = [self.micro_batch(batch) for batch in batches[first : first + together]]
+                total += self.blockwise.gradients(members, total_labels, self.update, is_last)
         self.update.finish()
         return total
 
@@ -179,16 +182,17 @@ def to_micro_batch(
         sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
             judges, so that products meet few sizes; None: nothing is filled up.
     """
-    keys = place(torch.from_numpy(np.ascontiguousarray(batch.keys)), device)
+    keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
+    of_rows = place(keys, device)
     answers = len(batch.target_lengths) // len(batch.input_lengths)
     lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
     fillers = [0, 0]
     if sizes is not None:
         fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source = Rows(lengths[0], keys, fillers[0])
+    source = Rows(lengths[0], of_rows, fillers[0])
     if not shape.is_text:
         return _labelled(batch, shape, device, source)
-    target = Rows(lengths[1], keys.repeat(answers), fillers[1])
+    target = Rows(lengths[1], of_rows if answers == 1 else place(keys.repeat(answers), device), fillers[1])
     labels = torch.from_numpy(batch.labels)
     decoder_ids = torch.full_like(labels, shape.start_token_id)
     decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)

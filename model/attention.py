@@ -84,8 +84,8 @@ class PositionBias(nn.Module):
         bias = self.table.float()[buckets].t()  # (H, R)
         return bias if self.bidirectional else bias.masked_fill(distances > 0, -math.inf)
 
-    def _on_gpu(self, longest: int) -> Tensor:
-        """The same; buckets are found on the host, and kept for the next step as long as rows are that long."""
+    def place_buckets(self, longest: int) -> None:
+        """Find the buckets on the host, for a GPU; they are kept for the next step as long as rows are that long."""
         if self._buckets is None or self._buckets[0] != longest:
             distances, count = torch.arange(1 - longest, longest), self.table.shape[0]
             buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
@@ -93,6 +93,10 @@ class PositionBias(nn.Module):
             ahead = torch.zeros(len(distances)) if self.bidirectional else torch.where(distances > 0, -math.inf, 0.0)
             device = self.table.device
             self._buckets = longest, place(buckets, device), place(members, device), place(ahead, device)
+
+    def _on_gpu(self, longest: int) -> Tensor:
+        self.place_buckets(longest)
+        assert self._buckets is not None
         _, buckets, members, ahead = self._buckets
         bias: Tensor = _Lookup.apply(self.table, buckets, members)
         return bias if self.bidirectional else bias + ahead

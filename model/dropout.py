@@ -122,15 +122,26 @@ class Dropout:
         places = self.rows.positions(keys.device) * MIX_1
         return mix_by_torch(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
 
+    def place_indices(self) -> None:
+        """Bring to a GPU what the keys of tokens are made of."""
+        if self.active:
+            device = self._keys().device
+            self._first_sites(device)
+            self.rows.row_of_token(device)
+            self.rows.mixed_positions(MIX_1, device)
+
+    def _first_sites(self, device: torch.device) -> Tensor:
+        def make() -> Tensor:
+            strides = np.array([stride(site + 1) for site in range(SITES_TOGETHER)], np.int64)
+            return place(torch.from_numpy(strides[:, None]), device)
+
+        return self.rows.cached(("first sites", device), make)  # type: ignore[no-any-return]
+
     def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
         """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
         first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self._keys()
 
-        def first_sites() -> Tensor:
-            strides = np.array([stride(site + 1) for site in range(SITES_TOGETHER)], np.int64)
-            return place(torch.from_numpy(strides[:, None]), keys.device)
-
-        sites = self.rows.cached(("first sites", keys.device), first_sites)
+        sites = self._first_sites(keys.device)
 
         def make() -> tuple[Tensor, Tensor]:
             of_rows = self.rows.cached(("keys of rows", first), lambda: mix(keys, sites, stride(first)))

@@ -150,6 +150,15 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
     return queries.cached(key, make)  # type: ignore[no-any-return]
 
 
+def place_indices(rows: tuple[Rows, Rows], heads: int, dropout: Dropout, device: torch.device) -> None:
+    """Bring to a GPU what attention of these rows needs to know of where they lie."""
+    layout = layout_of(rows, heads, device)
+    for part in (
+        {part.start: part for group in layout.groups for part in group.parts()}.values() if dropout.active else ()
+    ):
+        mixed_places(rows[0], heads, part, device)
+
+
 def _side(tokens: NDArray[np.int64], there: NDArray[np.bool_], start: int, device: torch.device) -> Side:
     shape, first = (tokens.shape[0], tokens.shape[1]), int(tokens[0, 0])
     if there.all() and np.array_equal(tokens.ravel(), np.arange(first, first + tokens.size)):

@@ -2,7 +2,7 @@
 
 Counted are kernels: views and new memory are none, an operation on many tensors is as many as torch starts for them, and
 what is known to take several kernels (sorting, the backward of fused attention) counts so. A host wait is whatever needs
-a number from the device, and, on CUDA, a copy from memory that is not pinned. Memory is what the tensors alive take at
+a number from the device, and a copy from memory that is not pinned. Memory is what the tensors alive take at
 most, without what an operation needs inside.
 """
 
@@ -40,7 +40,7 @@ class Tracer(TorchDispatchMode):
     """Counts what happens on the meta device while it is on.
 
     Args:
-        is_mps: no operation takes many tensors at once, and copies from the host are waited for by nobody.
+        is_mps: no operation takes many tensors at once.
     """
 
     def __init__(self, is_mps: bool = False) -> None:
@@ -114,10 +114,10 @@ class Tracer(TorchDispatchMode):
     def _count(self, func: Any, name: str, given: list[Tensor], made: list[Tensor], kwargs: Any) -> None:
         from_host = [x for x in given if x.device.type == "cpu" and x.dim()]
         if name in ("_to_copy", "copy_") and from_host and made:
-            is_free = self.is_mps or kwargs.get("non_blocking") or (name == "copy_" and len(given) > 2)
+            is_free = kwargs.get("non_blocking") or (name == "copy_" and len(given) > 2)
             return self._upload(name, from_host[0].nbytes, bool(is_free))
         if name == "lift_fresh":
-            return self._upload("torch.tensor", sum(x.nbytes for x in made), self.is_mps)
+            return self._upload("torch.tensor", sum(x.nbytes for x in made), False)
         if name == "copy_" and not any(x.is_meta for x in given[:1]):
             return self._wait(name)
         if _looks_at_a_mask(name, given):

@@ -52,7 +52,9 @@ class Adafactor(Optimizer):
         if compiled is not None and (not is_rounded or isinstance(group.rounding, Stochastic)):
             keep, offset = 1.0 - group.step.learning_rate * group.step.weight_decay, group.offset(slice(0, None))
             assert isinstance(rate, float), "kernels compute on the CPU"
-            compiled.adafactor_apply(weight[0], grad[0], row_factor, column_factor, keep, rate, group.keys[0], offset)
+            compiled.adafactor_apply(
+                weight[0], grad[0], row_factor, column_factor, keep, rate, int(group.keys[0]), offset
+            )
             return
         for rows in chunks:
             group.subtract(rows, whole.pop() if whole else unclipped(rows), rate)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from devices.base import is_host, traits_of
+from devices.base import is_host, place, traits_of
 from devices.kernels.calls import Kernels, kernels, takes
-from engine.optimizers.rounding import Rounding, Stochastic, rounding_key
+from engine.optimizers.rounding import Keys, Rounding, Stochastic, rounding_key
 from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_block_matrix, is_matrix
@@ -63,7 +63,7 @@ class Group:
     step: Step
     is_block_matrix: bool
     rounding: Rounding
-    keys: Sequence[int]
+    keys: Keys
     part: Part | None
     shards: Shards | None
     factor: float = 1.0
@@ -161,6 +161,10 @@ class Optimizer(ABC):
         self.index = {name: index for index, name in enumerate(weights)}
         self.shards = shards
         self.state: dict[str, Tensor] = {}
+        # on a GPU, keys of the rounding in one step, and the groups that have been rounded in it, in order
+        self._placed_for = 0, 0
+        self._placed: dict[tuple[str, ...], Tensor] = {}
+        self._rounded: dict[tuple[str, ...], None] = {}
         self._stacked: dict[tuple[str, ...], tuple[Tensor, list[Tensor]]] = {}  # on a GPU: of which `state` holds views
 
     @abstractmethod
@@ -204,7 +208,7 @@ class Optimizer(ABC):
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
         decay = step.weight_decay if is_matrix(names[0], shape) else 0.0
         seen = replace(step, learning_rate=step.learning_rate * self.factors.get(names[0], 1.0), weight_decay=decay)
-        keys = [rounding_key(step.seed, step.number, self.index[name]) for name in names]
+        keys = self._keys(tuple(names), step, weights[0])
         weight = _stack([weight.data for weight in weights])
         grad = _stack([weight.grad for weight in weights if weight.grad is not None])
         state = self._state(names, weights[0])
@@ -217,6 +221,25 @@ class Optimizer(ABC):
             torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)
         if len(weights) > 1:
             torch._foreach_copy_([each.data for each in weights], [x.view(shape) for x in weight.unbind()])
+
+    def place_keys(self, step: Step) -> None:
+        """Bring to a GPU the keys of this step's rounding, of the groups that the step before has rounded."""
+        device = next(iter(self.weights.values())).device
+        known = {names: place(torch.tensor(self._keys_of(names, step)), device) for names in self._rounded}
+        self._placed_for, self._placed, self._rounded = (step.seed, step.number), known, {}
+
+    def _keys_of(self, names: Sequence[str], step: Step) -> list[int]:
+        return [rounding_key(step.seed, step.number, self.index[name]) for name in names]
+
+    def _keys(self, names: tuple[str, ...], step: Step, like: Tensor) -> Keys:
+        if like.device.type == "cpu" or like.dtype != torch.bfloat16 or not isinstance(self.rounding, Stochastic):
+            return self._keys_of(names, step)
+        if self._placed_for != (step.seed, step.number):
+            self.place_keys(step)
+        if names not in self._placed:
+            self._placed[names] = place(torch.tensor(self._keys_of(names, step)), like.device)
+        self._rounded[names] = None
+        return self._placed[names]
 
     def _keeps_remainder(self, weight: Tensor) -> bool:
         return self.rounding.keeps_remainder and weight.dtype == torch.bfloat16

@@ -20,8 +20,9 @@ from torch import Tensor
 from devices.base import place
 from devices.kernels.calls import kernels, takes
 from devices.pointwise import fills_words, is_compiled, kernel, places_of_words, random_words, round_by_torch
-from model.dropout import mix_number, stride, wrapped
+from model.dropout import mix_number, stride
 
+Keys = Sequence[int] | Tensor  # of `rounding_key`, one for each weight; int64, where they have been placed
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
 
 
@@ -34,7 +35,7 @@ class Rounding(ABC):
         """fp32 values of a slice, to be overwritten and written back; of an fp32 weight, the slice itself."""
         return weight.float()
 
-    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int) -> None:
+    def write(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
         """Store fp32 values into a slice.
 
         Args:
@@ -50,18 +51,16 @@ class Rounding(ABC):
 
     @abstractmethod
     def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
+        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int
     ) -> None: ...
 
 
 class Stochastic(Rounding):
     """Rounds by chance."""
 
-    def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
-    ) -> None:
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
         if (compiled := kernels()) is not None and takes(weight, values):
-            compiled.round_weights(values, weight, keys[0], offset)
+            compiled.round_weights(values, weight, int(keys[0]), offset)
             return
         weight.copy_(round_stochastically(values, keys, offset))
 
@@ -78,9 +77,7 @@ class Compensated(Rounding):
             values.addcmul_(remainder.float(), half_last_place(weight), value=1 / CORRECTION_STEPS)
         return values
 
-    def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
-    ) -> None:
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
         assert remainder is not None
         weight.copy_(values)
         left = values.sub_(weight.float()).div_(half_last_place(weight)).mul_(CORRECTION_STEPS)
@@ -90,9 +87,7 @@ class Compensated(Rounding):
 class Nearest(Rounding):
     """Rounds to nearest: steps below half of the last place are lost."""
 
-    def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Sequence[int], offset: int
-    ) -> None:
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
         weight.copy_(values)
 
 
@@ -113,7 +108,7 @@ def rounding_key(seed: int, step: int, weight_index: int) -> int:
     return key
 
 
-def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Tensor:
+def round_stochastically(values: Tensor, keys: Keys, offset: int) -> Tensor:
     """Round fp32 to bf16 so that the expectation is exact.
 
     Args:
@@ -124,7 +119,8 @@ def round_stochastically(values: Tensor, keys: Sequence[int], offset: int) -> Te
         bf16 of the same shape; inf and nan stay what they are. Memory: 11 bytes an element while running.
     """
     (words, before), count = divmod(offset, 4), values[0].numel()  # a key's numbers come in words of four
-    first = place(torch.tensor([wrapped(key + stride(words)) for key in keys]), values.device)
+    keys = torch.tensor(keys) if not isinstance(keys, Tensor) else keys
+    first = place(keys, values.device) + stride(words) if words else place(keys, values.device)
     if (
         not before
         and fills_words(values)

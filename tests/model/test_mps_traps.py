@@ -92,7 +92,8 @@ def calls(tracer: Tracer) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
 def test_every_operator_is_there(traced: Tracer) -> None:
     names = {str(func).removeprefix("aten.").removesuffix(".default") for func, *_ in traced.calls}
     assert len(names) > 50
-    assert not {name for name in names if not has_mps(name)}
+    ours = ("frugalt5.",)  # which Metal compiles (`devices.pointwise`)
+    assert not {name for name in names if not has_mps(name) and not name.startswith(ours)}
     assert not has_mps("_efficient_attention_forward"), "or the question says nothing"
 
 
