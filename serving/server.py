@@ -14,12 +14,11 @@ from config import Config
 from language import join, say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from model.decoding.decoder import Decoder
-from model.formats.shape_file import read_config
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
 from settings.fields import AUTO
-from training.setup.adapter_settings import base_of
+from training.setup.adapter_settings import base_of, learnt_last, shape_of
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
@@ -36,8 +35,8 @@ def serve(config: Config) -> None:
     check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, folder, _ = find_answering(config, searches=False)
-    is_text = read_config(base_of(folder)).is_text
+    config, folder, adapters = find_answering(config, searches=False)
+    is_text = shape_of(learnt_last(folder, adapters), base_of(folder)).is_text
     config = config if is_text else with_preparation(config, folder)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
         trained = load_trained(config, folder, writing_of(config, 1) if is_text else Writing(1, 1, 1))

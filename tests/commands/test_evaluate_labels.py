@@ -1,0 +1,68 @@
+"""Labels that a model predicts for rows of a file: scores, confusions, and predictions beside labels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands.evaluate import evaluate
+from config import load
+from settings.errors import UserError
+from tests.training.small_trained import SHAPE, save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    texts = ["MKVL", "ACDEFG", "WW", "YTSRQPN"]
+    of_tokens = [{"text": text, "label": "CEH" * 3, "mask": "0" + "1" * (len(text) - 1)} for text in texts]
+    for row in of_tokens:
+        row["label"] = row["label"][: len(row["text"])]
+    of_texts = [{"text": text, "label": len(text) / 4} for text in texts]
+    for name, content in (("tokens", of_tokens), ("numbers", of_texts)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)), encoding="utf8")
+    return folder
+
+
+def run(model: Path, rows: Path, output: Path, **flags: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    asked = {
+        "model": model, "validation_file": rows, "output": output, "mixed_precision": "no", "eval_batch_size_per_gpu": 3,
+        "cache_dir": output.parent / "cache", **flags,
+    }  # fmt: skip
+    result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
+    return result.metrics, [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
+
+
+def test_token_labels_are_scored_under_their_mask(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = replace(SHAPE, num_decoder_layers=0, head="token", labels="C,E,H")
+    model = save_trained(tmp_path / "model", shape=shape)
+    metrics, found = run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
+    told = capsys.readouterr().out
+    pairs = [pair for row in found for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
+    assert len(pairs) == 15 and found[0]["labels"] == [None, "E", "H", "C", None]
+    assert metrics["accuracy"] == pytest.approx(np.mean([label == predicted for label, predicted in pairs]))
+    assert "accuracy" in told and "perplexity" not in told
+    counts = [line.split()[-3:] for line in told.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"]
+    expected = [[sum(pair == (label, guess) for pair in pairs) for guess in "CEH"] for label in "CEH"]
+    assert [[int(cell) for cell in row] for row in counts] == expected
+    with pytest.raises(UserError, match="--overwrite"):
+        run(model, rows / "tokens.jsonl", tmp_path / "out.jsonl")
+
+
+def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
+    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
+    model = save_trained(tmp_path / "model", shape=shape)
+    metrics, found = run(model, rows / "numbers.jsonl", tmp_path / "out.jsonl")
+    labels, predictions = (np.array([row[name] for row in found]) for name in ("label", "prediction"))
+    assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in found][2] == "WW"
+    assert metrics["mse"] == pytest.approx(np.mean((labels - predictions) ** 2), rel=1e-5)
+    assert {"spearman", "pearson"} <= metrics.keys()
