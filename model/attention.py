@@ -86,7 +86,8 @@ class PositionBias(nn.Module):
 
     def place_buckets(self, longest: int) -> None:
         """Find the buckets on the host, for a GPU; they are kept for the next step as long as rows are that long."""
-        if self._buckets is None or self._buckets[0] != longest:
+        is_there = self._buckets is not None and self._buckets[0] == longest and len(self._buckets[1]) > 0
+        if not is_there:  # nor where a pass has failed before they were sent
             distances, count = torch.arange(1 - longest, longest), self.table.shape[0]
             buckets = position_buckets(distances, self.bidirectional, count, self.max_distance)
             members = (buckets == torch.arange(count)[:, None]).float()  # (buckets, R)

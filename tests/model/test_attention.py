@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits, placed_together
 from devices.pointwise import MIX_1, mix_by_torch, random_words
 from limits import few_places, row_groups
 from model import padded_attention
@@ -227,6 +227,15 @@ def test_the_fused_kernel_gets_a_bias_in_rows_whatever_the_order_of_strides_of_a
     with override_traits("meta", replace(CUDA, is_pinned=False)):
         attend(q, q, q, bias, (rows, rows), False, Dropout(0.0, rows))
     assert [mask.stride(-1) for mask in masks] == [1]
+
+
+def test_buckets_that_a_failed_pass_has_not_sent_are_sent_again() -> None:
+    module = PositionBias(small_model().config, bidirectional=False).to("meta")
+    with override_traits("meta", MPS):
+        with pytest.raises(MemoryError), placed_together():
+            module.place_buckets(30)
+            raise MemoryError
+        assert module(30).shape[1] == 59
 
 
 def test_bf16_is_near_fp32() -> None:
