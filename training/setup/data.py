@@ -19,6 +19,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
+from training.setup.adapter_settings import home_of, shape_of
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -40,6 +41,7 @@ def load_data(run: ResolvedRun) -> None:
         if problems := check(run.config):  # such as a metric of classes, and the labels are numbers
             raise UserError(*problems)
         run.config = _with_class_weights(run.config, prepared.label_counts)
+        run.notes += [] if run.base is None or run.is_resumed else _new_head(run.config, run.base)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
         told = (
@@ -80,6 +82,15 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
         best, first = {**now.best_metric, "evals_since": 0}, now.first_eval_loss
         state = dataclasses.replace(state, best_metric=best, best_eval_loss=first)
     return run.starting_from(base, state, is_resumed)
+
+
+def _new_head(config: Config, base: Path) -> list[str]:
+    """That a head of the checkpoint is not taken over, since it has other outputs."""
+    shape, model = shape_of(base, home_of(base, config)), config.model
+    if not shape.num_labels or (shape.num_labels, shape.has_dense_head) == (model.num_labels, model.has_dense_head):
+        return []
+    told = "the head of {model} has other labels or layers: a new one starts from random weights"
+    return [say(told, model=base)]
 
 
 def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:

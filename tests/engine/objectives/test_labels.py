@@ -11,6 +11,7 @@ import torch
 from config import T5ModelConfig
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise
+from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
 from engine.step import to_micro_batch
 from engine.weights import WeightStore, weight_store_for
@@ -105,6 +106,21 @@ def test_a_head_stays_in_fp32_over_weights_in_bf16() -> None:
     model = T5(small_model("t5", **KINDS["numbers"]).config, dtype=torch.bfloat16).initialise(1)
     _, gradients, _ = one_pass(model, [[0, 1], [2, 3]], 0, weight_store_for(torch.bfloat16, torch.float32))
     assert gradients["label_head.out.weight"].dtype == model.label_head.out.weight.dtype == torch.float32
+
+
+def test_gradients_of_a_scaled_loss_in_fp16_are_scaled_in_the_head_too() -> None:
+    model = small_model("t5", **KINDS["tokens"])
+    _, expected, _ = one_pass(model, [[0, 1], [2, 3]], 0, WeightStore(torch.float32))
+    assert model.label_head is not None
+    blockwise = Blockwise(
+        model, 0, weight_store_for(torch.float32, torch.float16), LossSettings(), 0.0, LabelObjective(model.label_head),
+        LossScaling(scale=2.0**10),
+    )  # fmt: skip
+    parts = micro_batches(model.config, [[0, 1], [2, 3]])
+    blockwise.gradients(parts, sum(part.num_labels for part in parts))
+    for name in ("label_head.out.weight", "encoder.blocks.0.attention.q.weight"):
+        found = model.get_parameter(name).grad
+        assert found is not None and relative_error(found.float() / 2.0**10, expected[name]) < 2e-2, name
 
 
 def test_class_weights_are_factors_on_the_loss_of_each_class() -> None:
