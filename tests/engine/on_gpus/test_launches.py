@@ -105,7 +105,7 @@ def test_the_plan_says_what_is_held(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["standard", "ultra", "dropout", "ragged", "mps"])
+@pytest.mark.parametrize("name", ["standard", "ultra", "dropout", "fp16", "ragged", "mps"])
 def test_the_bars(name: str) -> None:
     """Of all layers, by those of one and of two."""
     work, most, waits = works()[name]
