@@ -104,7 +104,10 @@ def _bad_row(config: Config, found: Peek) -> Rows:
 def _labelled_row(encoder: TextEncoder | None, text: str, labels: list[str | None], kind: str) -> Rows:
     """A text with its label, or its tokens over their labels; without an encoder the text as it is."""
     if encoder is None:
-        return [_side(0, text), (say("label"), shown(" ".join(label or MASKED for label in labels)))]
+        return [
+            _side(0, text),
+            (say("label") if kind == SEQUENCE else say("labels"), shown(" ".join(label or MASKED for label in labels))),
+        ]
     if kind == SEQUENCE:
         ids = encoder.encode([text])[0]
         return _with_labels(encoder.tokenizer, np.append(ids, encoder.tokenizer.eos_id), labels)

@@ -238,8 +238,9 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
             f"{'column' if len(missing) == 1 else 'columns'} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         )
     if problems:
-        return [
-            f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; give yours with "
-            "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
-        ]
+        flags = "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        if columns.head:
+            flags = "--text_column, --label_column and --mask_column"
+            flags += ", and labels of FASTA with --label_file" if source.kind == FASTA else ""
+        return [f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; give yours with {flags}"]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

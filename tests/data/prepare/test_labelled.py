@@ -141,6 +141,8 @@ def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins:
 
 
 def test_wrong_rows_are_told_or_skipped(of_states: Configure, proteins: Path) -> None:
+    with pytest.raises(UserError, match="--label_column"):
+        prepare(of_states(label_column="other"))
     with proteins.open("a", encoding="utf8") as file:
         file.write('{"sequence": "MKV", "states": "CC"}\n')
     with pytest.raises(UserError, match="line 121"):
