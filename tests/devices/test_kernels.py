@@ -30,6 +30,7 @@ def test_they_are_made_once_for_each_processor_and_never_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))  # sooner done
     path = build.library(environ)
     assert sorted(entry.name for entry in (tmp_path / "frugalt5").iterdir()) == [path.name, "kernels.lock"]
     whole = path.read_bytes()
@@ -64,6 +65,10 @@ def test_where_they_cannot_be_made_torch_computes(tmp_path: Path, fault: str) ->
         head = "#!/bin/sh\n[ $1 = --version ] || exit 1\n" if fault == "compiler fails" else "no program"
         (tmp_path / "cc").write_text(head)
         (tmp_path / "cc").chmod(0o755)
+    with pytest.raises(NoKernels):
+        build.library(environ)
+    if fault != "compiler fails":
+        return
     words = "from devices.kernels import calls; assert calls.kernels() is None; print(calls.why_none())"
     done = subprocess.run([sys.executable, "-c", words], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
