@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from commands.diagnosis.device_numbers import comparisons, measured
-from devices.base import Device, place
+from devices.base import Device, place, placed_together
 from devices.cuda import CudaDevice
 from devices.mps import MpsDevice
 from devices.pointwise import COMPILED_DTYPES, why_not_compiled
@@ -100,6 +100,13 @@ def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None,
 def test_the_numbers_of_a_step_are_those_of_the_cpu(gpu: Device) -> None:
     found = [measured(what, avoid, bar, run, gpu) for what, avoid, bar, run in comparisons(gpu)]
     assert [finding for finding in found if not finding.is_right] == []
+
+
+def test_what_is_placed_together_arrives_as_it_was(gpu: Device) -> None:
+    sent = [torch.arange(7), torch.tensor([True, False]), torch.randn(30, 2).t(), torch.tensor(5, dtype=torch.int32)]
+    with placed_together():
+        found = [place(tensor, gpu.torch_device) for tensor in sent]
+    assert all(torch.equal(ours.cpu(), tensor) for ours, tensor in zip(found, sent, strict=True))
 
 
 def fp16_model(gpu: Device, family: str, wo: float = 1.0, **changes: str) -> tuple[T5, T5]:
