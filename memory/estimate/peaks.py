@@ -406,10 +406,9 @@ def _label_head_bytes(work: Workload, choice: ExecutionPlan, blocks: Blocks, has
 
 def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
     """One evaluation batch on its way through the widest block or the head."""
-    c, e = work.model, dtype_bytes(choice.compute)
-    blocks = blocks_of(work, choice, machine, is_evaluation=True)
-    n, m = blocks.tokens.source, blocks.tokens.target
-    width, encoder, decoder = c.d_model * e, blocks.encoder_forward() + 2 * n * c.d_model * e, 0
+    c, blocks = work.model, blocks_of(work, choice, machine, is_evaluation=True)
+    n, m, width = blocks.tokens.source, blocks.tokens.target, c.d_model * blocks.residual
+    encoder, decoder = blocks.encoder_forward() + 2 * n * width, 0
     if c.num_decoder_layers:
         decoder = blocks.decoder_forward() + (2 * n + 2 * m) * width
     cast = max(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in stacks_of(c))
