@@ -31,19 +31,19 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
     base, small = (T5ModelConfig(**model_presets()[name]) for name in ("t5-base", "t5-small"))
     ragged = lengths_between(64, 20, 300)
     return {
-        "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 9_000, 1),
-        "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 12_000, 1),
+        "standard": (TracedWork(base, "cuda", WHOLE, scores=MOST), 6_000, 1),
+        "ultra": (TracedWork(base, "cuda", WHOLE, saved=0, scores=MOST), 6_000, 1),
         "dropout": (TracedWork(base, "cuda", WHOLE, dropout=0.1, scores=MOST), 6_000, 1),
-        "fp16": (TracedWork(base, "cuda", WHOLE, scores=MOST, dtype="float16"), 9_000, 1),
-        "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 12_000, 1),
-        "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 11_000, 1),
-        "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 9_000, 1),
-        "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 9_000, 1),
-        "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 12_000, 1),
-        "sinkgd": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="sinkgd"), 12_000, 1),
-        "muon": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="muon"), 12_000, 1),
-        "processes": (TracedWork(base, "cuda", WHOLE, scores=MOST, processes=2), 9_000, 1),
-        "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 4_500, 2),
+        "fp16": (TracedWork(base, "cuda", WHOLE, scores=MOST, dtype="float16"), 8_000, 1),
+        "ragged": (TracedWork(base, "cuda", ragged, scores=MOST), 6_000, 1),
+        "all-three": (TracedWork(base, "cuda", ragged, dropout=0.1, saved=0, scores=MOST), 7_000, 1),
+        "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 4_000, 1),
+        "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 6_000, 1),
+        "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 8_000, 1),
+        "sinkgd": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="sinkgd"), 10_000, 1),
+        "muon": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="muon"), 7_000, 1),
+        "processes": (TracedWork(base, "cuda", WHOLE, scores=MOST, processes=2), 6_000, 1),
+        "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 3_500, 2),
     }
 
 
