@@ -23,37 +23,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = ["ABCA", "BCAAB", "CACB", "AABBCC", "CBA", "ABAB", "BBCA", "CCAB"] * 4
     rows = [{"text": text, "label": ["vowel" if letter == "A" else "other" for letter in text]} for text in texts]
     (folder / "text.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf8")
-    run(folder, "whole")
+    LowMemTrainer(configuration(folder, "whole", **asked(folder))).train()
     return folder
 
 
-def run(folder: Path, name: str, stop_at: int = 0, **flags: object) -> dict[str, list[float]]:
-    """Train, stopped behind a step and resumed where one is named; the losses, and the weights of the last checkpoint."""
-    asked = {"train_file": folder / "text.jsonl", "num_decoder_layers": 0, **HEAD, **flags}
+def asked(folder: Path) -> dict[str, object]:
+    return {"train_file": folder / "text.jsonl", "num_decoder_layers": 0, **HEAD}
 
-    def stop(event: dict[str, object]) -> str | None:
-        return STOP if event["event"] == "step" and event["step"] == stop_at else None
 
-    if not stop_at:
-        LowMemTrainer(configuration(folder, name, **asked)).train()
-    else:
-        with pytest.raises(Interrupted):
-            LowMemTrainer(configuration(folder, name, **asked), callbacks=[stop]).train()
-        LowMemTrainer(configuration(folder, name, **asked, is_keep_training=True)).train()
+def result(folder: Path, name: str) -> dict[str, list[float]]:
+    """The losses of a run, and the weights of its last checkpoint."""
     losses = {"loss": [event["loss"] for event in events(folder, name, "step")]}
     (file,) = (folder / "runs" / name / "checkpoints" / "latest").glob("*model.safetensors")
     return losses | {key: value.tolist() for key, value in load_file(file).items()}
 
 
+def stopped_and_resumed(folder: Path, name: str, **flags: object) -> dict[str, list[float]]:
+    """The result of a run that was stopped behind its second step."""
+
+    def stop(event: dict[str, object]) -> str | None:
+        return STOP if event["event"] == "step" and event["step"] == 2 else None
+
+    with pytest.raises(Interrupted):
+        LowMemTrainer(configuration(folder, name, **asked(folder), **flags), callbacks=[stop]).train()
+    LowMemTrainer(configuration(folder, name, **asked(folder), **flags, is_keep_training=True)).train()
+    return result(folder, name)
+
+
 def test_a_resumed_run_goes_on_exactly(folder: Path) -> None:
     shape = read_config(folder / "runs" / "whole")
     assert (shape.head, set(shape.label_names), shape.num_decoder_layers) == ("token", {"other", "vowel"}, 0)
-    assert run(folder, "cut", stop_at=2) == run(folder, "again")
+    assert stopped_and_resumed(folder, "cut") == result(folder, "whole")
 
 
+@pytest.mark.slow
 def test_a_head_learns_beside_adapters_and_is_saved_with_them(folder: Path) -> None:
     flags = {"finetune_from": folder / "runs" / "whole", "lora_rank": 2, "lora_base": "int8"}
-    cut = run(folder, "lora_cut", stop_at=2, **flags)
-    assert cut == run(folder, "lora", **flags)
+    cut = stopped_and_resumed(folder, "lora_cut", **flags)
+    LowMemTrainer(configuration(folder, "lora", **asked(folder), **flags)).train()
+    assert cut == result(folder, "lora")
     began = load_file(folder / "runs" / "whole" / "model.safetensors")["classifier.weight"].tolist()
     assert cut["base_model.model.classifier.weight"] != began
