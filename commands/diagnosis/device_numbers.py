@@ -156,14 +156,16 @@ def walk_error(
 ) -> float:  # fmt: skip
     """Of loss and gradients; in a narrow dtype of all gradients together."""
 
+    storage = torch.float32 if dtype == torch.float32 else torch.bfloat16  # of weights, as in a run
+
     def make() -> T5:
-        return T5(shape).initialise(0)
+        return T5(shape).initialise(0).to(storage)
 
     use(False)
-    expected = gradients(make(), device, [batch_of(shape, lengths)], 99, dropout, torch.float32)
+    expected = gradients(make().float(), device, [batch_of(shape, lengths)], 99, dropout, torch.float32)
     use(True)
     model, batches = make().to(device.torch_device), batches_of(shape, lengths, 1 if saved else 2)
-    found = gradients(model, device, batches, saved, dropout, dtype)
+    found = gradients(model, device, batches, saved, dropout, dtype, storage)
     if dtype == torch.float32:
         return relative_error(found, expected)
     together = [torch.cat([gradient.flatten() for gradient in side[1:]]) for side in (found, expected)]

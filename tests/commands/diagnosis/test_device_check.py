@@ -66,8 +66,13 @@ def test_a_walk_with_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) 
         return forward(self, x, dtype) * (1 + 1e-3 * (next(calls) > 12))  # after the reference's own
 
     monkeypatch.setattr(RMSNorm, "forward", slightly_off)
-    error = device_numbers.walk_error(device_numbers.SHAPE, device_numbers.RAGGED, 99, 0.0, torch.float32, FakeDevice())
-    assert error > device_numbers.EXACT
+    walk = (device_numbers.SHAPE, device_numbers.RAGGED)
+    assert device_numbers.walk_error(*walk, 99, 0.0, torch.float32, FakeDevice()) > device_numbers.EXACT
+
+
+def test_narrow_weights_and_products_of_several_micro_batches_are_near_fp32() -> None:
+    error = device_numbers.walk_error(device_numbers.SHAPE, device_numbers.RAGGED, 0, 0.0, torch.bfloat16, FakeDevice())
+    assert device_numbers.EXACT < error < device_numbers.DEEP * device_numbers.NARROW[torch.bfloat16]
 
 
 def test_the_page_has_every_part_and_a_part_that_dies_is_a_line_of_it(
