@@ -23,6 +23,7 @@ from memory.estimate.generation import Weights, Writing, predict_loss
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
+from model.formats.shape_file import read_config
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from settings.errors import DoesNotFit, UserError
@@ -115,7 +116,7 @@ def test_all_rows_of_a_file_that_is_named_are_measured_though_its_run_evaluated_
 
 def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
     base = ProcessTree().usage().anon_bytes
-    shape, weights = loading.read_config(folder), Weights(0, False, "float32")
+    shape, weights = read_config(folder), Weights(0, False, "float32")
 
     def room(rows: int) -> loading.Room:
         needed = sum(predict_loss(shape, weights, rows, (64, 64), base).values())

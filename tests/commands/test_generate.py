@@ -155,7 +155,7 @@ def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(
 def test_a_missing_column_is_told_with_those_that_are_there(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "p.jsonl"
     source.write_text('{"question": "a"}\n')
-    with pytest.raises(UserError, match=r"has neither prompt nor text; its columns: question; .*--prompt_column"):
+    with pytest.raises(UserError, match=r"its columns: question; .*--prompt_column"):
         generate(settings(folder, input=source, output=tmp_path / "a.jsonl"))
 
 
