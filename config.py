@@ -187,8 +187,8 @@ class DataConfig:
         AUTO, "folder with tokenizer.json; auto: the model's own, else a new one is trained", kind=str, auto=True
     )
     objective: str = defining(
-        AUTO, "training objective; auto: span for text, pairs for prompt and response; the command dpo takes preferences",
-        kind=str, auto=True, choices=("span", "ul2", "prefix", "pairs", PREFERENCES, *HEADS),
+        AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
+        kind=str, auto=True, choices=("span", "ul2", "prefix", "denoise", "pairs", PREFERENCES, *HEADS),
     )  # fmt: skip
     max_seq_len: int = defining(
         512,
@@ -203,7 +203,7 @@ class DataConfig:
         kind=int, unit="tokens", low=4, high=65536, auto=True,
     )  # fmt: skip
     noise_density: float = defining(
-        0.15, "fraction of tokens that span corruption masks", kind=float, low=0.01, high=0.9
+        0.15, "fraction of tokens that span corruption and denoise mask", kind=float, low=0.01, high=0.9
     )
     mean_noise_span_length: float = defining(
         3.0, "mean length of a masked span", kind=float, unit="tokens", low=1.0, high=64.0

@@ -29,13 +29,13 @@ from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
-from settings.consistency import check
+from settings.consistency import HEADS, check
 from settings.fields import AUTO
 from storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
 from training.evaluating import evaluate
-from training.evaluation.samples import show_samples
+from training.evaluation.samples import show_predictions, show_samples
 from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
@@ -274,14 +274,17 @@ class LowMemTrainer:
             is_published: whether the live weights are the published ones.
         """
         live, run, rows = self.live, self.live.run, self.config.train.sample_rows
-        if not self.config.model.is_text or live.engine.shards is not None:
-            return None  # there are no answers, or each takes all processes
+        if live.engine.shards is not None:
+            return None  # each takes all processes
         if rows and not is_published and not self._poll_requests().ends_run and not live.take_published():
             return None
         if not live.is_main:
             return None
         live.controller.before("samples", live.state.step)
+        blockwise = live.engine.blockwise
         with self.monitor.phase("samples"):
-            return show_samples(
-                live.engine.blockwise, run.validation, run.tokenizer, rows, self.log, live.longest_answer
-            )
+            if run.prepared.objective in HEADS:
+                device = live.device.torch_device
+                show_predictions(blockwise, run.validation, run.tokenizer, run.prepared.labels, rows, self.log, device)
+                return None
+            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, live.longest_answer)

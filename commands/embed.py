@@ -25,7 +25,7 @@ from commands.generate import STANDARD_INPUT, UNFINISHED, is_file, prompts_of
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched
 from config import MOST_TOKENS, Config, UserError
 from data.batches.collate import LabelledRow, collate_labels
-from data.prepare.encode import TextEncoder
+from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from engine.step import to_micro_batch
@@ -42,6 +42,7 @@ from training.setup.adapter_settings import base_of
 FORMAT = 1  # raise it when the same texts would give other vectors
 PART_ROWS, PART_BYTES = 256, 32 * 1024**2
 MOST_ROWS = 64  # at once
+LOOKED_AT = 16  # texts in which unknown tokens are counted
 ROUNDED = 64  # tokens, to which lengths are rounded where rows are planned
 IDENTITY = "identity"
 ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"
@@ -71,7 +72,9 @@ def embed(config: Config) -> None:
     trained = load_trained(config, folder, Writing(1, 1, 1))
     embedder = Embedder.of(trained, config)
     with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
-        for part in _parts(texts, embedder):
+        for number, part in enumerate(_parts(texts, embedder)):
+            if not number and (warning := _unknown_warning(embedder, [text for _, text in part[:LOOKED_AT]])):
+                Progress(1).warn(warning)
             rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
             if output is None:
                 for name, vectors in rows:
@@ -97,6 +100,11 @@ def with_preparation(config: Config, folder: Path) -> Config:
     )
     known = {} if saved is None else read_settings_file(saved)
     return config.changed(prepare_text=str(known.get("prepare_text", config.data.prepare_text)))
+
+
+def _unknown_warning(embedder: Embedder, texts: Sequence[str]) -> str | None:
+    unk_id, ids = embedder.trained.tokenizer.unk_id, [number for text in texts for number in embedder.tokens(text)[0]]
+    return None if unk_id is None else unknown_warning(ids.count(unk_id), len(ids))
 
 
 def _texts(config: Config, given: str, bad_rows: BadRows) -> Iterator[tuple[str, str]]:

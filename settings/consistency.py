@@ -42,6 +42,7 @@ def unheeded(config: Config, command: str) -> list[str]:
         **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
+        **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
         "metrics": (trains and not writes_answers(config), "--eval_generate_rows=64"),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),

@@ -96,7 +96,7 @@ class StepLoader:
 
     Args:
         split_dir: `train_dir` or `validation_dir` of `Prepared`.
-        objective: span, ul2, prefix, pairs, preferences, sequence or token.
+        objective: span, ul2, prefix, denoise, pairs, preferences, sequence or token.
         config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
         ultra_low_mem: open the shard anew for every read.
     Raises:
@@ -165,6 +165,8 @@ class StepLoader:
             return corrupted_lengths(
                 self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)
             )
+        if self.objective == "denoise":
+            return self._windows.window_tokens + 1, self._windows.window_tokens + 1
         return bounds
 
     def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:

@@ -7,6 +7,8 @@ on.
 - ul2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row:
   R (span 3 and 8, density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5,
   and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
+- denoise: single tokens become a mask, the target is the whole window (ProtT5, Elnaggar et al. 2021; the mask is the first
+sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
 - pairs: prompt and response unchanged.
 - preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
 - sequence, token: a text unchanged, and its label or those of its tokens.
@@ -29,7 +31,8 @@ from numpy.typing import NDArray
 from config import DataConfig
 from settings.fields import AUTO
 
-STREAM_OBJECTIVES = ("span", "ul2", "prefix")
+STREAM_OBJECTIVES = ("span", "ul2", "prefix", "denoise")
+EVEN_LENGTHS = ("span", "denoise")  # of which every window gives the same lengths
 R_DENOISERS = ((0.15, 3.0), (0.15, 8.0))
 X_DENOISERS = ((0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))
 S_TARGET_SHARE = 0.25
@@ -104,7 +107,7 @@ def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Le
     """Say how long windows, inputs and targets of an objective get.
 
     Args:
-        objective: span, ul2, prefix, pairs or preferences. With `max_target_len` auto a target is as long as the task needs (span,
+        objective: span, ul2, prefix, denoise, pairs or preferences. With `max_target_len` auto a target is as long as the task needs (span,
             ul2), else as `max_seq_len`.
     """
     source, target = data.max_seq_len, None if data.max_target_len == AUTO else int(data.max_target_len)
@@ -115,6 +118,9 @@ def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Le
         raw = source - 1
         needed = max(corrupted_lengths(raw, *denoiser, num_sentinels)[1] for denoiser in (*R_DENOISERS, *X_DENOISERS))
         return Lengths(raw, source, target or needed)
+    if objective == "denoise":
+        longest = min(source, target or source)
+        return Lengths(longest - 1, longest, longest)
     target = target or source
     return Lengths(min(source, source + target - 2), source, target)
 
@@ -185,6 +191,17 @@ def prefix_lm(
     return np.concatenate((tokens[:cut], eos)), np.concatenate((tokens[cut:], eos))
 
 
+def denoising(tokens: Ids, rng: np.random.Generator, special: SpecialIds, density: float) -> tuple[Ids, Ids]:
+    """Mask single tokens of a window, each with the same probability.
+
+    Returns:
+        input ids: the window with the first sentinel for each masked token, then eos; labels: the window, then eos.
+    """
+    eos = np.array([special.eos])
+    masked = np.where(rng.random(len(tokens)) < density, special.sentinels[0], tokens)
+    return np.concatenate((masked, eos)), np.concatenate((tokens, eos))
+
+
 def ul2(tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Lengths) -> tuple[Ids, Ids]:
     """Draw one of the seven denoisers of UL2 and apply it to as much of the window as fits the lengths."""
     choice = int(rng.integers(len(R_DENOISERS) + len(X_DENOISERS) + 1))
@@ -208,7 +225,7 @@ def corrupt(
     """Make an example of a window of the token stream.
 
     Args:
-        objective: span, ul2 or prefix.
+        objective: one of `STREAM_OBJECTIVES`.
         tokens: (N,) int64, 2 .. `lengths.raw_tokens`.
         key: 64 bits that fix every random choice.
     Returns:
@@ -219,4 +236,6 @@ def corrupt(
         return span_corruption(tokens, rng, special, density, mean_span)
     if objective == "ul2":
         return ul2(tokens, rng, special, lengths)
+    if objective == "denoise":
+        return denoising(tokens, rng, special, density)
     return prefix_lm(tokens, rng, special, lengths)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
+from data.batches.objectives import EVEN_LENGTHS
 from data.shards.store import COLUMNS, STREAM, Manifest
 from settings.consistency import HEADS
 
@@ -69,7 +70,7 @@ def step_lengths(
     Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits above.
     """
     manifest = Manifest.of(Path(split_dir))
-    if loader.objective == "span":  # every window gives the same lengths
+    if loader.objective in EVEN_LENGTHS:  # every window gives the same lengths
         shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
         longest = np.full((1, max(shares)), 1)
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
@@ -115,7 +116,7 @@ def drawn_lengths(
 def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1) -> StepLengths:
     """The same of the rows of an evaluation, as one step."""
     rows = min(max_rows, loader.num_rows)
-    if loader.objective == "span":
+    if loader.objective in EVEN_LENGTHS:
         ones = np.ones((1, max(1, -(-rows // num_processes))), np.int64)
         return StepLengths(ones * loader.longest[0], ones * loader.longest[1], True)
     most = min(rows, MOST_MADE_ROWS)

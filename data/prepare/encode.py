@@ -19,12 +19,14 @@ from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import Turn
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from settings.consistency import HEADS, TOKEN
 from settings.errors import UserError
 
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
+MOST_UNKNOWN_SHARE = 0.2  # of a protein without blanks, ProtT5's tokenizer knows the first letter
 
 
 @dataclass
@@ -130,7 +132,12 @@ class Encoder:
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
         template = self.examples.template
         if template is None:  # text to pretrain on
-            return self.tokenizer.encode_batch(texts)
+            prepare = self.examples.prepare
+            return (
+                self.tokenizer.encode_batch(texts)
+                if prepare == "none"
+                else TextEncoder(self.tokenizer, prepare).encode(texts)
+            )
         return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
 
     def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int) -> Ids:
@@ -213,6 +220,17 @@ class TextEncoder:
         pieces = [of_letter[letter] for letter in letters]
         begins = np.cumsum([0, *map(len, pieces)])[:-1]
         return np.concatenate([*pieces, np.zeros(0, np.int32)]), begins.astype(np.int64)
+
+
+def unknown_warning(unknown: int, tokens: int) -> str | None:
+    """What to do where a tokenizer does not know much of a text; None where it does."""
+    if unknown <= MOST_UNKNOWN_SHARE * tokens:
+        return None
+    text = (
+        "{share} of the tokens are unknown to the tokenizer; protein sequences need --prepare_text=prott5 (or prostt5, "
+        "ankh), other texts another --tokenizer_dir"
+    )
+    return say(text, share=f"{unknown / tokens:.0%}")
 
 
 def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:

@@ -57,7 +57,7 @@ class Prepared:
 
     Args:
         train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
-        objective: span, ul2, prefix, pairs, preferences, sequence or token, decided.
+        objective: span, ul2, prefix, denoise, pairs, preferences, sequence or token, decided.
         counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
             `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
             `validation_`.
@@ -336,6 +336,8 @@ def _settings(job: Job) -> dict[str, object]:
         }
     elif job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
+    elif job.examples.prepare != "none":
+        facts["prepare_text"] = job.examples.prepare
     return facts
 
 

@@ -17,7 +17,7 @@ from config import Config
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
-from data.prepare.encode import Encoder, TextEncoder, longest_of
+from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
 from data.prepare.preparing import Prepared
 from data.prepare.task import Rows, Task, decide, examples_of, passed_over, tokenizer_folder
 from data.shards.store import STREAM, TRAIN, Manifest
@@ -173,6 +173,8 @@ def lost_of_shards(config: Config, prepared: Prepared) -> Rows:
     """What of the training data was cut, left out or is never read, for a table."""
     manifest, counts = Manifest.of(prepared.train_dir), prepared.counts
     table = _cut_row(config, manifest.kind, counts[f"{TRAIN}_cut_rows"], counts[f"{TRAIN}_texts"])
+    if warning := unknown_warning(counts[f"{TRAIN}_unknown_tokens"], counts[f"{TRAIN}_tokens"]):
+        table.append((say("unknown"), warning))
     for reason, entry in manifest.content.get("dropped", {}).items():
         samples = ", ".join(repr("".join(letters(sample)[:60])) for sample in entry["samples"])
         example = say("{count}, such as {samples}", count=f"{entry['count']:,}", samples=samples)

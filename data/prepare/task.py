@@ -36,6 +36,7 @@ from data.sources.reading import CONVERSATIONS, head_of, read_rows, recognised_c
 from data.text.clean import Cleaning
 from data.text.conversations import Examples
 from data.text.labels import MOST_LABELS, in_order, is_fraction
+from data.text.proteins import PREFIXES, PROSTT5
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import check_vocabulary, train_tokenizer
@@ -58,7 +59,7 @@ class Task:
     """What the user asks for, with `auto` decided.
 
     Args:
-        objective: span, ul2, prefix, pairs, preferences, sequence or token.
+        objective: span, ul2, prefix, denoise, pairs, preferences, sequence or token.
         sources, columns: the rows to train on; none where shards are given.
         shards: a shards folder, or one split of it.
         parts: what the user named, separated by commas; `Source.part` counts these.
@@ -207,6 +208,8 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
     if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
         problems.append("expand_turns")
+    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES):
+        problems.append("prepare_text")
     if problems:
         what = {STREAM: "text for pretraining", PAIRS: "these pairs", PREFERENCES: "preferences"}.get(
             kind, "texts with labels"
@@ -343,6 +346,7 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
         "type": kind, "vocab_size": config.model.vocab_size,
         "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
+        **({"prepare": PROSTT5} if data.prepare_text == PROSTT5 else {}),
     }  # fmt: skip
     folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
     return once(folder, lambda partial: train_task_tokenizer(config, task).save(partial))
@@ -369,7 +373,7 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
         texts(), kind, config.model.vocab_size, settings.tokenizer_sample, source,
-        tokenizer_room(config), config.data.cache_dir,
+        tokenizer_room(config), config.data.cache_dir, PREFIXES if config.data.prepare_text == PROSTT5 else (),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 PROTT5, PROSTT5, ANKH = "prott5", "prostt5", "ankh"
 PREPARATIONS = (PROTT5, PROSTT5, ANKH)
+PREFIXES = ("<AA2fold>", "<fold2AA>")  # of ProstT5, before amino acids and before 3Di
 _RARE = str.maketrans("UZOB", "XXXX")
 
 
@@ -19,5 +20,5 @@ def prepared(text: str, how: str) -> tuple[str, list[int]]:
         how: prott5 or prostt5.
     """
     letters = "".join(text.split())
-    prefix = "" if how == PROTT5 else "<AA2fold> " if letters.isupper() else "<fold2AA> "
+    prefix = "" if how == PROTT5 else f"{PREFIXES[0 if letters.isupper() else 1]} "
     return prefix + " ".join(letters.translate(_RARE)), [len(prefix) + 2 * at for at in range(len(letters))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -34,7 +34,7 @@ END, AT_ONCE = "\0", 4096  # of a word, and how often it stands in one text, whe
 
 def train_tokenizer(
     texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file",
-    room: Room = LARGE, folder: str | Path | None = None,
+    room: Room = LARGE, folder: str | Path | None = None, added: Sequence[str] = (),
 ) -> Tokenizer:  # fmt: skip
     """Train a tokenizer.
 
@@ -47,6 +47,7 @@ def train_tokenizer(
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
         room: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary files.
+        added: words that are one token each wherever they stand, beyond `vocab_size`; unused for "byte".
     Raises:
         UserError: the vocabulary is too small, or there is no text.
     Memory:
@@ -59,6 +60,7 @@ def train_tokenizer(
     if not counts:
         raise UserError(f"{source}, holds no text to train a tokenizer on; give a file with text")
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
+    backend.add_special_tokens([special(word) for word in added])
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     end_with(backend, EOS)
     return Tokenizer(backend)

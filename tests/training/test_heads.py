@@ -13,7 +13,15 @@ from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 from training.report.endings import STOP, Interrupted
 
-HEAD = {"head": "token", "num_layers": 2, "max_steps": 4, "save_steps": 4, "eval_steps": 4, "optimizer": "adamw"}
+HEAD = {
+    "head": "token",
+    "num_layers": 2,
+    "max_steps": 4,
+    "save_steps": 4,
+    "eval_steps": 4,
+    "optimizer": "adamw",
+    "sample_rows": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,14 @@ def test_a_resumed_run_goes_on_exactly(folder: Path) -> None:
     shape = read_config(folder / "runs" / "whole")
     assert (shape.head, set(shape.label_names), shape.num_decoder_layers) == ("token", {"other", "vowel"}, 0)
     assert stopped_and_resumed(folder, "cut") == result(folder, "whole")
+
+
+def test_predicted_labels_are_shown_beside_the_right_ones(folder: Path) -> None:
+    samples = events(folder, "whole", "sample")
+    assert samples, "of rows held out"
+    for sample in samples:
+        right = ["vowel" if letter == "A" else "other" for letter in sample["prompt"]]
+        assert sample["reference"].split() == right and len(sample["answer"].split()) == len(right)
 
 
 @pytest.mark.slow

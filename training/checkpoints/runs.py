@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from data.batches.objectives import STREAM_OBJECTIVES
 from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
@@ -207,7 +208,7 @@ def only_pretrained(model: str | Path) -> bool:
     """Whether a model is a run's, or one of its checkpoints, that has learnt to fill gaps in text and nothing after."""
     folder = Path(model)
     record = next((found for place in (folder, *folder.parents[:2]) if (found := read_run(place)) is not None), None)
-    return record is not None and record.get("objective") in ("span", "ul2", "prefix")
+    return record is not None and record.get("objective") in STREAM_OBJECTIVES
 
 
 def newest_run(

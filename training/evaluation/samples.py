@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from config import Config, GenerateConfig
-from data.batches.collate import Batch
+from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from engine.blockwise import Blockwise
+from engine.step import to_micro_batch
 from language import say
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
@@ -21,12 +23,14 @@ from memory.observe.monitor import Monitor
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
 from training.evaluation.answers import answer_all
+from training.evaluation.label_scores import labels_in
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
 from training.report.run_log import RunLog
 
 CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
+UNLABELLED = "-"  # in place of a label that does not count
 READ_ROWS = 64  # at once, where nothing is answered
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
 
@@ -175,6 +179,34 @@ def show_samples(
             log.progress.sample(prompt, f"{text} {CUT}" if is_cut(answer, settings) else text, reference)
             log.event("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
+
+
+def show_predictions(
+    blockwise: Blockwise, loader: StepLoader, tokenizer: Tokenizer, names: Sequence[str], count: int, log: RunLog,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Show what a head predicts for the first `count` held-out rows, on the screen and in metrics.jsonl.
+
+    Args:
+        names: of classes; none: labels are numbers.
+    Memory: evaluation of one row.
+    """
+    if count and loader.num_rows:
+        log.progress.note(say("samples"))
+    for batch in loader.evaluation_batches(count, 1):
+        (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, device)])
+        right, outputs = labels_in(batch), logits.float().cpu().numpy()
+        is_counted = right != IGNORED_LABEL if names else ~np.isnan(right)
+        sides = []
+        for side in (outputs.argmax(-1) if names else outputs[:, 0], right):
+            words = [(names[int(one)] if names else f"{one:.4g}") if has_label else UNLABELLED
+                     for one, has_label in zip(side, is_counted, strict=True)]  # fmt: skip
+            words = words[:-1] if len(words) > 1 else words  # end of text has none
+            sides.append(("" if all(len(name) == 1 for name in names) and names else " ").join(words))
+        answer, reference = sides
+        prompt = _whole(tokenizer.decode_with_unknown(batch.input_ids[0, : batch.input_lengths[0]]))
+        log.progress.sample(prompt, answer, reference, is_label=True)
+        log.event("sample", prompt=prompt, answer=answer, reference=reference)
 
 
 def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> int:

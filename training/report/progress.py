@@ -119,11 +119,16 @@ class Progress:
         lines = [f"  {line}" for line in aligned(rows)]
         self._note([title, *lines], _hanging(rows, lines))
 
-    def sample(self, prompt: str, answer: str, reference: str = "") -> None:
-        """Show one generated answer beside what the data says, each cut to one line."""
-        rows = [(say("prompt"), one_line(prompt)), (say("answer"), one_line(answer))]
-        if reference:
-            rows.append((say("reference"), one_line(reference)))
+    def sample(self, prompt: str, answer: str, reference: str = "", is_label: bool = False) -> None:
+        """Show one generated answer, or predicted label, beside what the data says, each cut to one line."""
+        names = (
+            (say("text"), say("prediction"), say("label"))
+            if is_label
+            else (say("prompt"), say("answer"), say("reference"))
+        )
+        rows = [(name, one_line(text)) for name, text in zip(names, (prompt, answer, reference), strict=True)]
+        if not reference:
+            rows.pop()
         lines = [f"  {line}" for line in aligned(rows)]
         self._note(lines, _hanging(rows, lines))
 

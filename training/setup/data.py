@@ -10,6 +10,7 @@ from typing import Any
 
 from config import Config, UserError
 from data.batches.loader import StepLoader
+from data.prepare.encode import unknown_warning
 from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
 from data.tokenizers.tokenizer import Tokenizer
@@ -43,12 +44,14 @@ def load_data(run: ResolvedRun) -> None:
         run.config = _with_class_weights(run.config, prepared.label_counts)
         run.notes += [] if run.base is None or run.is_resumed else _new_head(run.config, run.base)
     run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
-    if tokenizer.has_own_masks and prepared.objective in ("span", "ul2"):
+    if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
         told = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
             "is a different id"
         )
         run.notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
+    if warning := unknown_warning(prepared.counts["train_unknown_tokens"], prepared.counts["train_tokens"]):
+        run.notes.append(warning)
     asked = config.memory.ultra_low_mem
     reopen = run.budget.available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
     splits = prepared.train_dir, prepared.validation_dir

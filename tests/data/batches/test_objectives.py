@@ -111,7 +111,7 @@ def test_a_prefix_and_its_continuation_are_the_window(length: int, share: float,
     assert len(labels) - 1 <= max(1, round(2 * share * length))
 
 
-@pytest.mark.parametrize("objective", ["span", "ul2", "prefix"])
+@pytest.mark.parametrize("objective", ["span", "ul2", "prefix", "denoise"])
 @given(max_seq_len=st.integers(8, 300), target=st.one_of(st.none(), st.integers(4, 300)), key=KEYS)
 def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, target: int | None, key: int) -> None:
     lengths = lengths_of(of_data(max_seq_len, target), objective)
@@ -119,6 +119,15 @@ def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, targ
     assert len(inputs) <= lengths.input_tokens <= max_seq_len
     assert len(labels) <= lengths.target_tokens <= (target or 10**9)
     assert inputs[-1] == EOS and labels[-1] == EOS
+
+
+def test_denoising_masks_single_tokens_and_asks_for_all() -> None:
+    lengths = lengths_of(of_data(5000), "denoise")
+    tokens = np.arange(2, lengths.raw_tokens + 2)
+    inputs, labels = corrupt("denoise", tokens, 7, SPECIAL, lengths, 0.15, 3.0)
+    masked = inputs == FIRST_SENTINEL
+    assert labels.tolist() == [*tokens.tolist(), EOS] and len(inputs) == 5000
+    assert inputs[~masked].tolist() == labels[~masked].tolist() and 0.13 < masked.mean() < 0.17
 
 
 def test_ul2_draws_each_denoiser_as_often() -> None:

@@ -35,7 +35,7 @@ def prepared(folder: Path, objective: str, **flags: Any) -> tuple[Config, Any]:
 
 @pytest.mark.parametrize(
     ("objective", "grouped", "processes"),
-    [("pairs", True, 2), ("span", False, 1), ("ul2", True, 2), ("prefix", False, 2)],
+    [("pairs", True, 2), ("span", False, 1), ("denoise", False, 1), ("ul2", True, 2), ("prefix", False, 2)],
 )
 def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: bool, processes: int) -> None:
     config, made = prepared(tmp_path, objective, group_by_length=grouped)
@@ -50,7 +50,7 @@ def test_they_are_those_of_the_batches(tmp_path: Path, objective: str, grouped: 
             expected = sorted(
                 (int(s), int(t)) for b in batches for s, t in zip(b.input_lengths, b.target_lengths, strict=True)
             )
-            at = {"pairs": rank * 6 + place, "span": 0}.get(objective, place * processes + rank)
+            at = {"pairs": rank * 6 + place, "span": 0, "denoise": 0}.get(objective, place * processes + rank)
             rows = [row for row in zip(found.sources[at].tolist(), found.targets[at].tolist(), strict=True) if row[0]]
             assert sorted(rows)[-len(expected) :] == expected
 

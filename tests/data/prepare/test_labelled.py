@@ -19,7 +19,7 @@ from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
 from data.prepare.encode import TextEncoder
 from data.prepare.estimate import estimate_lengths
 from data.prepare.preparing import Prepared, prepare, prepare_evaluation
-from data.prepare.preview import table_of_files, table_of_shards
+from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
@@ -164,6 +164,22 @@ def test_prepared_proteins_have_a_token_for_each_letter(how: str) -> None:
     assert encoder.encode(["MKUAC"])[0].tolist() == ids.tolist()
     letters = "".join(str(tokenizer.id_to_token(int(number))) for number in ids[places])
     assert letters == ("MK<unk>AC" if how == "ankh" else "MKXAC")
+
+
+def test_a_trained_tokenizer_knows_the_prefix(of_states: Configure) -> None:
+    prepared = prepare(of_states(prepare_text="prostt5"))
+    row, tokenizer = rows_of(prepared)[0], Tokenizer.load(prepared.tokenizer_dir)
+    assert tokenizer.id_to_token(int(row["input_ids"][0])) == "<AA2fold>" and row["labels"][0] == -100
+    assert prepared.counts["train_unknown_tokens"] == 0
+
+
+def test_proteins_without_blanks_are_told(of_states: Configure, tmp_path: Path, proteins: Path) -> None:
+    train_tokenizer(["M K V L A C D W Y G S"], "words", 200, 2**20).save(tmp_path / "tokenizer")
+    flags = {"head": None, "objective": "denoise", "tokenizer_dir": tmp_path / "tokenizer", "label_column": None}
+    raw, blanks = (of_states(**flags, prepare_text=how) for how in ("none", "prott5"))
+    ((_, told),) = [row for row in lost_of_shards(raw, prepare(raw)) if row[0] == "unknown"]
+    assert "--prepare_text" in told
+    assert prepare(blanks).counts["train_unknown_tokens"] == 0, "pretraining prepares texts too"
 
 
 def test_labels_are_shown_under_tokens(of_states: Configure) -> None:
