@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from settings.fields import AUTO, counted, read_settings_file
 from storage import atomic_file, writing
 from training.checkpoints.runs import check_writable
 from training.evaluation.label_scores import LabelScores
-from training.evaluation.losses import Evaluation, mean_of_sets
+from training.evaluation.losses import Evaluation, Watch, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
 from training.evaluation.scores import load_libraries, metric_names
@@ -100,18 +100,14 @@ def evaluate(config: Config) -> Evaluation:
     return result
 
 
-def _seen(
-    scores: LabelScores, write: Callable[[Batch, NDArray[np.float32]], None] | None, batch: Batch, logits: NDArray[np.float32]
-) -> None:  # fmt: skip
+def _seen(scores: LabelScores, write: Watch | None, batch: Batch, logits: NDArray[np.float32]) -> None:
     scores.add(batch, logits)
     if write is not None:
         write(batch, logits)
 
 
 @contextmanager
-def _predictions_file(
-    config: Config, trained: Trained, prepared: Prepared
-) -> Iterator[Callable[[Batch, NDArray[np.float32]], None] | None]:
+def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> Iterator[Watch | None]:
     """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
     if config.answer.output is None:
         yield None

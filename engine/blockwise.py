@@ -139,7 +139,9 @@ class Blockwise:
     ) -> tuple[Tensor, deque[Tensor]]:
         """The summed loss, and the gradients of the hidden states, which go micro-batch by micro-batch."""
         head, total = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32)
-        scale, grads = (1.0 if self.scaling is None else self.scaling.in_use) / total_labels, deque[Tensor]()
+        # of rows with masked labels a whole batch may have none
+        scale = (1.0 if self.scaling is None else self.scaling.in_use) / max(1, total_labels)
+        grads = deque[Tensor]()
         tables = [head] if self.model.config.is_text else []
         with torch.no_grad(), self.weight_store.for_products(tables):
             for table in tables:
@@ -213,10 +215,8 @@ class Blockwise:
     def zero_gradients(self, weights: Weights) -> None:
         """Give weights the gradients of their shapes and dtypes that `gradients` would hand over, all zero."""
         schedule = Schedule(self.model)
-        shared = {
-            id(weight) for weight in (*schedule.bias_tables, *schedule.label_head)
-        }  # used outside of blocks, in the storage dtype
-        with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in shared]):
+        stored = {id(weight) for weight in (*schedule.bias_tables, *schedule.label_head)}  # used in the storage dtype
+        with self.weight_store.in_compute_dtype([weight for weight in weights if id(weight) not in stored]):
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
 

@@ -62,7 +62,7 @@ class LabelledRow:
 
     Args:
         input_ids: (S,) token ids of the encoder, with end of text.
-        labels: (1,) or (S,) classes, -100 where none is learnt, or float32, NaN where none is.
+        labels: (1,) or (S,) classes, -100 where masked, or float32, NaN where masked.
         key: random key of this row.
         decodes: whether a decoder reads the ids too.
     """
@@ -154,8 +154,8 @@ class LabelledBatch(Batch):
     @property
     def num_labels(self) -> int:
         """What the loss is averaged over: labels that carry one."""
-        is_learnt = self.labels != IGNORED_LABEL if self.labels.dtype.kind == "i" else ~np.isnan(self.labels)
-        return int(is_learnt.sum())
+        is_masked = np.isnan(self.labels) if self.labels.dtype.kind == "f" else self.labels == IGNORED_LABEL
+        return int((~is_masked).sum())
 
 
 def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGTH_MULTIPLE) -> Batch:

@@ -87,7 +87,7 @@ class TokenRows(Sequence[dict[str, Any]]):
             is_sound = bool(np.all((labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))))
         if not is_sound:
             raise UserError(
-                f"{self._place}, row {index + 1}: its labels are not what is learnt; delete the folder and prepare it again"
+                f"{self._place}, row {index + 1}: its labels do not match the labels of the folder; delete it and prepare it again"
             )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ class LabelObjective(Objective):
         self, head: LabelHead, class_weights: tuple[float, ...] | None = None, dropout_rate: float = 0.0
     ) -> None:
         self.head, self.dropout_rate = head, dropout_rate
-        self.on_logits: Callable[[Tensor, MicroBatch], None] | None = None  # is shown what an evaluation predicts
+        self.logits: Tensor | None = None  # of the micro-batch that was evaluated last, until `clear`
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, device=head.out.weight.device)
         )
@@ -50,7 +48,9 @@ class LabelObjective(Objective):
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
         """See `Objective`; one sum of the whole micro-batch (1,)."""
-        logits = self.head(hidden, micro_batch.target)
-        if self.on_logits is not None:
-            self.on_logits(logits, micro_batch)
-        return label_loss(logits, micro_batch.labels, self.class_weights).reshape(1)
+        self.logits = self.head(hidden, micro_batch.target)
+        return label_loss(self.logits, micro_batch.labels, self.class_weights).reshape(1)
+
+    def clear(self) -> None:
+        """See `Objective`; lets go of what was predicted."""
+        self.logits = None

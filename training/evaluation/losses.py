@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
@@ -17,9 +16,8 @@ from engine.objectives.labels import LabelObjective
 from engine.step import to_micro_batch
 from training.processes.group import Group
 
-Watch = Callable[
-    [Batch, NDArray[np.float32]], None
-]  # a batch, and (R, L) what a head gives for its rows or all their tokens
+# a batch, and what a head over labels gives for it: (rows or tokens of all rows, L)
+Watch = Callable[[Batch, NDArray[np.float32]], None]
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,9 @@ class Evaluation:
 
     def shown_perplexity(self) -> str:
         """As people read it: large ones as 1.2e7."""
-        return (
-            f"{self.perplexity:,.2f}"
-            if self.perplexity < 10_000
-            else f"{self.perplexity:.1e}".replace("e+0", "e").replace("e+", "e")
-        )
+        if self.perplexity < 10_000:
+            return f"{self.perplexity:,.2f}"
+        return f"{self.perplexity:.1e}".replace("e+0", "e").replace("e+", "e")
 
     def figures(self) -> dict[str, float]:
         """Name -> number, as metrics.jsonl tells it."""
@@ -77,25 +73,21 @@ def evaluate(
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
-        batches: this process's share. watch: told what a head over labels gives for each batch.
+        batches: this process's share. watch: called for each batch, of a head over labels.
     Memory: one micro-batch of evaluation.
     """
-    outputs = list[Tensor]()
-    if isinstance(blockwise.objective, LabelObjective):
-        blockwise.objective.on_logits = None if watch is None else lambda logits, _: outputs.append(logits)
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     blockwise.objective.clear()
     for batch in together(blockwise, batches, group) if blockwise.weight_store.is_collective else batches:
         part = to_micro_batch(batch, blockwise.model.config, device)
         sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
-        if watch is not None:
-            watch(batch, torch.cat(outputs).float().cpu().numpy())
-            outputs.clear()
+        if watch is not None and isinstance(blockwise.objective, LabelObjective):
+            assert blockwise.objective.logits is not None
+            watch(batch, blockwise.objective.logits.cpu().numpy())
     loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
     metrics = mean_metrics(blockwise.objective, tokens, group)
     blockwise.objective.clear()
-    is_of_text = not isinstance(blockwise.objective, LabelObjective)
-    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, is_of_text)
+    return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, blockwise.model.config.is_text)
 
 
 def together(blockwise: Blockwise, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:

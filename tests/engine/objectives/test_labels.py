@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,17 @@ def test_gradients_equal_plain_autograd(kind: str, saved: int) -> None:
     predicted = blockwise.predict(micro_batches(model.config, [[0, 1, 2, 3]]))[0]
     logits = model.label_logits(ids, mask)
     assert torch.allclose(predicted, logits[mask.bool()] if kind == "tokens" else logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tokens"])
+def test_a_batch_without_labels_teaches_nothing(kind: str) -> None:
+    model = small_model("t5", **KINDS[kind])
+    assert model.label_head is not None
+    (part,) = micro_batches(model.config, [[0, 1, 2, 3]])
+    part = replace(part, labels=torch.full_like(part.labels, torch.nan if kind == "numbers" else -100))
+    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0, LabelObjective(model.label_head))
+    assert part.num_labels == 0 and float(blockwise.gradients([part], 0)) == 0.0
+    assert not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
 
 
 def test_dropout_of_the_head_does_not_depend_on_micro_batches() -> None:
