@@ -112,7 +112,8 @@ def _texts(config: Config, given: str, bad_rows: BadRows) -> Iterator[tuple[str,
     named = config.changed(prompt_column=config.data.text_column)
     for number, prompt in enumerate(prompts_of(named, given, bad_rows)):
         if prompt.text.strip():
-            yield str(prompt.columns.get(ID) or number), prompt.text
+            given_id = prompt.columns.get(ID)
+            yield str(number if given_id in (None, "") else given_id), prompt.text
 
 
 def _parts(texts: Iterator[tuple[str, str]], embedder: Embedder) -> Iterator[list[tuple[str, str]]]:
@@ -350,8 +351,8 @@ def _write_hdf5(path: Path, rows: Again) -> None:
     _, first = next(rows())
     with _hdf5().File(path, "w") as file:
         if first.ndim == 2:
-            for name, vectors in _named(rows()):
-                file.create_dataset(name.replace("/", "_"), data=vectors)
+            for name, vectors in _named((name.replace("/", "_"), vectors) for name, vectors in rows()):
+                file.create_dataset(name, data=vectors)
             return
         names = [name for name, _ in rows()]
         file.create_dataset(IDS, data=names)

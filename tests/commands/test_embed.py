@@ -112,6 +112,13 @@ def test_fasta_and_a_single_text_are_read(folder: Path, tmp_path: Path, capsys: 
     np.testing.assert_allclose(shown["vector"], hidden(folder, "hello").mean(0), atol=1e-5)
 
 
+def test_ids_that_are_numbers_are_kept_and_missing_ones_are_the_rows_number(folder: Path, tmp_path: Path) -> None:
+    rows = [{"id": 7, "text": "a"}, {"id": 0, "text": "b"}, {"id": None, "text": "c"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    embed(settings(folder, input=tmp_path / "rows.jsonl", output=tmp_path / "v.npz"))
+    assert np.load(tmp_path / "v.npz")["ids"].tolist() == ["7", "0", "2"]
+
+
 def test_letters_of_proteins_have_a_vector_each(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.fasta").write_text(">P1\nMKVUL\n")
     embed(
