@@ -124,7 +124,7 @@ class Dropout:
 
     def place_indices(self) -> None:
         """Bring to a GPU what the keys of tokens are made of."""
-        if self.active:
+        if self.active or self.adapter_rate:
             device = self._keys().device
             self._first_sites(device)
             self.rows.row_of_token(device)

@@ -153,10 +153,9 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
 def place_indices(rows: tuple[Rows, Rows], heads: int, dropout: Dropout, device: torch.device) -> None:
     """Bring to a GPU what attention of these rows needs to know of where they lie."""
     layout = layout_of(rows, heads, device)
-    for part in (
-        {part.start: part for group in layout.groups for part in group.parts()}.values() if dropout.active else ()
-    ):
-        mixed_places(rows[0], heads, part, device)
+    if dropout.active:
+        for part in {(part.start, part.stop): part for group in layout.groups for part in group.parts()}.values():
+            mixed_places(rows[0], heads, part, device)
 
 
 def _side(tokens: NDArray[np.int64], there: NDArray[np.bool_], start: int, device: torch.device) -> Side:
@@ -334,9 +333,8 @@ class _Call:
         windows = self.wide[:, first : first + length + keys - 1].unfold(1, keys, 1)  # the last query's first
         backwards = partial(torch.arange, length - 1, -1, -1, device=device)
         order = self.rows[0].cached(("backwards", length, device), backwards)
-        return windows.index_select(
-            1, order
-        )  # in rows; a flip keeps the order of the windows' strides, which are equal
+        # a flip would keep the order of the windows' strides, which are equal; the fused kernel takes contiguous rows only
+        return windows.index_select(1, order)
 
     def _add_to_bias(self, scores: Tensor, first: int) -> None:
         """Add the gradient of scores (b, H, t, M), of the queries from `first` on, to that of the bias (H, R)."""

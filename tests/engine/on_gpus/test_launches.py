@@ -38,6 +38,10 @@ def test_twice_the_rows_start_as_many_kernels(
     assert two.peak_bytes < 2.1 * one.peak_bytes and two.moved_bytes < 2.1 * one.moved_bytes
 
 
+def test_indices_of_groups_of_several_lengths_are_sent_together() -> None:
+    assert traced(step("cuda", RAGGED, dropout=0.1, scores=1 << 20)).uploads.total() == 1
+
+
 def test_a_smaller_card_is_given_fewer_rows() -> None:
     assert [fitting_rows(free * GIB) for free in (6, 12, 16, 24, 80)] == [8, 8, 16, 32, 128]
 
