@@ -211,9 +211,8 @@ class Device(ABC):
     copies_beside = False  # whether copies to and from the host run beside the computation
     serves_several = True  # whether several processes can train on such devices together
     is_separate_memory = False  # whether its tensors lie outside the machine's RAM
-    reuses_cache = (
-        False  # whether cached blocks serve tensors of other sizes: then emptying the cache by schedule only costs time
-    )
+    # whether cached blocks serve tensors of other sizes: then emptying the cache by schedule only costs time
+    reuses_cache = False
     out_of_memory_words: tuple[str, ...] = ()  # lower case; the backend's own messages
     largest_side = LAST_SIDE  # of the products that are measured: a device with more units needs more work to show them
 

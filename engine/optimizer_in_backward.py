@@ -86,12 +86,10 @@ class OptimizerInBackward:
         self._number_step()
         # what the caller reads of the step
         self.has_changed_weights = False  # then it cannot be run again
-        self.is_finite = (
-            True  # whether all gradients are; if not, `has_changed_weights` says whether the weights are lost
-        )
-        self.is_skipped = (
-            False  # gradients overflowed at their loss scale: this step's if all are held, else the last one's
-        )
+        # whether all gradients are; if not, `has_changed_weights` says whether the weights are lost
+        self.is_finite = True
+        # gradients overflowed at their loss scale: this step's if all are held, else the last one's
+        self.is_skipped = False
         self.known_loss: float | None = None  # of the step's passes, if it was read from a GPU
         self.seconds = 0.0  # that its updates took on the host, without waiting for weights
         # what waits for the end of backward
@@ -261,11 +259,9 @@ class OptimizerInBackward:
                     is_later = gradients[0].dtype == torch.float16
                     if factor != 1.0 and not is_later:
                         _multiply(gradients, factor)
-                    finite = (
-                        torch.stack([self._block_is_finite[id(weight)] for weight in group])
-                        if self._block_is_finite
-                        else None
-                    )
+                    finite = None
+                    if self._block_is_finite:
+                        finite = torch.stack([self._block_is_finite[id(weight)] for weight in group])
                     del gradients
                     self.optimizer.update(group, self.step, factor if is_later else 1.0, finite)
                     for weight in group:

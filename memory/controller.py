@@ -113,10 +113,7 @@ class MemoryController:
         self._shape, self._local_processes = shape, local_processes
         self._looked, self._rest_until, self._steps = time.monotonic(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
-        self._first_plan, self._peak_ratio = (
-            plan,
-            1.0,
-        )  # measured peak of a step over the planned one, by the first plan
+        self._first_plan, self._peak_ratio = plan, 1.0  # measured peak of its steps over the planned one
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room, as "epoch" or "evaluation"."""

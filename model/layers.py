@@ -300,7 +300,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, dropout: Dropout, graph_only: bool = False) -> Tensor:
         """x (N, D) -> (N, D), by way of (N, F); of an fp16 x in fp32. `graph_only` as in `Linear`."""
-        inner, inverse, is_fp16 = (self.gate or self.wi)(x, dropout.of_adapter(5)), None, x.dtype == torch.float16
+        inner = (self.gate or self.wi)(x, dropout.of_adapter(5))
+        inverse, is_fp16 = None, x.dtype == torch.float16
         if self.gate is None and is_fp16:
             scale, inverse = fp16_scale(_longest_row(inner))
             inner = _Scaled.apply(inner, scale)

@@ -134,10 +134,7 @@ def sized(config: Config, device: dict[str, Any]) -> Config:
 
 
 def _call(function: str, *arguments: Any) -> Any:
-    limits = {
-        "max_cpu": 16 * PART_SECONDS,
-        "patience": 1 / 16,
-    }  # many threads use many seconds of processor time in one
+    limits = {"max_cpu": 16 * PART_SECONDS, "patience": 1 / 16}  # 16 threads use 16 seconds of processor time in one
     return childproc.call(function, *arguments, setup=prepare_environment, is_quiet=True, **limits)
 
 
@@ -189,15 +186,8 @@ def _speed(config: Config, machine: Machine, device: dict[str, Any]) -> list[Fin
     if importlib.util.find_spec("transformers") is None:
         return [*findings, Finding("speed", "beside Hugging Face T5", "transformers is not installed")]
     try:
-        other = _call(
-            "commands.diagnosis.device_speed:peer",
-            config.model,
-            rows,
-            source,
-            target,
-            device["name"],
-            device["compute"],
-        )
+        step = (config.model, rows, source, target, device["name"], device["compute"])
+        other = _call("commands.diagnosis.device_speed:peer", *step)
         told = f"{other.seconds / mine.seconds:.2f} times its speed"
         if other.tensor_bytes:
             told += f" in {mine.tensor_bytes / other.tensor_bytes:.2f} of its memory"

@@ -89,11 +89,16 @@ def comparisons(device: Device) -> Iterator[Comparison]:
                 dropped = ", dropout" if dropout else ""
                 what = f"gradients, {kind} rows, blocks {way}{dropped}, fp32"
                 avoid = "--dropout_rate=0" if dropout else "--device=cpu"
-                yield what, avoid, EXACT, partial(walk_error, SMOOTH, rows, saved, dropout, torch.float32)
-    yield "gradients, ReLU, fp32", "--device=cpu", KINKED, partial(walk_error, SHAPE, RAGGED, 99, 0.0, torch.float32)
-    yield "gradients, gated-gelu, untied head, bias in every layer, fp32", "--device=cpu", EXACT, partial(walk_error, GATED, RAGGED, 99, 0.0, torch.float32)  # fmt: skip
+                yield what, avoid, EXACT, partial(gradient_error, SMOOTH, rows, saved, dropout, torch.float32)
+    yield (
+        "gradients, ReLU, fp32",
+        "--device=cpu",
+        KINKED,
+        partial(gradient_error, SHAPE, RAGGED, 99, 0.0, torch.float32),
+    )
+    yield "gradients, gated-gelu, untied head, bias in every layer, fp32", "--device=cpu", EXACT, partial(gradient_error, GATED, RAGGED, 99, 0.0, torch.float32)  # fmt: skip
     for dtype in narrow:
-        run = partial(walk_error, SHAPE, RAGGED, 0, 0.0, dtype)
+        run = partial(gradient_error, SHAPE, RAGGED, 0, 0.0, dtype)
         yield f"gradients, ragged rows, {name_of(dtype)}", "--mixed_precision=no", DEEP * NARROW[dtype], run
     for dtype in (torch.float32, *narrow):
         bar, avoid = (EXACT, "--device=cpu") if dtype == torch.float32 else (NARROW[dtype], "--mixed_precision=no")
@@ -151,7 +156,7 @@ def gradients(
     return [loss.cpu(), *found]
 
 
-def walk_error(
+def gradient_error(
     shape: T5ModelConfig, lengths: Sequence[tuple[int, int]], saved: int, dropout: float, dtype: torch.dtype, device: Device
 ) -> float:  # fmt: skip
     """Of loss and gradients; in a narrow dtype of all gradients together."""

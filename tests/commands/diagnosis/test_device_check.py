@@ -57,7 +57,7 @@ def _numbers(device: FakeDevice) -> list[Finding]:
     return [device_numbers.measured(*one, device) for one in found]
 
 
-def test_a_walk_with_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from model.layers import RMSNorm
 
     forward, calls = RMSNorm.forward, iter(range(10**6))
@@ -66,12 +66,14 @@ def test_a_walk_with_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) 
         return forward(self, x, dtype) * (1 + 1e-3 * (next(calls) > 12))  # after the reference's own
 
     monkeypatch.setattr(RMSNorm, "forward", slightly_off)
-    walk = (device_numbers.SHAPE, device_numbers.RAGGED)
-    assert device_numbers.walk_error(*walk, 99, 0.0, torch.float32, FakeDevice()) > device_numbers.EXACT
+    model = (device_numbers.SHAPE, device_numbers.RAGGED)
+    assert device_numbers.gradient_error(*model, 99, 0.0, torch.float32, FakeDevice()) > device_numbers.EXACT
 
 
 def test_narrow_weights_and_products_of_several_micro_batches_are_near_fp32() -> None:
-    error = device_numbers.walk_error(device_numbers.SHAPE, device_numbers.RAGGED, 0, 0.0, torch.bfloat16, FakeDevice())
+    error = device_numbers.gradient_error(
+        device_numbers.SHAPE, device_numbers.RAGGED, 0, 0.0, torch.bfloat16, FakeDevice()
+    )
     assert device_numbers.EXACT < error < device_numbers.DEEP * device_numbers.NARROW[torch.bfloat16]
 
 
