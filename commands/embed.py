@@ -1,4 +1,4 @@
-"""How does `embed` turn texts into vectors? The encoder's last hidden states: their mean over a text, or one for each token.
+"""`embed`: vectors of texts, the encoder's last hidden states. Their mean over a text, or one for each token.
 
 Texts stream through in parts of a few MiB. Each part is on the disk before the next begins, so that an interrupted command goes on
 behind the last one; the vectors depend neither on that nor on which texts share a batch of one part with them. When all are there,

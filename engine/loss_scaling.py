@@ -1,4 +1,4 @@
-"""How do fp16 gradients keep from vanishing? The loss is multiplied by a scale, and the gradients are divided by it again.
+"""Dynamic loss scaling, without which fp16 gradients vanish: the loss is multiplied by a scale, the gradients are divided by it.
 
 fp16 holds numbers down to 6e-8, and the gradients of a loss divided by the tokens of a batch are often smaller. The scale
 is as large as the gradients allow: it is halved when one of them is not finite, and doubled after many good steps. A block

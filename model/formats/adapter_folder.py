@@ -12,10 +12,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from config import settings_by_name
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.consistency import REGRESSION, SEQUENCE, TOKEN
 from settings.errors import UserError
+from settings.fields import parse
 from settings.program import program
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -56,8 +58,18 @@ def read_info(folder: str | Path) -> AdapterInfo:
     settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
-        head = json.loads(about[HEAD]) if HEAD in about else _head(raw, stored)
+        try:
+            head = _own_head(about[HEAD]) if HEAD in about else _head(raw, stored)
+        except (ValueError, TypeError, LookupError) as error:
+            raise UserError(f"{folder}, its head cannot be read ({error}); copy the adapter again") from None
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
+
+
+def _own_head(text: str) -> dict[str, Any]:
+    """The head of an adapter that was written here."""
+    raw, known = json.loads(text), settings_by_name()
+    fields = {name: parse(known[name][1], raw[name]) for name in ("head", "labels", "pooling", "head_kind")}
+    return {**fields, "has_decoder": bool(raw["has_decoder"])}
 
 
 def _head(raw: dict[str, Any], stored: Any) -> dict[str, Any]:

@@ -139,10 +139,15 @@ def _head(values: dict[str, Any]) -> dict[str, Any]:
     return {"head": head, "labels": _labels(values) if head in HEADS else AUTO}
 
 
+def _number(entry: tuple[str, Any]) -> int:
+    """Of an entry of id2label, whose order in the file says nothing."""
+    return int(entry[0]) if entry[0].isdecimal() else -1
+
+
 def _labels(values: dict[str, Any]) -> str:
     """The setting `labels`: names of classes as far as they can be told apart, else their number."""
     found = values.get("id2label")
-    named = [str(name) for name in found.values()] if isinstance(found, dict) else []
+    named = [str(name) for _, name in sorted(found.items(), key=_number)] if isinstance(found, dict) else []
     count = len(named) or values.get("num_labels") or 2
     if values.get("problem_type") == REGRESSION or count == 1:
         return REGRESSION

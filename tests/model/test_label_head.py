@@ -22,6 +22,7 @@ from model.lora.form import LoraSettings
 from model.rows import Rows
 from model.t5 import T5
 from settings.consistency import TEXT
+from settings.errors import UserError
 
 HEADS: dict[str, dict[str, Any]] = {  # class of transformers -> the head that it is
     "T5EncoderModel": {"head": "sequence", "labels": "regression", "num_decoder_layers": 0},
@@ -115,6 +116,23 @@ def test_an_adapter_brings_its_head(config: T5ModelConfig, kind: str, tmp_path: 
     back = load(tmp_path / "base", expect=shape)
     use_adapters(back, load_adapters(back, tmp_path / "adapter"))
     assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
+
+
+@pytest.mark.parametrize("head", ["{", "[]", '{"head": "other"}'])
+def test_a_damaged_head_of_an_adapter_is_refused(config: T5ModelConfig, head: str, tmp_path: Path) -> None:
+    adapted(config, "T5ForTokenClassification", tmp_path)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(file), file, {"head": head})
+    with pytest.raises(UserError, match="head"):
+        read_info(tmp_path / "adapter")
+
+
+def test_classes_have_the_order_of_their_numbers(config: T5ModelConfig, tmp_path: Path) -> None:
+    save(T5(dataclasses.replace(config, head="token", num_decoder_layers=0, labels="b,c,a")).initialise(1), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    about["id2label"] = {"2": "a", "0": "b", "1": "c"}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert read_config(tmp_path).label_names == ("b", "c", "a")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""How good are predicted labels? Scores of classes and of numbers, and a table of which class was taken for which.
+"""Scores of predicted labels, and a confusion matrix of classes.
 
-Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, all from one table of
-counts. Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal numbers share the mean of their
-ranks. A correlation with something constant is 0.
+Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, all from one confusion
+matrix. Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal numbers share
+the mean of their ranks. A correlation with a constant is 0.
 Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 """
 
