@@ -626,6 +626,14 @@ class AnswerConfig:
         kind=str,
         choices=("cut", "refuse"),
     )
+    answers: str | None = setting(
+        AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
+        "model's folder, if there; none: any",
+        kind=str, auto=True, optional=True,
+    )  # fmt: skip
+    num_answers: int = setting(
+        1, "best answers per prompt, with log-probabilities; needs as many num_beams", kind=int, low=1, high=256
+    )
 
 
 @dataclass(frozen=True)
@@ -793,11 +801,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "output", "overwrite", "metrics", "generate", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "metrics", "generate", "answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (
-        "checkpoint", "answer", "generate", "prompt_column", "text_column", "prompt_template", "source_prefix",
+        "checkpoint", "answer", "generate", "prompt_column", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "embed": (
@@ -811,10 +819,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "serve": (
         "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
-        "repetition_penalty", "no_repeat_ngram_size", "system_prompt", "prompt_template", "source_prefix", "prepare_text", "max_seq_len", *USE,
+        "repetition_penalty", "no_repeat_ngram_size", "answers", "response_column", "cache_dir", "system_prompt", "prompt_template", "source_prefix",
+        "prepare_text", "max_seq_len", *USE,
     ),
     "runs": ("listing", "json", *SHARED),
-    "chat": ("checkpoint", "json", "chat", "generate", "prompt_template", "source_prefix", "max_seq_len", *USE),
+    "chat": ("checkpoint", "json", "chat", "generate", "answers", "response_column", "cache_dir", "prompt_template", "source_prefix", "max_seq_len", *USE),
 }  # fmt: skip
 COMMANDS["merge"] = ("checkpoint", "output", "overwrite", "memory_budget", *SHARED)
 COMMANDS["check"] = ("checkpoint", *SHARED)

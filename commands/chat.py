@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from commands.answer_list import with_answers
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
@@ -51,8 +52,9 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    config, folder, _ = find_answering(config, several=True, writes=True)
-    trained = load_trained(config, folder, writing_of(config, 1))
+    config, folder, adapters = find_answering(config, several=True, writes=True)
+    config, tree = with_answers(config, folder, adapters)
+    trained = load_trained(config, folder, writing_of(config, 1), tree)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)
@@ -292,7 +294,7 @@ class Writer:
         weight_store = self.trained.blockwise.weight_store
         tokens = stream(
             self.trained.blockwise.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
-            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype,
+            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype, tree=self.trained.tree,
         )  # fmt: skip
         return pieces(self.trained.tokenizer, self._counted(tokens))
 

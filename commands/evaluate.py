@@ -14,6 +14,7 @@ import numpy as np
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
+from commands.answer_list import with_answers
 from commands.generate import cut_note
 from commands.loading import Room, Trained, find_answering, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
@@ -55,13 +56,14 @@ def evaluate(config: Config) -> Evaluation:
     """
     names = metric_names(config.metrics.metrics)
     config, folder, adapters = find_answering(config)
+    config, tree = with_answers(config, folder, adapters)
     config, prepared, loader = evaluation_rows(config, learnt_last(folder, adapters), base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
     if answered:
         load_libraries(names)
-    trained = load_trained(config, folder, Writing(1, *loader.longest))
+    trained = load_trained(config, folder, Writing(1, *loader.longest), tree)
     batch_size = loss_rows(trained.blockwise.model.config, trained.weights, trained.room, asked, loader.longest)
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
@@ -86,7 +88,7 @@ def evaluate(config: Config) -> Evaluation:
             if answered:
                 scores, shown, cut = generate_metrics(
                     trained.blockwise, loader, trained.tokenizer, how, group, rows=answered, batch_size=at_once,
-                    names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of,
+                    names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of, tree=tree,
                 )  # fmt: skip
                 results[name].metrics.update(scores)
                 samples, ended = [*samples, *shown], ended + cut
@@ -252,7 +254,16 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     if saved is not None:
         here = {name: config.as_dict()[name] for name in places()}
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
-    others = ("model", "adapter", "output", "overwrite", "metrics", "eval_generate_rows", *config.generate.__dict__)
+    others = (
+        "model",
+        "adapter",
+        "output",
+        "overwrite",
+        "answers",
+        "metrics",
+        "eval_generate_rows",
+        *config.generate.__dict__,
+    )
     shape = shape_of(folder, home)
     if shape.head in HEADS:
         decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
+from commands.answer_list import answer_sources, with_answers
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.sources.files import find, sources_fingerprint
@@ -27,6 +28,7 @@ from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
+from model.decoding.beam_search import ScoredAnswer
 from model.decoding.generation import is_cut
 from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable
@@ -38,6 +40,7 @@ from training.setup.adapter_settings import base_of, learnt_last
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
+ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 STANDARD_INPUT = "-"
 FORMAT = 2  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
@@ -55,6 +58,12 @@ def generate(config: Config) -> None:
         raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config, writes=True)
+    beams, several = config.generate.num_beams, config.answer.num_answers
+    if several > beams:
+        raise UserError(
+            f"--num_answers = {several}, needs as many beams and there are {beams}; give --num_beams={several}"
+        )
+    config, tree = with_answers(config, folder, adapters)
     prompts = prompts_of(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:
@@ -68,7 +77,7 @@ def generate(config: Config) -> None:
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(told)
-    trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)))
+    trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)), tree)
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
@@ -77,12 +86,13 @@ def generate(config: Config) -> None:
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
         with nullcontext() if output is None else output:
-            for prompt, answer, was_cut in answers(trained, config, encoder, prompts):
+            for prompt, best, was_cut in answers(trained, config, encoder, prompts):
                 written, cut = written + 1, cut + was_cut
-                if output is None:
-                    print(answer, flush=True)
-                else:
-                    output.write(prompt, answer)
+                if output is not None:
+                    output.write(prompt, best)
+                    continue
+                for answer, score in best:
+                    print(answer if several == 1 else f"{score:.4f}\t{answer}", flush=True)
         if output is not None:
             told = "{file}: {answers}"
             Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
@@ -100,8 +110,10 @@ def cut_note(cut: int, of: int, config: Config) -> str:
 
 def answers(
     trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
-) -> Iterator[tuple[Prompt, str, bool]]:
-    """Answer prompts in windows: prompt, answer, and whether it was cut, in their order; a blank one has a blank answer.
+) -> Iterator[tuple[Prompt, list[tuple[str, float]], bool]]:
+    """Answer prompts in windows, in their order: prompt, answers with their log-probabilities, and whether the best was cut.
+
+    A blank prompt has a blank answer. Of a single answer the log-probability is not computed, and 0.
 
     Memory: one window of prompts, and one batch of answers being written.
     """
@@ -111,10 +123,15 @@ def answers(
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
-        written = iter(trained.answer([encoder.encode(prompt) for prompt in window if prompt.text], config))
+        inputs = [encoder.encode(prompt) for prompt in window if prompt.text]
+        if config.answer.num_answers > 1:
+            written = iter(trained.best_answers(inputs, config))
+        else:
+            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config)])
         for prompt in window:
-            ids = next(written) if prompt.text else []
-            yield prompt, trained.tokenizer.decode_answer(ids), is_cut(ids, config.generate)
+            best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
+            texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
+            yield prompt, texts, is_cut(best[0].tokens, config.generate)
 
 
 @dataclass
@@ -206,6 +223,7 @@ class Output:
 
     def __init__(self, config: Config, folders: list[Path], given: str) -> None:
         self.path = Path(str(config.answer.output))
+        self._is_several = config.answer.num_answers > 1
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, folders, given)
         self.rows = 0
@@ -248,13 +266,16 @@ class Output:
                 self.rows, end = self.rows + 1, end + len(line)
             file.truncate(end)
 
-    def write(self, prompt: Prompt, answer: str) -> None:
-        """Append one answer: the row's columns, `response`, and what was there as `reference`."""
-        columns = prompt.columns
+    def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
+        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too."""
+        columns, (answer, _) = prompt.columns, best[0]
+        added: dict[str, Any] = {ANSWER: answer}
+        if self._is_several:
+            added |= {ANSWERS: [text for text, _ in best], SCORES: [round(score, 6) for _, score in best]}
         kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
         row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
-        line = json.dumps({**row, ANSWER: answer}, ensure_ascii=False)
-        self._file.write((line if is_encodable(line) else json.dumps({**row, ANSWER: answer})) + "\n")
+        line = json.dumps({**row, **added}, ensure_ascii=False)
+        self._file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
         self._file.flush()
         self.rows += 1
 
@@ -268,4 +289,7 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
         source = secrets.token_hex(8)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    return fingerprint([FORMAT, weights, source, settings, [data.prompt_column, data.text_column]])
+    listed = answer_sources(config, folders)
+    answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
+    answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
+    return fingerprint([FORMAT, weights, source, settings, [data.prompt_column, data.text_column], *answers])

@@ -38,6 +38,8 @@ from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
 from memory.weight_offload import rests_in_memory, weights_folder
 from model import hf_format
+from model.decoding.answer_tree import AnswerTree
+from model.decoding.beam_search import ScoredAnswer
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks
 from model.formats.checksums import refuse_damaged
@@ -48,7 +50,7 @@ from settings.consistency import answer_problems, idle_search
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
-from training.evaluation.answers import answer_all
+from training.evaluation.answers import answer_all, best_answers
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
@@ -95,6 +97,7 @@ class Trained:
     weights: Weights
     room: Room
     adapters: AdapterSet | None = None
+    tree: AnswerTree | None = None  # of the answers that there are; None: any
     monitor: Monitor = field(init=False)
     kept: AnswerBudget = field(init=False)
 
@@ -107,6 +110,7 @@ class Trained:
 
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
+        writing = writing if self.tree is None else replace(writing, choices=self.tree.most_choices(writing.beams))
         return predict_generation(self.blockwise.model.config, self.weights, writing, self.room.base_bytes)
 
     def rows_at_once(self, asked: int | str, writing: Writing, flag: str = "generate_batch_size") -> int:
@@ -157,7 +161,16 @@ class Trained:
             lambda writing: self.rows_at_once(asked, writing),
             config.run.seed,
             self.kept,
+            self.tree,
         )
+
+    def best_answers(self, inputs: list[list[int]], config: Config) -> list[list[ScoredAnswer]]:
+        """The `num_answers` best to each prompt, or as many as there are; otherwise as `answer`."""
+        asked = config.answer.generate_batch_size
+        found = best_answers(
+            self.blockwise, inputs, config.generate, lambda writing: self.rows_at_once(asked, writing), self.kept, self.tree
+        )  # fmt: skip
+        return [best[: config.answer.num_answers] for best in found]
 
 
 @contextmanager
@@ -315,11 +328,12 @@ def find_answering(
     return answering(config, folder, adapters, searches), folder, adapters
 
 
-def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
+def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTree | None = None) -> Trained:
     """Load a model for use.
 
     Args:
-        writing: the least that will be written with it.
+        writing: the least that will be written with it. tree: the answers that there are, measured with what
+            the process holds already; None: any.
     Raises:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """
@@ -359,7 +373,9 @@ def load_trained(config: Config, folder: Path, writing: Writing) -> Trained:
     trim = no_trim if device.is_separate_memory else trim_malloc
     objective = None if model.label_head is None else LabelObjective(model.label_head)
     blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim)
-    made = Trained(learnt, blockwise, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set)
+    made = Trained(
+        learnt, blockwise, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set, tree
+    )
     made.monitor.interval_seconds = config.memory.monitor_seconds
     return made
 

@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -157,13 +157,16 @@ class Api:
             )
         if seed is None:
             seed = secrets.randbits(63)
+        stops = asked.stops
+        if self.engine.tree is not None:  # an answer of a list is never cut
+            how, stops = replace(how, max_new_tokens=self.engine.tree.longest), ()
         flow = Flow()
         for ids in asked.prompts:
             for number in range(asked.count):
                 index = len(flow.answers)
                 flow.answers.append(
                     Answer(
-                        ids, how, seed + number, decode=self.texts.decode, stops=asked.stops, is_streamed=asked.is_streamed,
+                        ids, how, seed + number, decode=self.texts.decode, stops=stops, is_streamed=asked.is_streamed,
                         send=lambda update, index=index: self._unsent.append((flow, index, update)),  # type: ignore[misc]
                     )
                 )  # fmt: skip

@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import numpy as np
+
 from devices.base import Device
 from memory.cleanup import Cleaner, free_failed
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
+from model.decoding.answer_tree import AnswerTree
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import next_tokens
 from serving.answers import Answer, Refused
@@ -38,13 +41,20 @@ class Engine:
     Args:
         decoder: None: the model writes nothing.
         capacity: what may be written at once. max_queue: answers, or computations, that may wait.
-        device: that the model is on.
+        device: that the model is on. tree: the answers that there are; None: any.
     """
 
     def __init__(
-        self, decoder: Decoder | None, capacity: Capacity, max_queue: int, monitor: Monitor, device: Device
+        self,
+        decoder: Decoder | None,
+        capacity: Capacity,
+        max_queue: int,
+        monitor: Monitor,
+        device: Device,
+        tree: AnswerTree | None = None,
     ) -> None:
         self.decoder, self.capacity, self.max_queue, self.monitor = decoder, capacity, max_queue, monitor
+        self.tree = tree
         self.meters = Meters()
         self.hand_over: Callable[[], object] = lambda: None  # called behind each step in the engine's thread
         self.tokens = 0  # that there is room for, of those being written
@@ -203,8 +213,10 @@ class Engine:
         began, answers, shape = time.perf_counter(), self._running, decoder.model.config
         newest = [answer.tokens[-1] if answer.tokens else shape.start_token_id for answer in answers]
         try:
-            logits = self._safely(lambda: decoder.step(newest))
-            for answer, token in zip(answers, next_tokens(answers, logits, shape), strict=True):
+            tree, nodes = self.tree, np.array([answer.node for answer in answers])
+            choices = None if tree is None else tree.choices(nodes, shape.vocab_size)
+            logits = self._safely(lambda: decoder.step(newest, choices))
+            for answer, token in zip(answers, next_tokens(answers, logits, shape, choices), strict=True):
                 answer.take(token, shape.eos_token_id)
         except Exception as error:  # the API goes on without these
             self._fail(answers, error)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from commands.answer_list import with_answers
 from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config
@@ -37,9 +38,10 @@ def serve(config: Config) -> None:
     token = token_of(board.token, board.host, "use this model")
     config, folder, adapters = find_answering(config, searches=False)
     is_text = shape_of(learnt_last(folder, adapters), base_of(folder)).is_text
+    config, tree = with_answers(config, folder, adapters)
     config = config if is_text else with_preparation(config, folder)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, folder, writing_of(config, 1) if is_text else Writing(1, 1, 1))
+        trained = load_trained(config, folder, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -74,7 +76,7 @@ def api_of(trained: Trained, config: Config) -> Api:
     store, model = trained.blockwise.weight_store, trained.blockwise.model
     decoder = Decoder(model, store.for_products, store.compute_dtype) if model.config.is_text else None
     capacity = _capacity(trained, config) if decoder is not None else Capacity(0, 0, {"weights": trained.weights.bytes})
-    engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device)
+    engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device, trained.tree)
     texts = Texts(
         trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, Embedder.of(trained, config)
     )  # fmt: skip
@@ -88,7 +90,8 @@ def api_of(trained: Trained, config: Config) -> Api:
 
 def _capacity(trained: Trained, config: Config) -> Capacity:
     asked: Any = config.answer.generate_batch_size
-    longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True)
+    choices = 0 if trained.tree is None else trained.tree.most_choices(1)
+    longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True, choices=choices)
 
     def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
         shape, base = trained.blockwise.model.config, trained.room.base_bytes

@@ -58,16 +58,18 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "plan": {"planning": ("target", "json"), **TRAINING},
     "generate": {
         "prompt": ("model", "input", "output", "prompt_column", "max_seq_len", "prompt_template"),
-        "answer": ("max_new_tokens", "temperature", "top_p", "num_beams", "repetition_penalty", "generate_batch_size"),
+        "answer": (
+            "answers", "num_answers", "max_new_tokens", "temperature", "top_p", "num_beams", "repetition_penalty", "generate_batch_size",
+        ),
         "memory": ("memory_budget", "mixed_precision"),
     },
     "evaluate": {
-        "evaluation": ("model", "validation_file", "metrics", "eval_rows", "eval_generate_rows"),
+        "evaluation": ("model", "validation_file", "metrics", "answers", "eval_rows", "eval_generate_rows"),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "chat": {
         "conversation": ("model", "system_prompt", "history_turns", "prompt_template"),
-        "answer": ("max_new_tokens", "temperature", "top_p", "repetition_penalty"),
+        "answer": ("answers", "max_new_tokens", "temperature", "top_p", "repetition_penalty"),
         "memory": ("memory_budget", "mixed_precision"),
     },
     "prepare": {

@@ -35,6 +35,9 @@ SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
 GAP_BYTES = 2 * HEAP_BELOW
 REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
 MARGIN = 0.02  # by which the same work takes more in one run than in another
+CHOICE_BYTES = (
+    48  # of a token that a list of answers allows: its id and place on the host and on the device, and its score
+)
 ANSWERS = "answers"  # the monitor's phase
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
@@ -46,6 +49,7 @@ class Writing:
     Args:
         rows: B. source_tokens: S of the longest prompt. new_tokens: T of the longest answer. beams: G.
         sampled: whether tokens are drawn from the best, for which scores are sorted.
+        choices: most tokens that a list of answers allows next; 0: there is no list.
     """
 
     rows: int
@@ -53,6 +57,7 @@ class Writing:
     new_tokens: int
     beams: int = 1
     sampled: bool = False
+    choices: int = 0
 
     @classmethod
     def by(cls, how: GenerateConfig, rows: int, source_tokens: int) -> Writing:
@@ -221,7 +226,8 @@ def _step_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:
     row = w.beams * model.num_heads * keys
     tile = 2 * e * max(row, min(TILE_ELEMENTS, w.rows * row))
     seen = w.rows * w.beams**2 * w.new_tokens if w.beams > 1 else 0
-    return tile + 2 * seen + beams * model.vocab_size * (4 + max(0 if e == 4 else e, 17 if w.sampled else 4))
+    logits = beams * model.vocab_size * (4 + max(0 if e == 4 else e, 17 if w.sampled else 4))
+    return tile + 2 * seen + logits + CHOICE_BYTES * beams * w.choices
 
 
 class AnswerBudget:

@@ -12,41 +12,80 @@ Shapes: B prompts, G beams, V vocabulary. Source: transformers 5.23, `_beam_sear
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from config import GenerateConfig
+from model.decoding.answer_tree import DEAD, ROOT, AnswerTree, Choices
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import penalise
 
 OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay numbers
 
 
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows."""
+
+    tokens: list[int]
+    log_probability: float
+
+
 class _Search:
     """Beginnings that grow, and answers."""
 
-    def __init__(self, settings: GenerateConfig, rows: int, start: int, device: torch.device) -> None:
+    def __init__(self, settings: GenerateConfig, rows: int, start: int, device: torch.device, is_listed: bool) -> None:
         self.settings, beams = settings, settings.num_beams
         self.written = torch.full((rows, beams, 1), start, device=device)  # with the start token
         self.scores = torch.full((rows, beams), OUT, device=device)
         self.scores[:, 0] = 0.0  # all beginnings are alike yet: one is enough
+        self.nodes = torch.full((rows, beams), ROOT, device=device)  # of beginnings, in a tree of answers
+        if is_listed:
+            self.scores[:, 1:], self.nodes[:, 1:] = -torch.inf, DEAD
         self.answers = self.written.clone()
         self.answer_scores = torch.full((rows, beams), OUT, device=device)
         self.is_answer = torch.zeros((rows, beams), dtype=torch.bool, device=device)
         self.is_open = torch.ones((rows, 1), dtype=torch.bool, device=device)  # whether better answers may come
 
-    def advance(self, log_probs: Tensor, eos: int) -> Tensor:
-        """Grow by one token: log_probs (B G, V) -> parents (B, G) of the new beginnings."""
-        settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
+    def candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The best of all tokens: log_probs (B G, V) -> beams, tokens, scores and nodes, each (B, 2G), best first."""
+        beams = self.settings.num_beams
         totals = log_probs.view(-1, beams, log_probs.shape[1]).add_(self.scores.unsqueeze(2))
         parents, tokens, best = _best(totals, 2 * beams)
+        return parents, tokens, best, self.nodes.gather(1, parents)
+
+    def listed_candidates(self, logits: Tensor, choices: Choices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same of the allowed tokens: logits (k, W) of the beams that go on; scores are -inf where there are fewer."""
+        beams, device = self.settings.num_beams, logits.device
+        rows, first, tokens = (torch.from_numpy(of).to(device) for of in (choices.rows, choices.first, choices.tokens))
+        totals = torch.log_softmax(logits, 1).add_(self.scores.flatten()[rows].unsqueeze(1))
+        found, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)
+        count = found.shape[1]
+
+        def spread(values: Tensor, empty: float) -> Tensor:
+            """(k, count) of some beams -> (B, G 2G) of all; 2G as a beam may have less."""
+            all_ = values.new_full((self.scores.numel(), 2 * beams), empty)
+            all_[rows, :count] = values
+            return all_.view(-1, 2 * beams * beams)
+
+        best, places = spread(found, -torch.inf).topk(2 * beams)
+        ids = spread(tokens.gather(1, columns), 0).gather(1, places).clamp_(min=0)
+        nodes = spread(first.unsqueeze(1) + columns, DEAD).gather(1, places)
+        return places // (2 * beams), ids, best, nodes
+
+    def advance(self, candidates: tuple[Tensor, Tensor, Tensor, Tensor], eos: int) -> Tensor:
+        """Grow by one token -> parents (B, G) of the new beginnings."""
+        settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
+        parents, tokens, best, nodes = candidates
         grown = torch.cat([_take(self.written, parents), tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
         ends = tokens == eos if count < settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
-        self._keep_best_answers(grown, best, ends, count)
-        going = best + ends.float() * OUT
+        self._keep_best_answers(grown, best, ends & (best > -torch.inf), count)
+        going = best.masked_fill(ends, -torch.inf)
         chosen = going.topk(beams)[1]
         self.written, self.scores = _take(grown, chosen), going.gather(1, chosen)
+        self.nodes = nodes.gather(1, chosen).masked_fill(self.scores == -torch.inf, DEAD)
         far = settings.early_stopping == "never" and settings.length_penalty > 0.0
         reachable = self.scores[:, :1] / (settings.max_new_tokens if far else count) ** settings.length_penalty
         worst = torch.where(self.is_answer, self.answer_scores.amin(1, keepdim=True), OUT)
@@ -76,9 +115,21 @@ class _Search:
         found: list[bool] = (full | ~self.is_open.squeeze(1)).tolist()
         return found
 
+    def best_answers(self, place: int, eos: int) -> list[ScoredAnswer]:
+        """The answers to one prompt, best first."""
+        found, settings = list[ScoredAnswer](), self.settings
+        is_answer, scores = self.is_answer[place].tolist(), self.answer_scores[place].tolist()
+        for beam, tokens in enumerate(self.answers[place, :, 1:].tolist()):
+            if beam and not is_answer[beam]:
+                continue
+            count = tokens.index(eos) + 1 if eos in tokens else min(len(tokens), settings.max_new_tokens)
+            kept = tokens[: count - 1] if eos in tokens else tokens[:count]
+            found.append(ScoredAnswer(kept, scores[beam] * count**settings.length_penalty))
+        return found
+
     def select(self, rows: list[int]) -> None:
         """Continue with these prompts."""
-        for name in ("written", "scores", "answers", "answer_scores", "is_answer", "is_open"):
+        for name in ("written", "scores", "nodes", "answers", "answer_scores", "is_answer", "is_open"):
             setattr(self, name, getattr(self, name)[rows])
 
 
@@ -98,28 +149,35 @@ def _take(sequences: Tensor, places: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def search(decoder: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateConfig) -> list[list[int]]:
-    """The best answer to each prompt: token ids without the start token and without the end token.
+def search(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
+) -> list[list[ScoredAnswer]]:
+    """The best answers to each prompt, best first, at most G: token ids without the start token and without the end token.
 
     Args:
         decoder: fresh, with `settings.num_beams` beams.
+        tree: the answers that there are, none longer than `settings.max_new_tokens`; no penalty applies then. None: any.
     Memory: three tensors of B G x V fp32, and 2G x max_new_tokens token ids a prompt.
     """
     shape = decoder.model.config
+    answers = [list[ScoredAnswer]() for _ in prompts]
+    if not prompts:
+        return answers
     decoder.join(prompts, settings.max_new_tokens)
-    rows, answers = list(range(len(prompts))), [list[int]() for _ in prompts]
-    state = _Search(settings, len(prompts), shape.start_token_id, decoder.device)
+    rows = list(range(len(prompts)))
+    state = _Search(settings, len(prompts), shape.start_token_id, decoder.device, tree is not None)
     while rows:
         history = state.written.flatten(0, 1)
-        log_probs = torch.log_softmax(decoder.step(history[:, -1]), 1)
-        parents = state.advance(penalise(log_probs, history, settings, shape.eos_token_id), shape.eos_token_id)
-        decoder.cache.follow(parents)
+        if tree is not None:
+            choices = tree.choices(state.nodes.flatten().cpu().numpy(), shape.vocab_size)
+            candidates = state.listed_candidates(decoder.step(history[:, -1], choices), choices)
+        else:
+            log_probs = torch.log_softmax(decoder.step(history[:, -1]), 1)
+            candidates = state.candidates(penalise(log_probs, history, settings, shape.eos_token_id))
+        decoder.cache.follow(state.advance(candidates, shape.eos_token_id))
         done = [place for place, is_done in enumerate(state.done()) if is_done]
         for place in done:
-            tokens = state.answers[place, 0, 1:].tolist()
-            if shape.eos_token_id in tokens:
-                tokens = tokens[: tokens.index(shape.eos_token_id)]
-            answers[rows[place]] = tokens[: settings.max_new_tokens]
+            answers[rows[place]] = state.best_answers(place, shape.eos_token_id)
         if done:
             order = decoder.drop(done)
             rows = [rows[place] for place in order]

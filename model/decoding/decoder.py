@@ -15,6 +15,7 @@ from torch import Tensor
 
 from devices.malloc import trim_malloc
 from limits import ENCODER_TOKENS
+from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
 from model.dropout import Dropout
 from model.layers import residual_dtype
@@ -105,10 +106,13 @@ class Decoder:
             trim_malloc()
 
     @torch.no_grad()
-    def step(self, ids: Sequence[int] | Tensor) -> Tensor:
+    def step(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
         """Append one token to each beam: n G ids, beams of a row side by side -> next logits (n G, V) fp32.
 
         Without beams a step that failed may be repeated.
+
+        Args:
+            choices: of k beams, from a list of answers: the logits are theirs, (k, W), -inf where there is no token.
         """
         self.cache.begin_step()
         x = embed(torch.as_tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
@@ -124,9 +128,20 @@ class Decoder:
                     x = x + cross.o(self.cache.attend_source(number, q))
                     x = x + block.feed_forward(block.feed_forward_norm(x, self.dtype), no_drop)
             hidden = (self.model.decoder.final_norm(x) * self.model.output_scale).to(self.dtype)
-            logits = product(hidden, self.model.output_weight).float()
+            logits = (
+                product(hidden, self.model.output_weight).float() if choices is None else self._some(hidden, choices)
+            )
         self.cache.lengths = [length + 1 for length in self.cache.lengths]
         return logits
+
+    def _some(self, hidden: Tensor, choices: Choices) -> Tensor:
+        rows, tokens, places = (
+            torch.from_numpy(found).to(self.device) for found in (choices.rows, choices.tokens, choices.places)
+        )
+        weight: Tensor = self.model.output_weight
+        if choices.head is not None:
+            weight = embed(torch.from_numpy(choices.head).to(self.device), weight, self.dtype)
+        return product(hidden[rows], weight).float().gather(1, places).masked_fill_(tokens < 0, -torch.inf)
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out whose answers are done; which one each of the others was, as the last ones take their places."""

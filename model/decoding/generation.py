@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from config import GenerateConfig
-from model.decoding.beam_search import search
+from model.decoding.answer_tree import AnswerTree
+from model.decoding.beam_search import ScoredAnswer, search
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import Row, next_tokens
 from model.t5 import T5, WithWeights, in_place
@@ -23,6 +25,7 @@ def generate(
     seed: int = 0,
     with_weights: WithWeights = in_place,
     compute_dtype: torch.dtype | None = None,
+    tree: AnswerTree | None = None,
     **changes: Any,
 ) -> list[list[int]]:
     """Write an answer to each row.
@@ -32,6 +35,7 @@ def generate(
         settings: how tokens are chosen; None: the defaults, greedy.
         seed: of sampling, see `Row`.
         with_weights, compute_dtype: see `Decoder`.
+        tree: the answers that there are; their lengths replace `max_new_tokens`, and no penalty applies. None: any.
         changes: settings by name, such as max_new_tokens=20.
     Returns:
         token ids of each answer, without the start token and without the end token.
@@ -39,14 +43,32 @@ def generate(
         UserError: an id outside of the vocabulary.
     Memory: see `Decoder`; a search holds three times the logits besides.
     """
-    settings = replace(settings or GenerateConfig(), **changes)
+    settings = _within(replace(settings or GenerateConfig(), **changes), tree)
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        return search(decoder, input_ids, settings) if input_ids else []
+        return [best[0].tokens for best in search(decoder, input_ids, settings, tree)]
     rows = [Row(ids, settings, seed) for ids in input_ids]
-    for _ in _write(decoder, rows):
+    for _ in _write(decoder, rows, tree):
         pass
     return [row.tokens for row in rows]
+
+
+def generate_best(
+    model: T5,
+    input_ids: Sequence[Sequence[int]],
+    settings: GenerateConfig,
+    *,
+    with_weights: WithWeights = in_place,
+    compute_dtype: torch.dtype | None = None,
+    tree: AnswerTree | None = None,
+) -> list[list[ScoredAnswer]]:
+    """The best answers to each row, `num_beams` or fewer, with their log-probabilities; arguments as of `generate`."""
+    settings = _within(settings, tree)
+    return search(Decoder(model, with_weights, compute_dtype, settings.num_beams), input_ids, settings, tree)
+
+
+def _within(settings: GenerateConfig, tree: AnswerTree | None) -> GenerateConfig:
+    return settings if tree is None else replace(settings, max_new_tokens=tree.longest)
 
 
 def stream(
@@ -57,29 +79,33 @@ def stream(
     seed: int = 0,
     with_weights: WithWeights = in_place,
     compute_dtype: torch.dtype | None = None,
+    tree: AnswerTree | None = None,
 ) -> Iterator[int]:
     """Yield the tokens of the answer to one row as they are chosen; the same tokens as `generate`, same arguments.
 
     A beam search knows its answer at the end: then all tokens come at once.
     """
+    settings = _within(settings, tree)
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        yield from search(decoder, [input_ids], settings)[0]
+        yield from search(decoder, [input_ids], settings, tree)[0][0].tokens
         return
     row = Row(input_ids, settings, seed)
-    for count, _ in enumerate(_write(decoder, [row])):
+    for count, _ in enumerate(_write(decoder, [row], tree)):
         yield from row.tokens[count:]
 
 
-def _write(decoder: Decoder, rows: Sequence[Row]) -> Iterator[None]:
+def _write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> Iterator[None]:
     """Write the answers of rows with the same settings, a token of each a step."""
     shape = decoder.model.config
     going = list(rows)
     if going:
         decoder.join([row.ids for row in going], going[0].settings.max_new_tokens)
     while going:
-        logits = decoder.step([row.tokens[-1] if row.tokens else shape.start_token_id for row in going])
-        tokens = next_tokens(going, logits, shape)
+        newest = [row.tokens[-1] if row.tokens else shape.start_token_id for row in going]
+        choices = None if tree is None else tree.choices(np.array([row.node for row in going]), shape.vocab_size)
+        logits = decoder.step(newest, choices)
+        tokens = next_tokens(going, logits, shape, choices)
         del logits
         ended = set[int]()
         for place, (row, token) in enumerate(zip(going, tokens, strict=True)):

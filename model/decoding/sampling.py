@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from config import GenerateConfig, T5ModelConfig
+from model.decoding.answer_tree import ROOT, Choices
 
 LEAST_TEMPERATURE = 1e-6  # divided by less, scores are out of fp32's range
 
@@ -25,25 +26,30 @@ class Row:
     Args:
         ids: of its prompt, with the end token. settings: how its tokens are chosen. seed: fixes the random numbers. Each row
             draws its own, from the seed and its prompt, so that its text does not depend on the rows beside it.
-        tokens: written so far, without the start token.
+        tokens: written so far, without the start token. node: where they end in a tree of answers.
     """
 
     ids: Sequence[int]
     settings: GenerateConfig
     seed: int = 0
     tokens: list[int] = field(default_factory=list)
+    node: int = ROOT
 
     def __post_init__(self) -> None:
         digest = hashlib.blake2b(repr((self.seed, list(self.ids))).encode(), digest_size=8).digest()
         self.generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig) -> list[int]:
-    """The next token of each row, as it would be chosen were it alone: from logits (n, V) fp32, which are changed."""
+def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig, choices: Choices | None = None) -> list[int]:
+    """The next token of each row, as it would be chosen were it alone: from logits (n, V) fp32, which are changed.
+
+    Args:
+        choices: of all rows, whose logits are (n, W); their nodes go on, and no penalty applies.
+    """
     alike: dict[tuple[GenerateConfig, int], list[int]] = {}
     for place, row in enumerate(rows):
         count = len(row.tokens)
-        matters = _needs_history(row.settings) or count < row.settings.min_new_tokens
+        matters = choices is None and (_needs_history(row.settings) or count < row.settings.min_new_tokens)
         alike.setdefault((row.settings, count if matters else -1), []).append(place)
     chosen = [0] * len(rows)
     for (settings, count), places in alike.items():
@@ -53,6 +59,10 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig) -> li
             penalise(scores, torch.tensor(written, device=logits.device), settings, shape.eos_token_id)
         tokens = choose(scores, settings, [rows[place].generator for place in places])
         for place, token in zip(places, tokens.tolist(), strict=True):
+            if choices is not None:
+                column = min(token, int(choices.counts[place]) - 1)  # rounding may draw what has no mass
+                rows[place].node = int(choices.first[place]) + column
+                token = int(choices.tokens[place, column])
             chosen[place] = token
     return chosen
 

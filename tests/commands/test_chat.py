@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import loading
+from commands.answer_list import with_answers
 from commands.chat import Session, Writer, chat, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
@@ -239,6 +240,16 @@ def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
             session.ask("hello", lambda piece: None)
     answers = [[text for role, text in session.turns if role == "assistant"] for session in sessions]
     assert answers[0] == answers[1] and answers[0][0] != answers[0][1]
+
+
+def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers.txt").write_text("red\nblue\n")
+    flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
+    config, tree = with_answers(load("chat", {"model": str(folder), **flags}), folder, [])
+    session = Session(Writer(loading.load_trained(config, folder, loading.writing_of(config, 1), tree), config))
+    for _ in range(3):
+        session.ask("hello", lambda piece: None)
+    assert {text for role, text in session.turns if role == "assistant"} <= {"red", "blue"}
 
 
 def save_adapter(base: Path, folder: Path, seed: int) -> Path:

@@ -225,3 +225,11 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
     assert merged.run.checkpoint_mirror is None
+
+
+def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
+    rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.txt"
+    rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in ("red", "blue")))
+    listed.write_text("red\n")
+    result = evaluate(settings(folder, tmp_path, validation_file=rows, answers=listed, max_new_tokens=60))
+    assert result.metrics["exact_match"] == 50.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -281,3 +282,56 @@ def test_what_answers_loads_no_trainer() -> None:
     """Its memory would be missing for answers."""
     words = "import sys, commands.loading; sys.exit(int('accelerate' in sys.modules or 'pyarrow' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
+
+
+def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a text file, of a data file's column, and of the model's own folder; with the best few and their log-probabilities."""
+    answers = ["red", "a longer answer", "re", "blue", "蓝"]
+    listed, table = tmp_path / "answers.txt", tmp_path / "answers.csv"
+    listed.write_text("\n".join([*answers, "", "red "]) + "\n", encoding="utf8")
+    table.write_text("id,color\n" + "".join(f"1,{text}\n" for text in answers), encoding="utf8")
+    source, cache = write_prompts(tmp_path / "prompts.jsonl"), {"cache_dir": tmp_path / "cache"}
+    how = {"input": source, **cache, "max_new_tokens": 60}
+    best = {"num_beams": 5, "num_answers": 3}
+    generate(settings(folder, **how, **best, answers=listed, output=tmp_path / "best.jsonl"))
+    assert "5 of at most" in capsys.readouterr().err
+    for row in read(tmp_path / "best.jsonl"):
+        assert len(set(row["responses"])) == 3 and set(row["responses"]) <= set(answers)
+        assert row["response"] == row["responses"][0]
+        assert row["log_probabilities"] == sorted(row["log_probabilities"], reverse=True)
+    (made,) = (tmp_path / "cache" / "answers").glob("*.npz")
+    before = made.stat().st_mtime_ns
+    generate(settings(folder, **how, answers=listed, output=tmp_path / "first.jsonl"))
+    assert made.stat().st_mtime_ns == before
+    first = [row["response"] for row in read(tmp_path / "first.jsonl")]
+    assert set(first) <= set(answers)
+    generate(settings(folder, **how, answers=table, response_column="color", output=tmp_path / "table.jsonl"))
+    assert [row["response"] for row in read(tmp_path / "table.jsonl")] == first
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    shutil.copy(listed, own)
+    generate(settings(own, **how, output=tmp_path / "own.jsonl"))
+    assert [row["response"] for row in read(tmp_path / "own.jsonl")] == first
+    capsys.readouterr()
+    generate(settings(own, **{**how, "input": "short", "max_new_tokens": 6}, answers="none"))
+    assert "of at most" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags,named",
+    [
+        ({"num_answers": 3}, "--num_answers"),
+        ({"max_new_tokens": 2}, "--max_new_tokens"),
+        ({"no_repeat_ngram_size": 2}, "--no_repeat_ngram_size"),
+        ({"answers": "table.csv"}, "--response_column"),
+    ],
+)
+def test_what_contradicts_a_list_of_answers_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("answers.txt").write_text("a longer answer\n", encoding="utf8")
+    Path("table.csv").write_text("id,color\n1,red\n", encoding="utf8")
+    how = {"max_new_tokens": 60, "answers": "answers.txt", "cache_dir": tmp_path / "cache"}
+    with pytest.raises(UserError, match=named):
+        generate(settings(folder, input="short", **{**how, **flags}))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from commands.loading import Trained, find_model, load_trained, writing_of
 from config import Config, load
+from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
 from serving.app import Api, make_app
 from serving.server import api_of
@@ -78,10 +79,10 @@ class Gate:
         self.reached, self.may_go, self.rows = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
         step = api.engine.decoder.step
 
-        def gated(ids: Sequence[int]) -> Tensor:
+        def gated(ids: Sequence[int], choices: Choices | None = None) -> Tensor:
             self.rows.append(len(ids))
             self.reached.set()
             assert self.may_go.wait(60)
-            return step(ids)
+            return step(ids, choices)
 
         monkeypatch.setattr(api.engine.decoder, "step", gated)

@@ -6,13 +6,16 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from model.decoding.answer_tree import AnswerTree
 from serving.app import BODY_BYTES, Api
-from tests.serving.served import NAME, Gate, alone, client_of, make_api, prompt_ids
+from serving.server import api_of
+from tests.serving.served import NAME, Gate, alone, client_of, make_api, prompt_ids, settings, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = "a-token-of-some-length"
@@ -227,3 +230,16 @@ def test_figures_are_as_prometheus_reads_them(client: TestClient) -> None:
     assert all(re.fullmatch(line, one) for one in page.splitlines())
     assert 'frugalt5_requests_total{path="/v1/chat/completions",code="200"}' in page
     assert re.search(r"^frugalt5_memory_bytes [1-9]", page, re.MULTILINE)
+
+
+def test_answers_come_from_a_list() -> None:
+    """Whatever length, penalty or stop text a request asks for."""
+    texts = ["red", "blue", "a longer answer"]
+    tokenizer = trained().tokenizer
+    tree = AnswerTree.build(iter(tokenizer.encode_prompts(texts)), tokenizer.eos_id)
+    listed = api_of(replace(trained(), tree=tree), settings())
+    with client_of(listed) as client:
+        for how in ({}, {"temperature": 1.5, "n": 3}, {"max_tokens": 1, "stop": ["e"], "repetition_penalty": 2.0}):
+            choices = chat(client, **how).json()["choices"]
+            assert {choice["message"]["content"] for choice in choices} <= set(texts)
+            assert {choice["finish_reason"] for choice in choices} == {"stop"}

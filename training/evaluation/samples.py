@@ -20,6 +20,7 @@ from language import say
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from memory.observe.monitor import Monitor
+from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
 from training.evaluation.answers import answer_all
@@ -59,6 +60,7 @@ def generate_metrics(
     kept: AnswerBudget | None = None,
     own: Mapping[str, OwnMetric] | None = None,
     of: range | None = None,
+    tree: AnswerTree | None = None,
 ) -> tuple[dict[str, float], list[Sample], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
@@ -69,6 +71,7 @@ def generate_metrics(
         shown: samples to give back, of this process. seed: of answers that are drawn.
         kept: by which a batch is answered in parts where memory is nearer to its budget than predicted; None: never.
         own: metrics of the user's own, by name. of: the rows of one validation set; None: all.
+        tree: the answers that there are; None: any.
     Returns:
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
     Raises:
@@ -84,7 +87,7 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept)
+        answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept, tree)
         for (source, target), answer in zip(pairs, answers, strict=True):
             texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are

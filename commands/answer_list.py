@@ -1,0 +1,146 @@
+"""The list that all answers come from: read and tokenized once, in a child process, and kept as a prefix tree under `cache_dir`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from childproc import MEMORY, ChildDied, call
+from config import Config, DataConfig, GenerateConfig, UserError
+from data.sources.files import Source, find, sources_fingerprint
+from data.sources.lines import BadRows, decoded_lines
+from data.sources.reading import head_of, read_rows
+from data.tokenizers.tokenizer import Tokenizer
+from formats import TEXT
+from language import say
+from model.decoding.answer_tree import AnswerTree
+from settings.errors import DoesNotFit
+from settings.fields import AUTO, listed
+from storage import fingerprint, make_once
+from training.processes.launch import rank
+from training.report.progress import Progress
+from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
+from units import MIB, format_size
+
+ANSWERS_FILE = "answers.txt"  # in a model's folder: its answers
+FORMAT = 1  # raise it when the same list would give another tree
+BATCH_LINES = 1024
+CHILD_BYTES = 2048 * MIB
+NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
+
+
+def answer_sources(config: Config, folders: Sequence[Path]) -> list[Source]:
+    """The files of the list: those of `--answers`; auto: of the model's folder, the last of `folders` that has one.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    asked = config.answer.answers
+    if asked == AUTO:
+        asked = next(
+            (str(place / ANSWERS_FILE) for place in reversed(folders) if (place / ANSWERS_FILE).is_file()), None
+        )
+    return [] if asked is None else find(asked, "--answers")
+
+
+def with_answers(config: Config, folder: Path, adapters: list[Path]) -> tuple[Config, AnswerTree | None]:
+    """The tree of the answers, and the settings that suit it: none is cut, and the most probable is the best.
+
+    Args:
+        folder: of the model. adapters: over it.
+    Raises:
+        UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
+    """
+    home, learnt = base_of(folder), learnt_last(folder, adapters)
+    sources = answer_sources(config, [home, learnt])
+    if not sources:
+        return config, None
+    if not shape_of(learnt, home).is_text:
+        if config.given("answers"):
+            raise UserError(f"--answers = {config.answer.answers}, is for models that write text; omit it")
+        return config, None
+    texts, how, usual = tokenizer_folder(learnt, home), config.generate, GenerateConfig()
+    problems = [
+        f"--{name} = {getattr(how, name)}, does not apply to answers from a list; omit it, or take --answers=none"
+        for name in NO_PENALTIES
+        if config.given(name) and getattr(how, name) != getattr(usual, name)
+    ]
+    if problems:
+        raise UserError(*problems)
+    name = fingerprint(
+        [FORMAT, sources_fingerprint(sources), config.data.response_column, Tokenizer.load(texts).fingerprint]
+    )
+    files = ", ".join(str(source.path) for source in sources)
+
+    def make(path: Path) -> None:
+        try:
+            call(_build, sources, config.data, texts, path, max_bytes=CHILD_BYTES)
+        except ChildDied as died:
+            if died.reason != MEMORY:
+                raise
+            told = f"{files}: the list takes more than {format_size(CHILD_BYTES)}; give fewer or shorter answers"
+            raise DoesNotFit(told) from None
+
+    tree = AnswerTree.load(make_once(Path(config.data.cache_dir) / "answers" / f"{name}.npz", make))
+    if config.given("max_new_tokens") and how.max_new_tokens < tree.longest:
+        raise UserError(
+            f"--max_new_tokens = {how.max_new_tokens}, would cut answers of {files}, whose longest has {tree.longest} tokens; omit it"
+        )
+    told = "answers come from {file}: {count} of at most {longest} tokens, {size}"
+    size = format_size(tree.num_bytes)
+    Progress(1, rank() == 0, stream=sys.stderr).note(
+        say(told, file=files, count=f"{tree.num_answers:,}", longest=tree.longest, size=size)
+    )
+    is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
+    unless_asked = {} if is_asked else {"length_penalty": 0.0}
+    penalties = {name: getattr(usual, name) for name in NO_PENALTIES}
+    return config.changed(max_new_tokens=tree.longest, **penalties, **unless_asked), tree
+
+
+def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path) -> None:
+    tokenizer = Tokenizer.load(texts)
+
+    def answers() -> Iterator[NDArray[np.int32]]:
+        for batch in _texts(sources, data):
+            for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
+                if tokenizer.unk_id in ids:
+                    raise UserError(
+                        f"--answers, the tokenizer has no token for a part of {text[:60]!r}, which no answer can contain; leave it out"
+                    )
+                yield ids
+
+    try:
+        AnswerTree.build(answers(), tokenizer.eos_id).save(path)
+    except ValueError as error:
+        raise UserError(f"--answers = {sources[0].path}, cannot be used: {error}") from None
+
+
+def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[list[str]]:
+    """The answers as texts, in batches, without blank ones."""
+    bad_rows = BadRows()
+    for source in sources:
+        if source.kind != TEXT:
+            for rows in read_rows([source], [_column(source, data)], bad_rows):
+                yield [text for (text,) in rows if text.strip()]
+            continue
+        batch = list[str]()
+        for line in decoded_lines(source, bad_rows):
+            batch += [line.strip()] if line.strip() else []
+            if len(batch) == BATCH_LINES:
+                yield batch
+                batch = []
+        yield batch
+
+
+def _column(source: Source, data: DataConfig) -> str:
+    names = head_of(source).all_names
+    if data.response_column in names or len(names) == 1:
+        return data.response_column if data.response_column in names else names[0]
+    raise UserError(
+        f"--answers = {source.path}, has no column {data.response_column}; its columns: {listed(names)}; name one with "
+        "--response_column"
+    )

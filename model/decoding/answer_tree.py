@@ -1,0 +1,125 @@
+"""A list of answers as a prefix tree over token ids (a trie): what may come next after each beginning.
+
+Nodes are numbered level by level, so that the children of a node lie side by side, in the order of their tokens: two
+arrays hold the tree. Every answer ends with the end token, whose node is a leaf.
+
+Source: constrained beam search over entities, De Cao et al. 2021 (arXiv 2010.00904).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+ROOT, DEAD = 0, -1  # nodes: before the first token; of a beam that is out of the search
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The tokens that may come next, in k of the rows of a step, W at most in each.
+
+    Args:
+        rows: (k,) those that may go on. first: (k,) node of the first child. counts: (k,) of children.
+        tokens: (k, W) ids, -1 behind the last child. head: (U,) rows of the head to compute; None: all.
+        places: (k, W) of the tokens' logits among those computed.
+    """
+
+    rows: Ids
+    first: Ids
+    counts: Ids
+    tokens: Ids
+    head: Ids | None
+    places: Ids
+
+
+class AnswerTree:
+    """All answers of a list.
+
+    Args:
+        tokens: (nodes,) the token of each node. starts: (nodes + 1,) where its children begin, and those of the next node.
+        longest: tokens of the longest answer with its end token.
+    Memory: 6 bytes a node, 8 of vocabularies over 65,536 tokens.
+    """
+
+    def __init__(self, tokens: NDArray[np.integer], starts: NDArray[np.int32], longest: int) -> None:
+        self.tokens, self.starts, self.longest = tokens, starts, longest
+        self.num_bytes = tokens.nbytes + starts.nbytes
+        degrees = np.diff(starts)
+        self.num_answers = int((degrees == 0).sum())
+        self._first_choices, self._later_choices = int(degrees[ROOT]), int(degrees[1:].max())
+
+    @classmethod
+    def build(cls, answers: Iterable[NDArray[np.integer]], eos_id: int) -> AnswerTree:
+        """The tree of answers (token ids without the end token), in any order, repeated ones once.
+
+        Raises:
+            ValueError: there is none, or one has the end token inside.
+        Memory: some 35 bytes an answer and 20 a token, besides the tree.
+        """
+        end = np.array([eos_id], ">u4").tobytes()  # big-endian: bytes sort like numbers
+        listed = sorted({ids.astype(">u4").tobytes() + end for ids in answers})
+        if not listed:
+            raise ValueError("no answer")
+        lengths = np.array([len(packed) // 4 for packed in listed], np.int32)
+        flat = np.frombuffer(b"".join(listed), ">u4").astype(np.uint32)
+        del listed
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        if int((flat == eos_id).sum()) != len(lengths):
+            raise ValueError(f"an answer has the end token {eos_id} inside")
+        tokens, degrees = [np.zeros(1, np.uint32)], list[NDArray[np.int32]]()
+        rows = np.arange(len(lengths))
+        parents, is_new = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)  # by row, of the level above
+        is_new[0], above = True, 1
+        while len(rows):
+            found = flat[offsets[rows] + len(degrees)]
+            is_new[1:] |= found[1:] != found[:-1]
+            degrees.append(np.bincount(parents[is_new], minlength=above).astype(np.int32))
+            tokens.append(found[is_new])
+            parents, above = np.cumsum(is_new) - 1, int(is_new.sum())
+            going = lengths[rows] > len(degrees)
+            rows, parents = rows[going], parents[going]
+            is_new = np.ones(len(rows), bool)
+            is_new[1:] = parents[1:] != parents[:-1]
+        degrees.append(np.zeros(above, np.int32))
+        starts = np.concatenate([[1], 1 + np.cumsum(np.concatenate(degrees), dtype=np.int64)]).astype(np.int32)
+        joined = np.concatenate(tokens)
+        small = np.uint16 if joined.max() < 2**16 else np.int32
+        return cls(joined.astype(small), starts, int(lengths.max()))
+
+    @classmethod
+    def load(cls, path: Path) -> AnswerTree:
+        """The tree that `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(arrays["tokens"], arrays["starts"], int(arrays["longest"]))
+
+    def save(self, path: Path) -> None:
+        """Write the tree to a file."""
+        with path.open("wb") as file:
+            np.savez(file, tokens=self.tokens, starts=self.starts, longest=np.array(self.longest))
+
+    def most_choices(self, beams: int) -> int:
+        """The most tokens that each of a prompt's beams has to choose from, on average: only one has the first token's."""
+        return max(-(-self._first_choices // beams), self._later_choices)
+
+    def choices(self, nodes: Ids, vocab_size: int) -> Choices:
+        """What may come after nodes (n,); `DEAD` ones have no choice.
+
+        The head is computed for the allowed tokens only where they are less than half of the vocabulary.
+        """
+        rows = np.flatnonzero(nodes != DEAD)
+        first = self.starts[nodes[rows]].astype(np.int64)
+        counts = self.starts[nodes[rows] + 1] - first
+        columns = np.arange(counts.max(initial=1))
+        tokens = self.tokens[np.minimum(first[:, None] + columns, len(self.tokens) - 1)].astype(np.int64)
+        tokens[columns >= counts[:, None]] = -1
+        places, is_allowed = np.maximum(tokens, 0), np.zeros(vocab_size, bool)
+        is_allowed[places] = True
+        head = np.flatnonzero(is_allowed)
+        if 2 * len(head) > vocab_size:
+            return Choices(rows, first, counts, tokens, None, places)
+        return Choices(rows, first, counts, tokens, head, (np.cumsum(is_allowed) - 1)[places])

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from config import GenerateConfig, T5ModelConfig
+from model.decoding.answer_tree import AnswerTree
+from model.decoding.generation import generate, generate_best, stream
+from model.quantization import quantize_model
+from model.t5 import T5
+
+ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
+END = 1
+
+
+def some_answers(vocab_size: int, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Different answers of 1 to 4 tokens, many of which begin alike, and some of which others begin with."""
+    random = np.random.default_rng(seed)
+    kinds = random.integers(2, vocab_size, 5)
+    found = dict[tuple[int, ...], None]()
+    while len(found) < count:
+        found[tuple(int(token) for token in random.choice(kinds, random.integers(1, 5)))] = None
+    return list(found)
+
+
+def tree_of(answers: list[tuple[int, ...]]) -> AnswerTree:
+    return AnswerTree.build((np.array(answer, np.int32) for answer in answers), END)
+
+
+def scored(model: T5, row: list[int], answers: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+    """Each answer's log-probability over the tokens that the list allows: the whole model, without any tree."""
+    found = dict[tuple[int, ...], float]()
+    for answer in answers:
+        ended = (*answer, END)
+        logits = model.logits(torch.tensor([row]), torch.tensor([[0, *answer]]))[0]
+        found[answer] = 0.0
+        for place, token in enumerate(ended):
+            allowed = sorted({(*other, END)[place] for other in answers if (*other, END)[:place] == ended[:place]})
+            log_probs = torch.log_softmax(logits[place, allowed].float(), 0)
+            found[answer] += float(log_probs[allowed.index(token)])
+    return found
+
+
+def model_of(config: T5ModelConfig, seed: int) -> T5:
+    model = T5(config).initialise(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" not in name and name != "embedding":
+                weight.mul_(4.0)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(3))
+@torch.no_grad()
+def test_the_best_are_those_of_all_answers_scored(config: T5ModelConfig, seed: int) -> None:
+    model, answers = model_of(config, seed), some_answers(config.vocab_size, 12, seed)
+    tree = tree_of(answers)
+    for beams in (len(answers), 2 * len(answers)):
+        settings = GenerateConfig(num_beams=beams, length_penalty=0.0)
+        for row, best in zip(ROWS, generate_best(model, ROWS, settings, tree=tree), strict=True):
+            expected = scored(model, row, answers)
+            assert [tuple(found.tokens) for found in best] == sorted(answers, key=lambda of: -expected[of])
+            for found in best:
+                assert found.log_probability == pytest.approx(expected[tuple(found.tokens)], abs=1e-3)
+    assert sum(map(np.exp, expected.values())) == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_beams": 2}, {"num_beams": 5, "early_stopping": "True"}, {"temperature": 1.5}]
+)
+def test_no_answer_is_outside(config: T5ModelConfig, how: dict[str, float]) -> None:
+    """Whatever else is asked for: penalties and the longest length do not apply."""
+    model, answers = model_of(config, 0), some_answers(config.vocab_size, 9)
+    limits = {"max_new_tokens": 2, "min_new_tokens": 2, "no_repeat_ngram_size": 1, "top_k": 50}
+    for tree in (tree_of(answers), tree_of(answers[:1])):
+        for seed in range(5):
+            found = generate(model, ROWS, tree=tree, seed=seed, **{**limits, **how})
+            assert set(map(tuple, found)) <= set(answers)
+    assert found == [list(answers[0])] * len(ROWS)
+    assert list(stream(model, ROWS[0], GenerateConfig(**how), tree=tree)) == list(answers[0])  # type: ignore[arg-type]
+
+
+def test_drawn_answers_have_the_shares_of_their_probabilities(config: T5ModelConfig) -> None:
+    model, answers, draws = model_of(config, 0), some_answers(config.vocab_size, 5), 1500
+    tree, row = tree_of(answers), ROWS[0]
+    with torch.no_grad():
+        expected = scored(model, row, answers)
+    drawn = [tuple(generate(model, [row], tree=tree, temperature=1.0, seed=seed)[0]) for seed in range(draws // 10)]
+    for answer in answers:
+        assert drawn.count(answer) / len(drawn) == pytest.approx(np.exp(expected[answer]), abs=0.15)
+
+
+def test_the_head_may_be_computed_whole_and_in_int8(config: T5ModelConfig) -> None:
+    """Where most tokens are allowed the whole head is computed, else only their rows: with the same answers."""
+    model = model_of(config, 0)
+    every = [(token,) for token in range(2, config.vocab_size)]
+    settings = GenerateConfig(num_beams=4)
+    few = [(token,) for token in range(2, config.vocab_size // 4)]
+    for quantized in (False, True):
+        if quantized:
+            quantize_model(model)
+        whole, part = (generate_best(model, ROWS, settings, tree=tree_of(of)) for of in (every, few))
+        for best, best_of_few in zip(whole, part, strict=True):
+            inside = [found.tokens for found in best if tuple(found.tokens) in few]
+            assert [found.tokens for found in best_of_few][: len(inside)] == inside
+
+
+def test_a_tree_of_many_answers_is_small(tmp_path: Path) -> None:
+    random, count = np.random.default_rng(0), 100_000
+    ids = random.integers(2, 32_128, (count, 6)) // np.array([1000, 100, 10, 1, 1, 1])
+    tree = AnswerTree.build(ids.astype(np.int32) + 2, END)
+    assert tree.num_bytes < 100 * count  # a million in 100 MB
+    tree.save(tmp_path / "tree.npz")
+    loaded = AnswerTree.load(tmp_path / "tree.npz")
+    assert (loaded.tokens == tree.tokens).all() and (loaded.starts == tree.starts).all() and loaded.longest == 7
+    nodes = np.zeros(count, np.int64)
+    for place in range(7):
+        choices = loaded.choices(nodes[:50], 40_000)
+        wanted = ids[:50, place] + 2 if place < 6 else np.full(50, END)
+        columns = (choices.tokens == wanted[:, None]).argmax(1)
+        assert (choices.tokens[np.arange(50), columns] == wanted).all()
+        nodes[:50] = choices.first + columns
+
+
+def test_an_answer_with_the_end_token_inside_is_refused() -> None:
+    for answers in ([], [np.array([5, END, 6])]):
+        with pytest.raises(ValueError):
+            AnswerTree.build(answers, END)
