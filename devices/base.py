@@ -69,6 +69,7 @@ class DeviceTraits:
         processors: that compute side by side, each what it is given; 0: not known.
         tile: rows of a product that are computed together, so that a few more take as long as as many again.
         has_compiler: torch compiles pointwise kernels at run time (`devices.pointwise`).
+        softmax_in_place: the backward of softmax may write over the gradient that it reads.
     """
 
     is_host: bool
@@ -83,6 +84,7 @@ class DeviceTraits:
     processors: int = 0
     tile: int = 1
     has_compiler: bool = False
+    softmax_in_place: bool = False
 
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
@@ -93,7 +95,9 @@ HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS, DROPO
 GPU = DeviceTraits(
     False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, DEVICE_DROPOUT_ELEMENTS, tile=DEVICE_TILE
 )
-CUDA = replace(GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True)
+CUDA = replace(
+    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True, softmax_in_place=True
+)  # fmt: skip
 MPS = replace(GPU, largest_inner=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
 

@@ -409,8 +409,14 @@ class _Call:
         drop = self._mask_of(weights, group, part)
         dv = torch.bmm(drop(weights).mT, grad)
         dweights = drop(torch.bmm(grad, v.mT))
-        dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
-        del weights, drop, dweights
+        arguments = dweights, weights, -1, weights.dtype
+        if traits_of(
+            q.device
+        ).softmax_in_place:  # CUDA's forms a product as large besides, which would be a fourth such matrix
+            dscores = torch.ops.aten._softmax_backward_data(*arguments, grad_input=dweights)
+        else:
+            dscores = torch.ops.aten._softmax_backward_data(*arguments)
+        del weights, drop, dweights, arguments
         self._add_to_bias(dscores.unflatten(0, (-1, self.heads)), part.start)
         return torch.bmm(dscores, k), torch.bmm(dscores.mT, q), dv
 
