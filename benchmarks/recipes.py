@@ -9,6 +9,12 @@ by their word error rate too; beside them stand simple methods (the nearest neig
 held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
 50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
+The recipes for encoders with heads have no peer:
+
+    python -m benchmarks.recipes gb1 [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
+
+trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other seeds stay.
+
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
 --peer_micro_batch: rows of one of its forwards; 8, for words 256.
 --equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
@@ -28,23 +34,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
 from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
-from benchmarks.parts.results import ROOT, markdown, picture_place, write_section
+from benchmarks.parts.results import ROOT, class_folder, markdown, picture_place, write_section
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.watched import events_of
 from config import GenerateConfig, load
 from data.prepare.preparing import find_prepared
 from model.formats.answering import HEEDED, other_than_default
 from run_files import SETTINGS_FILE
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from units import format_size
 
 RECIPES = {
     "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
     "g2p_ten": "identical", "g2p_english": "identical",
 }  # fmt: skip
+# of encoders with heads: the measure, and what is published for random weights on test
+LABEL_RECIPES = {
+    "gb1": ("spearman", "0.857 (8M weights), 0.870 (150M)"),
+    "structure": ("accuracy", "0.708"),
+    "classify": ("accuracy", ""),
+}
 WER = "wer"  # of the recipes for words
 LENGTHS = ("max_seq_len", "max_target_len")
 PROGRAM = str(ROOT / "train_low_mem.py")
@@ -107,6 +122,44 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
         told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
+
+
+def measure_labels(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
+    """Train one seed of a recipe for an encoder with a head; its figures."""
+    ours, events = _our_run(recipe, options, flags, work)
+    settings = next(event for event in events if event["event"] == "start")["settings"]
+    end = next(event for event in reversed(events) if event["event"] == "end")
+    model, files = ours.folder, [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir")]
+    child = run([PROGRAM, "evaluate", f"--model={model}", *files], ROOT)
+    found = re.findall(r"^\s*(\w+)\s+(-?\d+\.\d+)\s*$", child.output + child.messages, re.MULTILINE)
+    scores_of_run = {name: float(value) for name, value in found}
+    weights = sum(int(np.prod(shape)) for shape in tensor_shapes(model))
+    return {
+        "seed": settings["seed"], **scores_of_run, "weights": weights, "steps": end["step"], "seconds": ours.seconds,
+        "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
+    }  # fmt: skip
+
+
+def tensor_shapes(model: Path) -> list[list[int]]:
+    """Shapes of the tensors of a model's file."""
+    with (model / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+
+
+def label_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
+    """All seeds of a recipe, and what is published."""
+    measure, published = LABEL_RECIPES[recipe]
+    names = [name for name in (measure, *CLASS_SCORES, *NUMBER_SCORES, "loss") if name in runs[0]]
+    names = list(dict.fromkeys(names))
+    rows = [
+        [str(one["seed"]), *(f"{one[name]:.4f}" for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
+         f"{one['seconds'] / 60:.1f} min", f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})"]
+        for one in runs
+    ]  # fmt: skip
+    mean = sum(one[measure] for one in runs) / len(runs)
+    told = f"Mean {measure} on validation: {mean:.4f}" + (f"; published on test: {published}." if published else ".")
+    return f"{told}\n\n{markdown(['seed', *names, 'weights', 'steps', 'time', 'peak'], rows)}"
 
 
 def _our_run(
@@ -274,7 +327,7 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
 def main(arguments: list[str]) -> None:
     """Measure the named recipe."""
     names = [word for word in arguments if not word.startswith("--")]
-    if len(names) != 1 or names[0] not in RECIPES:
+    if len(names) != 1 or names[0] not in (*RECIPES, *LABEL_RECIPES):
         sys.exit(__doc__)
     options, flags = dict(OWN), []
     for word in arguments:
@@ -285,6 +338,15 @@ def main(arguments: list[str]) -> None:
             flags.append(word)
     work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
     work.mkdir(parents=True, exist_ok=True)
+    if names[0] in LABEL_RECIPES:
+        kept, section = ROOT / "docs" / "benchmarks" / class_folder(), f"labels-{names[0]}"
+        file = kept / f"{section}.json"
+        earlier = json.loads(file.read_text())["figures"] if file.exists() else []
+        one = measure_labels(names[0], options, flags, work)
+        runs = sorted([*(each for each in earlier if each["seed"] != one["seed"]), one], key=lambda each: each["seed"])
+        print(body := label_table(names[0], runs), flush=True)
+        write_section(section, f"Seeds: {names[0]}", body, runs, ROOT / "docs" / "recipes.md")
+        return
     figures = measure(names[0], options, flags, work)
     body = table(names[0], figures)
     print(body, flush=True)

