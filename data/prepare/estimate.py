@@ -50,7 +50,8 @@ class LengthEstimate:
     Args:
         objective: what the rows teach. sources: (N,) of the encoder. targets: (A, N) of the decoder, of each answer of a row.
         is_all: whether there are no other rows, and their tokenizer is known.
-        about_rows: about as many rows there are, of conversations with every answer one for each.
+        about_rows: about as many rows there are, of conversations with every answer one for each. held_out_rows: likewise of files to
+            validate with; 0: rows are held out, or such files are elsewhere.
     """
 
     objective: str
@@ -58,6 +59,7 @@ class LengthEstimate:
     targets: NDArray[np.int64]
     is_all: bool
     about_rows: int
+    held_out_rows: int = 0
 
     def cut(self, config: Config) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
@@ -86,10 +88,11 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     task = decide(config, only_if_made)
     if task.shards is not None:
         return None
-    here = [
-        source for source in (*task.sources, *held_out_sources(config.data)) if isinstance(source.path, Path)
-    ]  # elsewhere each costs a journey
-    check_columns(here, task.columns)
+    held_out = held_out_sources(config.data)
+    here, held_out_here = (
+        [source for source in sources if isinstance(source.path, Path)] for sources in (task.sources, held_out)
+    )  # elsewhere each costs a journey
+    check_columns([*here, *held_out_here], task.columns)
     if task.kind == STREAM:
         return None
     found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
@@ -115,7 +118,9 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
         return None
     count = about_rows(task.sources)
     count = min(count, config.data.max_samples or count) * len(sources) // len(rows)
-    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count))
+    is_here = held_out_here and len(held_out_here) == len(held_out)
+    validated = about_rows(held_out_here) if is_here else 0
+    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count), validated)
 
 
 def misfit(config: Config, tokenizer_dir: Path) -> str:

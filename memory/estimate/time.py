@@ -87,8 +87,8 @@ PACES = {
     AMX_BF16.name: Pace(**GUESSED),
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
-    # 60 kernels a block and way, and 2,000 of an update, at 5 us each; counted by `benchmarks.checks.launches`, not timed
-    "cuda": Pace(half_tokens=1024, wide=0, memory_rate=5e11, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
+    # an H200's host took 33 to 45 us a kernel, of which a block has some 40 a way (`benchmarks.checks.launches`)
+    "cuda": Pace(half_tokens=1024, wide=0, memory_rate=5e11, block_seconds=1.5e-3, step_seconds=2e-2, **GUESSED),
     "mps": Pace(memory_rate=5e10, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
 }
 

@@ -88,8 +88,9 @@ class Rows:
         sorts_rows, processes = config.data.group_by_length, machine.num_processes
         steps = drawn_lengths(lengths, longest, effective_batch(config, machine), processes, sorts_rows)
         evaluation = drawn_lengths(lengths, longest, config.train.eval_rows, processes, most_steps=1)
-        is_given = config.data.validation_file is not None or held_out_sources(config.data)
-        held_out = None if is_given else max(1, sample.about_rows // HELD_OUT_ONE_IN)
+        held_out = sample.held_out_rows
+        if not held_out and config.data.validation_file is None and not held_out_sources(config.data):
+            held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN)
         return cls(
             sample.objective, *longest, longest[1], sample.about_rows, held_out or config.train.eval_rows,
             _shapes(steps, config.data.batch_tokens or None), _shapes(evaluation, None), sample,

@@ -74,6 +74,13 @@ def test_rows_are_counted_as_they_are_learnt(
     assert found.about_rows == pytest.approx(made["train_rows"] + made["validation_rows"], rel=close)
 
 
+def test_rows_to_validate_with_are_counted(configure: Configure, tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {number}", "response": "yes"} for number in range(90)]
+    train, held_out = write(tmp_path / "train.jsonl", rows), write(tmp_path / "valid.jsonl", rows[:7])
+    found = estimate_lengths(configure(train_file=train, validation_file=held_out, tokenizer_dir="auto"))
+    assert found is not None and found.held_out_rows == 7
+
+
 def test_text_and_shards_have_no_estimate_and_a_missing_column_is_refused(
     configure: Configure, file: Path, text_file: Path, tmp_path: Path
 ) -> None:
