@@ -277,17 +277,23 @@ def read_completion(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
         Refused: it is wrong, or asks for what is not done here.
     """
     fields = _Fields(body)
-    prompt = fields.take("prompt", None, lambda x: isinstance(x, (str, list)) and len(x) > 0, "text, or token ids")
-    if prompt is None:
-        raise Refused(400, "prompt, is missing; send a text, or a list of them", "prompt")
-    several = prompt if isinstance(prompt, list) and not _are_ids(prompt) else [prompt]
-    if len(several) > MOST_PROMPTS:
-        raise Refused(400, f"prompt, are {len(several)} prompts; allowed: {MOST_PROMPTS} in one request", "prompt")
+    several = _several(fields, "prompt", "prompts", MOST_PROMPTS)
     asked = _settings(fields, defaults)
-    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
-        raise Refused(400, "prompt, is none; allowed: text, token ids, or a list of either", "prompt")
     prompts = (texts.plain(one, "prompt") if isinstance(one, str) else texts.given(one, "prompt") for one in several)
     return replace(asked, prompts=tuple(prompts))
+
+
+def _several(fields: _Fields, param: str, word: str, most: int) -> list[Any]:
+    """Texts, or lists of token ids, of which a body may also give a single one."""
+    given = fields.take(param, None, lambda x: isinstance(x, (str, list)) and len(x) > 0, "text, or token ids")
+    if given is None:
+        raise Refused(400, f"{param}, is missing; send a text, or a list of them", param)
+    several = given if isinstance(given, list) and not _are_ids(given) else [given]
+    if len(several) > most:
+        raise Refused(400, f"{param}, are {len(several)} {word}; allowed: {most} in one request", param)
+    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
+        raise Refused(400, f"{param}, is none; allowed: text, token ids, or a list of either", param)
+    return several
 
 
 def _are_ids(values: list[Any]) -> bool:
@@ -301,14 +307,7 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
         Refused: it is wrong, or asks for what is not done here.
     """
     fields = _Fields(body)
-    given = fields.take("input", None, lambda x: isinstance(x, (str, list)) and len(x) > 0, "text, or token ids")
-    if given is None:
-        raise Refused(400, "input, is missing; send a text, or a list of them", "input")
-    several = given if isinstance(given, list) and not _are_ids(given) else [given]
-    if len(several) > MOST_INPUTS:
-        raise Refused(400, f"input, are {len(several)} texts; allowed: {MOST_INPUTS} in one request", "input")
-    if not all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in several):
-        raise Refused(400, "input, is none; allowed: text, token ids, or a list of either", "input")
+    several = _several(fields, "input", "texts", MOST_INPUTS)
     form = fields.take("encoding_format", "float", lambda x: x in ("float", "base64"), "float or base64")
     assert texts.embedder is not None
     width = texts.embedder.width
