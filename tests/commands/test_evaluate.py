@@ -88,7 +88,7 @@ def test_loss_and_scores(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     references = [response for _, response in pairs_of(folder)]
     for name, metric in (("chrf", CHRF()), ("bleu", BLEU()), ("char_bleu", BLEU(tokenize="zh"))):
         assert result.metrics[name] == pytest.approx(metric.corpus_score(answers, [references]).score), name
-    assert len(result.metrics) == 10 and result.metrics["chrf"] > 0
+    assert len(result.metrics) == 11 and result.metrics["chrf"] > 0
     assert "perplexity" in told and f"{result.metrics['chrf']:.2f}" in told and "5, scores in percent" in told
     assert told.count("reference") == 3
 

@@ -92,7 +92,11 @@ def _made(kind: str) -> Metric:
         )
     from sacrebleu.metrics import BLEU, CHRF
 
-    metric: Any = CHRF() if kind == "chrf" else BLEU(force=True, **({"tokenize": "zh"} if kind == "char_bleu" else {}))
+    metric: Any
+    if kind in ("chrf", "chrf++"):
+        metric = CHRF(word_order=2 if kind == "chrf++" else 0)
+    else:
+        metric = BLEU(force=True, **({"tokenize": "zh"} if kind == "char_bleu" else {}))
     return Metric(
         (kind,),
         lambda answer, reference: metric._extract_corpus_statistics([answer], [[reference]])[0],
@@ -102,8 +106,8 @@ def _made(kind: str) -> Metric:
 
 # word of --metrics -> what computes it
 _WORDS = {
-    "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "rouge_1": "rouge", "rouge_2": "rouge",
-    "rouge_l": "rouge", "rouge_lsum": "rouge", "char_bleu": "char_bleu", "identical": "identical",
+    "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "chrf++": "chrf++",
+    "rouge_1": "rouge", "rouge_2": "rouge", "rouge_l": "rouge", "rouge_lsum": "rouge", "char_bleu": "char_bleu", "identical": "identical",
 }  # fmt: skip
 
 

@@ -33,8 +33,9 @@ def scored(names: list[str], answers: list[str] = ANSWERS, references: list[str]
 def test_corpus_scores_are_those_of_sacrebleu() -> None:
     from sacrebleu.metrics import BLEU, CHRF
 
-    ours = scored(["bleu", "chrf", "char_bleu"])
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF()), ("char_bleu", BLEU(tokenize="zh"))):
+    ours = scored(["bleu", "chrf", "chrf++", "char_bleu"])
+    theirs = {"bleu": BLEU(), "chrf": CHRF(), "chrf++": CHRF(word_order=2), "char_bleu": BLEU(tokenize="zh")}
+    for name, metric in theirs.items():
         assert ours[name] == pytest.approx(metric.corpus_score(ANSWERS, [REFERENCES]).score), name
         assert 1 < ours[name] < 99
 
