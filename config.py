@@ -801,7 +801,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "output", "overwrite", "metrics", "generate", "answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (

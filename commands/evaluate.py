@@ -33,10 +33,11 @@ from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
-from training.evaluation.scores import load_libraries, metric_names
+from training.evaluation.scores import AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
 from training.processes.group import Group
 from training.processes.launch import num_processes
+from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
 from units import format_size
@@ -61,8 +62,8 @@ def evaluate(config: Config) -> Evaluation:
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
-    if answered:
-        load_libraries(names)
+    # before memory is measured: its libraries count to what the program takes
+    signatures = AnswerScores(names).signatures if answered else {}
     trained = load_trained(config, folder, Writing(1, *loader.longest), tree)
     batch_size = loss_rows(trained.blockwise.model.config, trained.weights, trained.room, asked, loader.longest)
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
@@ -96,9 +97,14 @@ def evaluate(config: Config) -> Evaluation:
         result = mean_of_sets(results) if loader.sets else results[""]
         answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
         table = [*_table(result, loader, prepared, answered, unknown), *confusions]
+        table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += prepared.unread
-        _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
+        if config.plan.json and group.is_main:
+            told = {"model": str(trained.folder), **result.figures(), "answers": answered, "sacrebleu": signatures}
+            print(json.dumps(plain({**told, "peak_bytes": trained.monitor.peak_bytes}), indent=1))
+        elif not config.plan.json:
+            _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
     return result
 
 
@@ -260,6 +266,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         "output",
         "overwrite",
         "answers",
+        "json",
         "metrics",
         "eval_generate_rows",
         *config.generate.__dict__,
@@ -272,7 +279,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
     merged = replace(
         merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), overwrite=config.run.overwrite),
-        model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics,
+        model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
     if not config.given("validation_file"):

@@ -21,10 +21,11 @@ TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
 HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
-SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", *ROUGE, "char_bleu", "identical")  # of answers
+GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++
+SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")  # of answers
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
 NUMBER_SCORES = ("spearman", "pearson", "mse")  # of predicted numbers
-SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++")  # what the library of this name computes
+SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the library of this name computes
 
 
 def check(config: Config) -> list[str]:

@@ -88,7 +88,7 @@ def test_loss_and_scores(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     references = [response for _, response in pairs_of(folder)]
     for name, metric in (("chrf", CHRF()), ("bleu", BLEU()), ("char_bleu", BLEU(tokenize="zh"))):
         assert result.metrics[name] == pytest.approx(metric.corpus_score(answers, [references]).score), name
-    assert len(result.metrics) == 11 and result.metrics["chrf"] > 0
+    assert len(result.metrics) == 12 and result.metrics["chrf"] > 0
     assert "perplexity" in told and f"{result.metrics['chrf']:.2f}" in told and "5, scores in percent" in told
     assert told.count("reference") == 3
 
@@ -100,6 +100,13 @@ def test_only_what_is_asked_for(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "2, scores in percent" in told and "2 of 2 answers cut at --max_new_tokens=3" in told
     result = evaluate(settings(folder, tmp_path, eval_generate_rows=0, eval_rows=3))
     assert result.metrics == {} and result.rows == 3
+
+
+def test_json_has_all_figures_and_signatures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluate(settings(folder, tmp_path, metrics="geometric_mean", max_new_tokens=3, json=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["loss"] == result.loss and told["geometric_mean"] == result.metrics["geometric_mean"]
+    assert "tok:13a" in told["sacrebleu"]["bleu"] and "nw:2" in told["sacrebleu"]["chrf++"]
 
 
 def test_all_rows_of_a_file_that_is_named_are_measured_though_its_run_evaluated_fewer(

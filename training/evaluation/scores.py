@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from config import Config
 from data.sources.files import set_names
 from run_files import EVAL_COUNTS
-from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, ROUGE, score_words, writes_answers
+from settings.consistency import CLASS_SCORES, GEOMETRIC_MEAN, HEADS, NUMBER_SCORES, ROUGE, score_words, writes_answers
 from settings.errors import UserError
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS
@@ -63,7 +63,7 @@ class Metric:
     """One way to compare, of one score or several.
 
     Args:
-        names: of its scores. count: the numbers of one row, of answer and reference; always as many.
+        names: of its scores. count: the numbers of one row, of answer and reference; always as many. signature: sacreBLEU's.
         scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows: means of rows, unless
             a metric says otherwise.
     """
@@ -71,6 +71,7 @@ class Metric:
     names: tuple[str, ...]
     count: Callable[[str, str], Sequence[float]]
     scores: Callable[[Sums], Sequence[float]] = lambda sums: (100 * sums[:-1] / sums[-1]).tolist()
+    signature: str = ""
 
 
 def _made(kind: str) -> Metric:
@@ -97,17 +98,20 @@ def _made(kind: str) -> Metric:
         metric = CHRF(word_order=2 if kind == "chrf++" else 0)
     else:
         metric = BLEU(force=True, **({"tokenize": "zh"} if kind == "char_bleu" else {}))
+    metric.num_refs = 1
     return Metric(
         (kind,),
         lambda answer, reference: metric._extract_corpus_statistics([answer], [[reference]])[0],
         lambda sums: [metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score],
+        str(metric.get_signature()),
     )
 
 
 # word of --metrics -> what computes it
 _WORDS = {
-    "exact_match": "squad", "f1": "squad", "bleu": "bleu", "chrf": "chrf", "chrf++": "chrf++",
-    "rouge_1": "rouge", "rouge_2": "rouge", "rouge_l": "rouge", "rouge_lsum": "rouge", "char_bleu": "char_bleu", "identical": "identical",
+    "exact_match": ("squad",), "f1": ("squad",), "bleu": ("bleu",), "chrf": ("chrf",), "chrf++": ("chrf++",),
+    GEOMETRIC_MEAN: ("bleu", "chrf++"), **dict.fromkeys(ROUGE, ("rouge",)), "char_bleu": ("char_bleu",),
+    "identical": ("identical",),
 }  # fmt: skip
 
 
@@ -169,11 +173,6 @@ def own_scores(metrics: Mapping[str, OwnMetric], pairs: Sequence[tuple[str, str]
     return found
 
 
-def load_libraries(names: Sequence[str]) -> None:
-    """Load what computes these scores (see `AnswerScores`), so that it counts to what the program itself takes."""
-    AnswerScores(names)
-
-
 class AnswerScores:
     """Scores of answers that come one by one.
 
@@ -184,7 +183,7 @@ class AnswerScores:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._metrics = [_made(kind) for kind in dict.fromkeys(_WORDS[name] for name in names)]
+        self._metrics = [_made(kind) for kind in dict.fromkeys(kind for name in names for kind in _WORDS[name])]
         widths = [len(metric.count("", "")) for metric in self._metrics]
         self._ends = np.cumsum(widths).tolist()
         self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
@@ -193,6 +192,11 @@ class AnswerScores:
     def rows(self) -> int:
         """How many answers were counted."""
         return int(self.sums[-1])
+
+    @property
+    def signatures(self) -> dict[str, str]:
+        """Score name -> sacreBLEU's signature of how it is computed."""
+        return {metric.names[0]: metric.signature for metric in self._metrics if metric.signature}
 
     def add(self, answer: str, reference: str) -> None:
         """Count one answer."""
@@ -207,4 +211,6 @@ class AnswerScores:
         found: dict[str, float] = {}
         for metric, begin, end in zip(self._metrics, [0, *self._ends], self._ends, strict=False):
             found.update(zip(metric.names, metric.scores(np.append(sums[begin:end], sums[-1])), strict=True))
+        if GEOMETRIC_MEAN in self.names:
+            found[GEOMETRIC_MEAN] = (found["bleu"] * found["chrf++"]) ** 0.5
         return {name: float(found[name]) for name in self.names}

@@ -25,7 +25,7 @@ from memory.weight_offload import weights_folder
 from settings.consistency import writes_answers
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
-from training.evaluation.scores import load_libraries, metric_names
+from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.launch import local_rank, rank
 from training.setup.resolved import ResolvedRun
 from training.setup.resolving import Rows, RunSpec, resolve
@@ -45,7 +45,7 @@ def choose_plan(run: ResolvedRun) -> None:
     group = run.group
     rows = look_ahead(run)
     if writes_answers(run.config):
-        load_libraries(metric_names(run.config.metrics.metrics))
+        AnswerScores(metric_names(run.config.metrics.metrics))  # its libraries count to what the program takes
     run.base_bytes = run.monitor.sample().anon_bytes
     with run.monitor.phase("probe"):
         spec = plan_here(run, rows, may_probe=True)

@@ -40,6 +40,12 @@ def test_corpus_scores_are_those_of_sacrebleu() -> None:
         assert 1 < ours[name] < 99
 
 
+def test_the_geometric_mean_of_bleu_and_chrf_plus_plus() -> None:
+    parts = scored(["bleu", "chrf++"])
+    assert scored(["geometric_mean"])["geometric_mean"] == pytest.approx((parts["bleu"] * parts["chrf++"]) ** 0.5)
+    assert "tok:13a" in AnswerScores(["geometric_mean"]).signatures["bleu"]
+
+
 def test_rouge_is_that_of_rouge_score() -> None:
     from rouge_score.rouge_scorer import RougeScorer
 
