@@ -1,4 +1,4 @@
-"""Which files hold rows? Each ending once, and the format that it means; `data/sources/reading.py` has the reader of each."""
+"""File endings that hold rows, and the format that each means; `data/sources/reading.py` has the reader of each."""
 
 from __future__ import annotations
 

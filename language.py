@@ -1,4 +1,4 @@
-"""In which language does the program speak to its user? `say` gives a sentence in it; `languages/*.yaml` hold the words.
+"""The language in which the program speaks to its user: `say` translates a sentence; `languages/*.yaml` hold the words.
 
 The code holds English, which is also the key: `say("peak {size}", size=size)` looks its sentence up in the chosen language
 and puts the values in. A sentence that has no translation stays English. What was said remembers its English, so that the

@@ -1,4 +1,4 @@
-"""What does Ctrl-C do before a command has begun, and after it has ended? It ends the process: one line, exit code 130.
+"""Ctrl-C before a command has begun, and after it has ended: one line, exit code 130.
 
 Python would print a traceback of whatever was being imported, or tidied up, at that moment. So this is imported before all
 else and imports nothing that Python has not loaded by itself. While a command runs, Ctrl-C raises KeyboardInterrupt, as its

@@ -1,4 +1,4 @@
-"""Which sizes do tiles, chunks, slabs and fillings have? The one place that the engine and its plan read them from.
+"""Sizes of tiles, chunks and slabs; the engine and its plan both read them here.
 
 Whatever reaches the kernels of a backend comes from a small set of sizes: CPU libraries, MPS and compilers keep
 something for each new one. Lengths of rows in attention are therefore rounded up on a scale that grows geometrically, and

@@ -1,4 +1,4 @@
-"""Which optimizers are there, and what does each take? The one table that settings, plan and engine read; without torch.
+"""The table of optimizers and what each takes, read by settings, plan and engine; needs no torch.
 
 A new optimizer is an entry here and a file in `engine/optimizers/` with the class that the entry names.
 """

@@ -1,4 +1,4 @@
-"""Which characters of untrusted text are printed to a terminal? Letters, line ends and tabs; no control characters.
+"""Untrusted text for a terminal: letters, line ends and tabs; no control characters.
 
 A row, the name of a file or an answer can hold escape sequences, which move the cursor, rename the window or write into
 what was printed before. So whatever is printed passes through here: `guard` wraps standard output (where that is a

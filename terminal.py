@@ -1,4 +1,4 @@
-"""How does text stand on a terminal? In its columns, of which a Chinese letter takes two: aligned, broken, cut or filled."""
+"""Text in a terminal's columns, of which a Chinese letter takes two: aligned, broken, cut or filled."""
 
 from __future__ import annotations
 

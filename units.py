@@ -1,4 +1,4 @@
-"""How are sizes read and shown? The only place that formats bytes: GiB means 1024^3, and only people see it."""
+"""Sizes read and shown, the only place that formats bytes: GiB means 1024^3, and only people see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the budget kept? `python -m benchmarks.contract [accuracy] [budgets] [keeping] [answers] [--cases=N] [--fresh]`.
+"""Measured peaks against budgets and plans: `python -m benchmarks.contract [accuracy] [budgets] [keeping] [answers] [--cases=N] [--fresh]`.
 
 accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
 usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that

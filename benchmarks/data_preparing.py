@@ -1,4 +1,4 @@
-"""Is preparing as fast as the tokenizers library alone? `python -m benchmarks.data_preparing [MEGABYTES]`.
+"""Speed of preparing data beside the tokenizers library alone: `python -m benchmarks.data_preparing [MEGABYTES]`.
 
 The same text, the same tokenizer, the same cores: once `encode_batch` of the library over batches of 1000 texts in
 memory, once `prepare` from the JSONL file to finished shards. Each runs in a process of its own, in turn.

@@ -1,4 +1,4 @@
-"""Do random reads cost no memory, and what do they cost in time? `python -m benchmarks.data_reading [GIGABYTES]`.
+"""Memory and time of random reads: `python -m benchmarks.data_reading [GIGABYTES]`.
 
 1. 300,000 random reads of one generated file of 10 GB, in each mode of `LowMemDataset`, the order of a billion rows drawn
    at the same time: growth of the process's anonymous memory, and the time of a read.

@@ -1,4 +1,4 @@
-"""Does the data path stay small where the data is large? `python -m benchmarks.data_scale [TOKENIZER_GB] [PREPARE_GB]
+"""Memory of the data path on large data: `python -m benchmarks.data_scale [TOKENIZER_GB] [PREPARE_GB]
 [SIGNED_ROWS] [COMPARED_ROWS]`.
 
 Memory only, of whole process trees: preparing and tokenizer training on many gigabytes of text, near-duplicate removal

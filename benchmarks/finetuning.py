@@ -1,4 +1,4 @@
-"""What does finetuning take, compared with transformers and PEFT? `python -m benchmarks.finetuning [--name=value ...]`.
+"""Memory and speed of finetuning beside transformers and PEFT: `python -m benchmarks.finetuning [--name=value ...]`.
 
     --model=chatlm-0.2b     shape of the base, with random weights     --pairs=FILE   prompts and responses; else the sample
     --rows=16 --steps=2     rows of one step, timed steps after one    --source=256 --target=256   longest rows, in tokens

@@ -1,4 +1,4 @@
-"""Does a T5 learn in fp16 what it learns in bf16? `python -m benchmarks.fp16`: two loss curves each of two models, on the CPU.
+"""Loss curves of fp16 beside bf16 for two models on the CPU: `python -m benchmarks.fp16`.
 
     --steps=1000     --write=True     into docs/benchmarks.md
 

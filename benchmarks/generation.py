@@ -1,4 +1,4 @@
-"""Does it write faster than the peer? `python -m benchmarks.generation [--model=t5-small] [--repeats=3]`.
+"""Speed and memory of generation beside transformers: `python -m benchmarks.generation [--model=t5-small] [--repeats=3]`.
 
 The same random weights in Hugging Face T5 and here, greedy and beam search, all answers of full length: in fp32, with
 bf16 weights, and here with int8 weights, which the peer has none of on a CPU. All take turns in one process on one thread,

@@ -1,4 +1,4 @@
-"""What do models take that are as large as the memory, or larger? `python -m benchmarks.larger_models [CASE ...] [--rows=1,16] [--steps=2]`.
+"""Training models as large as the memory, or larger: `python -m benchmarks.larger_models [CASE ...] [--rows=1,16] [--steps=2]`.
 
 Each case is a whole run in a control group with a hard limit that counts anonymous memory and pages of files: weights drawn,
 evaluated, a few steps over rows of 512 + 114 tokens, evaluated and saved. Told are the group's own highest use, the most

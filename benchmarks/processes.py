@@ -1,4 +1,4 @@
-"""What do two processes take, and how fast are they? `python -m benchmarks.processes [--model=t5-small] [--rows=16] ...`.
+"""Memory and speed of two processes: `python -m benchmarks.processes [--model=t5-small] [--rows=16] ...`.
 
     --model=t5-small  --rows=16  --tokens=128   the model, rows of one step, most tokens of source and of target
     --steps=4                                   steps after the one that warms up

@@ -1,4 +1,4 @@
-"""What does each way of saving memory cost in quality? `python -m benchmarks.quality [--name=value ...]`.
+"""Quality of a model trained by each way of saving memory: `python -m benchmarks.quality [--name=value ...]`.
 
 Every tier (dtype at rest, rounding, optimizer) trains the same model from the same initial weights on the same rows in the
 same order, for the same number of tokens; only what a tier is about differs. Each run is a child process of the trainer

@@ -1,4 +1,4 @@
-"""What does a recipe reach, and what does the same model reach with transformers' Seq2SeqTrainer on equal tokens?
+"""A recipe's scores, and those of the same model trained by transformers' Seq2SeqTrainer on equal tokens.
 
     python -m benchmarks.recipes summarise [--steps=N] [--rows=N] [--eval_rows=N] [--work=FOLDER] [--FLAG=VALUE ...]
 

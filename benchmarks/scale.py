@@ -1,4 +1,4 @@
-"""How fast would a run be on 1 to 1,024 devices, and what would each hold? A small simulator of the walk.
+"""A small simulator of a run on 1 to 1,024 devices: its speed, and the memory of each.
 
     python -m benchmarks.scale --model=t5-3b --rows=8 --source=512 --target=114
 

@@ -1,4 +1,4 @@
-"""How many requests a second does the API answer? `python -m benchmarks.serving [--model=t5-small] [--clients=8] [--requests=32]`.
+"""Requests a second of the API: `python -m benchmarks.serving [--model=t5-small] [--clients=8] [--requests=32]`.
 
 The server is the one that users start, in a process of its own; clients are OpenAI's package over the loopback. The same
 requests, prompts of mixed lengths and 64 to 128 new tokens each, go one after the other and from all clients at once, in

@@ -1,4 +1,4 @@
-"""Is a step faster and smaller than the peer's? `make bench`, or `python -m benchmarks.throughput [WORK ...]`.
+"""Speed and memory of a step beside the peer: `make bench`, or `python -m benchmarks.throughput [WORK ...]`.
 
     WORK           tiny, t5-small (the default), t5-base, chatlm-0.2b, t5-3b
     --systems=...  of shipped, tuned, ours-standard, ours-low, ours-ultra; by default all that the work has room for

@@ -1,4 +1,4 @@
-"""Is the time kept that is promised? `python -m benchmarks.time_promise [--cases=N] [--fit=True] [--fresh=True] [--write=True]`.
+"""Estimated times against measured ones: `python -m benchmarks.time_promise [--cases=N] [--fit=True] [--fresh=True] [--write=True]`.
 
 Real training runs over models, lengths, batches and dtypes. Side by side: the range that the first lines of a run tell and
 the time that it took; the step that was predicted and the mean of those that were timed; what was told anew after 20 steps

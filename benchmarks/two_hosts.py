@@ -1,4 +1,4 @@
-"""Does a run survive the loss of a machine? Two "hosts" on this one, a run over both, one of them lost in its middle.
+"""The loss of a machine: a run over two "hosts" on this one, one of which is lost in the middle.
 
     python -m benchmarks.two_hosts            (Linux, root)
 

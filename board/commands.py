@@ -1,4 +1,4 @@
-"""What does `runs` do? List runs in the terminal, or delete one."""
+"""`runs`: list runs in the terminal, or delete one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set for a new run? The settings of `train`, as `config.py` declares them, for a page to make fields of."""
+"""The settings of `train`, as `config.py` declares them, as form fields for the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has a run told so far? Its `metrics.jsonl`, read once and then only what was added.
+"""A run's `metrics.jsonl`, read once and then only what was added.
 
 Where the file was written anew, as by a run that goes back to a checkpoint or replaces another, it is read anew.
 Memory: bounded, whatever the length of the run; see `board.series`.

@@ -1,4 +1,4 @@
-"""How does the page start a run that outlives it? As a child in a session of its own, and from a queue of files.
+"""Runs that outlive the page: child processes in sessions of their own, started from a queue of files.
 
 What is asked for is written to `logs/<run>/launch.json` first and started from there: a page that is closed or restarted
 loses nothing, and whatever waits is seen by every browser. The oldest that waits is planned beside the runs that live;

@@ -1,4 +1,4 @@
-"""Which files may the page touch? Those of runs, of models and of the chosen data folder, and no others.
+"""The files that the page may touch: those of runs, of models and of the chosen data folder.
 
 Whatever a browser names is a name inside one of three folders. It is resolved, links included, before it is opened: what
 lies outside does not exist for the page.

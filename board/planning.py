@@ -1,4 +1,4 @@
-"""Will it fit, before anything is started? A child process plans, so that the page never loads what a plan needs.
+"""Plans for the page, made in a child process, so that the page never imports what a plan needs.
 
 `train_low_mem.py plan --json` answers in about a second. Where other runs are alive, what they may still take is set
 aside first: each was planned with a peak, and holds less than that until it has come to its worst step.

@@ -1,4 +1,4 @@
-"""How does each run stand? Told from its files alone, for the page and for the terminal.
+"""The state of each run, read from its files only, for the page and for the terminal.
 
 Only the beginning and the end of a file of metrics are read here: a list of runs costs the same at any length.
 

@@ -1,4 +1,4 @@
-"""How is the page served? One process, one thread of requests, until Ctrl-C; runs that it started go on."""
+"""The page's server: one process, one thread of requests, until Ctrl-C; runs that it started continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the page know and do? Everything behind its addresses, without a word of HTTP."""
+"""Everything behind the page's addresses, without HTTP."""
 
 from __future__ import annotations
 

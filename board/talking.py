@@ -1,4 +1,4 @@
-"""How does the page talk with a trained model? Through a child process a pane, `chat --json`, kept while it is used.
+"""Chats with trained models on the page, each through a child process, `chat --json`, kept while it is used.
 
 A model is loaded once and answers as long as somebody asks; after ten quiet minutes, or when other models are wanted,
 its process ends and its memory is free. Two may be there at a time, so that two checkpoints can be compared. One that is

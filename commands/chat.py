@@ -1,4 +1,4 @@
-"""How does one talk with a model? Line by line in the terminal; the answer appears as it is written.
+"""`chat`: questions line by line in the terminal, with answers shown as they are written.
 
 A conversation is a list of turns, put into the encoder by the template that the model was finetuned with; where it grows
 longer than the model reads, the oldest turns leave first. Lines that begin with a slash are commands. Ctrl-C stops an

@@ -1,4 +1,4 @@
-"""Is a folder whole? Every file against the sum it was written with; where there are no sums, the weights' own headers."""
+"""`check`: a folder's files against their checksums, or the weights' own headers where there are none."""
 
 from __future__ import annotations
 

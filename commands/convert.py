@@ -1,4 +1,4 @@
-"""How does a checkpoint of the T5 family become a folder that everybody loads?
+"""`convert`: a checkpoint of the T5 family into a folder that other libraries load.
 
 Read whatever it is (one file or shards, safetensors or, where allowed, pickles, old configurations, a SentencePiece
 tokenizer, a run of this program), written as one plain Hugging Face folder: safetensors, configuration, generation

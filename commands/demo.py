@@ -1,4 +1,4 @@
-"""What does this program do, seen once from beginning to end? Pretrain on prose, finetune on dates, score, answer.
+"""`demo`: pretrain on prose, finetune on dates, score, answer.
 
 Every part is a command that could be typed, shown before it runs in a process of its own: the second continues with the
 model that the first has written. The answers are scored here, on rows whose years or written forms no training row has;

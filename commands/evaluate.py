@@ -1,4 +1,4 @@
-"""How good is a trained model on rows that the user names? Loss and perplexity, and scores of the answers that it writes."""
+"""`evaluate`: loss, perplexity and scores of a trained model on rows that the user names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are prompts answered: one text on the screen, or a file of them into another?
+"""`generate`: one prompt answered on the screen, or a file of them into another.
 
 Prompts are taken by windows. Inside a window they are answered longest first, as many at once as the budget allows, and
 then written in the order of the input. A run that was killed continues where its output ends: beside an unfinished output

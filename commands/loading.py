@@ -1,4 +1,4 @@
-"""How is a trained model made ready for use, inside the budget?
+"""Loading a trained model inside the budget.
 
 Its weights are held in the dtype of the folder, computed in what this device multiplies fast. Where a chip multiplies
 only fp32 fast, bf16 weights would have to be widened each time a block runs, for every token: they are loaded as

@@ -1,4 +1,4 @@
-"""How does an adapted model become a plain one again? Each adapter is added into its matrix; logits are compared.
+"""`merge`: adapters added into their matrices; logits are compared.
 
 The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, which the logits show.
 """

@@ -1,4 +1,4 @@
-"""What does `plan` show? Whether it fits, on this machine or another; peak, time, their parts, and what takes less.
+"""`plan`: whether a run fits, on this machine or another; peak, time, their parts, and what takes less.
 
 Answers in a second or two: torch is not imported here; where there is a GPU, a child asks it.
 """

@@ -1,4 +1,4 @@
-"""How does `prepare` write token shards and tell what became of the rows?"""
+"""`prepare`: token shards written, and what became of the rows."""
 
 from __future__ import annotations
 

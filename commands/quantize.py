@@ -1,4 +1,4 @@
-"""What does a model lose with int8 weights, and what does it save? Written as a folder, and measured beside the original.
+"""`quantize`: a folder with int8 weights, measured beside the original.
 
 The folder holds one byte a weight (`model.int8.safetensors`); `generate`, `evaluate`, `chat` and adapters load it. Loss
 is measured on validation rows: those of `--validation_file`, those held out by the model's run, or of the built-in sample.

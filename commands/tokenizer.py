@@ -1,4 +1,4 @@
-"""How does `tokenizer` train one and tell how well it cuts text?"""
+"""`tokenizer`: train one, and report how many letters a token has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a tensor spend some time in the machine's RAM, while the device continues computing?
+"""Copies of tensors to the machine's RAM and back, while the device continues computing.
 
 On CUDA the copies run on a stream of their own, into pinned memory, in the order in which they are asked for. What must
 not overtake what is said by events, so that the device's memory is free again at a known place of the computation: with

@@ -1,4 +1,4 @@
-"""How many cores may this process use, and with how many does it compute? Torch is not needed to know."""
+"""The cores that this process may use, and its number of threads; needs no torch."""
 
 from __future__ import annotations
 

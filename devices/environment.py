@@ -1,4 +1,4 @@
-"""Which environment variables must be set before torch and pyarrow are imported? Both read them only once.
+"""Environment variables that must be set before torch and pyarrow are imported, since both read them only once.
 
 A value that the user has set is kept. Nothing here imports torch.
 Source: PyTorch notes "MPS environment variables" and "CUDA memory management"; pyarrow `default_memory_pool`.

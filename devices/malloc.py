@@ -1,4 +1,4 @@
-"""How is glibc's malloc kept small or fast? mallopt and malloc_trim through ctypes; does not import torch.
+"""glibc's malloc, kept small or fast by mallopt and malloc_trim through ctypes; does not import torch.
 
 Idea: every thread of a process gets an arena of its own, and freed memory stays in it. Few arenas and low thresholds
 return freed tensors to the system at once (smaller); high thresholds keep their pages for the next step (faster).

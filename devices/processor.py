@@ -1,4 +1,4 @@
-"""Which class of processor computes here, and what does its class do? Facts alone: flags, never a stopwatch.
+"""The class of this machine's processor, from its flags only, never from measured time.
 
 Idea: what a run computes in, stores and keeps decides its numbers, so that it must come out the same on a quiet and on a
 busy machine. The flags of the processor decide the class, the class has nominal rates, and the plan ranks by these.

@@ -1,4 +1,4 @@
-"""Whose work does this program stand on, and under which terms? `python docs/make_licences.py` writes docs/licences.md.
+"""Writes docs/licences.md, the licences of all dependencies: `python docs/make_licences.py`.
 
 Every package that is needed, directly or by another one, with its licence as its own metadata says it: the field
 `License-Expression`, else the classifiers, else the field `License`.

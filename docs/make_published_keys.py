@@ -1,4 +1,4 @@
-"""How are the tables of published keys in `docs/finetuning.md` made? From the declaration in `settings/published_keys.py`.
+"""Writes the tables of published keys in `docs/finetuning.md` from the declaration in `settings/published_keys.py`.
 
 `python docs/make_published_keys.py` writes them again.
 """

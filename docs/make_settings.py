@@ -1,4 +1,4 @@
-"""How are `docs/settings.md` and its JSON Schema made? From the declarations in `config.py`.
+"""Writes `docs/settings.md` and its JSON Schema from the declarations in `config.py`.
 
 `python docs/make_settings.py` writes them again.
 """

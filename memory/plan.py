@@ -1,4 +1,4 @@
-"""Will it fit, and what is the fastest way that does? Chooses how a run's steps are done.
+"""The plan of a run: whether it fits, and the fastest way that does.
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest; in modes low and ultra the smallest of

@@ -1,4 +1,4 @@
-"""Is the plan right? One or two worst steps in a child process tell, before the run begins.
+"""The plan checked by one or two of the largest steps in a child process, before the run begins.
 
 The child is a fresh interpreter that makes the same parts and sees rows of the planned worst lengths; where it needs more
 than there is, the system kills it and nothing of the run is harmed. What it measures above its own base replaces what the

@@ -1,4 +1,4 @@
-"""What is worth knowing of a plan beside its figures? In sentences for the user."""
+"""Remarks on a plan beside its figures, in sentences for the user."""
 
 from __future__ import annotations
 

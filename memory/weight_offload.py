@@ -1,4 +1,4 @@
-"""Where may the weights of blocks rest, and which of them elsewhere? What the plan tries, in this order.
+"""Candidates for weight offload, in the order in which the plan tries them.
 
 Where they are computed, as long as that fits; then in the RAM beside a device; then in a file, only as many blocks as do
 not fit otherwise. Named by `weights_in`, all blocks rest there. Numbers are the same everywhere, so a run that is resumed

@@ -1,4 +1,4 @@
-"""How do the gradients of tokens become that of their embedding? Each row of the table gets one sum, formed in fp32.
+"""The gradient of an embedding from those of its tokens; each row's sum is formed in fp32.
 
 Adding token by token into a table in bf16 rounds each time: a token that comes a thousand times loses up to half of its
 gradient; and on a GPU additions come in the order of its threads, also in fp32. So the tokens' gradients are summed in

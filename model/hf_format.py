@@ -1,4 +1,4 @@
-"""How does a model become a Hugging Face folder, and such a folder a model?
+"""A model to and from a Hugging Face folder.
 
 Two translations: names of tensors, and `config.json`, which `formats.shape_file` reads. Tensors pass one by one, so that
 neither way needs more memory than the model and a piece of one tensor. Read are T5 1.0, T5 1.1, Flan, mT5, UMT5, ByT5 and

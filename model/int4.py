@@ -1,4 +1,4 @@
-"""How does a frozen matrix lie in four bits a weight?
+"""Frozen matrices in four bits a weight.
 
 A row is cut into groups of 64 numbers. Each number becomes one of sixteen levels times its group's scale. The levels are
 those that lose least of normally distributed weights when a group is divided by its number of the largest magnitude, with

@@ -1,4 +1,4 @@
-"""Which weights does a T5 have? Name, shape, role and Hugging Face name of each, from its configuration alone.
+"""Name, shape, role and Hugging Face name of each weight of a T5, from its configuration alone.
 
 This is the one description of the model beside its code (`model.t5`, in whose order the weights stand here). File
 formats, adapters, freezing, the plan, sharding, quantization and the optimizers read it; a test compares it with the

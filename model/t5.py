@@ -1,4 +1,4 @@
-"""What is a T5? Embedding, encoder stack, decoder stack, output head: a row of blocks that the engine runs one by one.
+"""T5: embedding, encoder stack, decoder stack, output head; a row of blocks that the engine runs one by one.
 
 An encoder has no decoder and no head over the vocabulary; it may have one over labels (`model.label_head`).
 

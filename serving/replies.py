@@ -1,4 +1,4 @@
-"""In which form are answers and errors told? In OpenAI's.
+"""Answers and errors in OpenAI's form.
 
 Source: OpenAI's API reference: the chat completion object and its chunk, the completion object, errors.
 """

@@ -1,4 +1,4 @@
-"""How is the API opened and ended? The model is loaded inside the budget, what fits is told, and SIGTERM ends it cleanly."""
+"""The API's server: the model is loaded inside the budget, and SIGTERM ends it cleanly."""
 
 from __future__ import annotations
 

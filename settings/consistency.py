@@ -1,4 +1,4 @@
-"""Which settings are fine alone and wrong together? Every contradiction that can be seen before data are read.
+"""Contradictions between settings that can be seen before data are read.
 
 `config.load` tells all that is found together.
 """

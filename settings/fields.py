@@ -1,4 +1,4 @@
-"""How is a setting declared, parsed, checked and shown?
+"""Declaration, parsing, checks and display of settings.
 
 Every setting of the program is a dataclass field made by `setting(...)` in `config.py`. From that one declaration come
 the command-line flag, the `--help` line, the check of its value, the file format and `docs/settings.md`.

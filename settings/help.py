@@ -1,4 +1,4 @@
-"""What does `--help` say? The few flags that matter by task, and with `--help=all` every one a command uses, in the user's language."""
+"""`--help`: the few flags that matter by task, and with `--help=all` every one a command uses, in the user's language."""
 
 from __future__ import annotations
 

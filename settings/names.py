@@ -1,4 +1,4 @@
-"""What may a new run be called? One rule for the terminal and the page, so that each can open what the other has begun.
+"""Names allowed for runs, one rule for the terminal and the page.
 
 A name becomes a folder, and the middle of longer names: those of its lock, its log and what is made beside it. File systems
 take 255 bytes of each; a letter takes up to four.

@@ -1,4 +1,4 @@
-"""What is left when a process dies at any of its changes of the disk? Children that die before, or after, one of them."""
+"""Child processes that die before, or after, one of their changes of the disk."""
 
 from __future__ import annotations
 

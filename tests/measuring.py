@@ -1,4 +1,4 @@
-"""What does work take? Code is run in a child process, where `measure` watches the memory of one piece of it."""
+"""Code run in a child process, where `measure` watches the memory of one piece of it."""
 
 from __future__ import annotations
 

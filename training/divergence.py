@@ -1,4 +1,4 @@
-"""What does a run do where its numbers stop being finite? It leaves rows out, then slows down, then ends.
+"""Numbers that stop being finite: rows are left out, then the learning rate is lowered, then the run ends.
 
 A step whose loss or gradient is inf or nan is not applied, and the batch that it read is passed over: the same step is
 tried with the next one. After several in a row the weights are to blame, not the rows: the run goes back to its last

@@ -1,4 +1,4 @@
-"""How is a run evaluated while it trains? On held-out rows, in what its budget leaves free."""
+"""Evaluation during training, on held-out rows, in what the budget leaves free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in training now, and how far is it? The model with its engine, the state, and the way back to a checkpoint.
+"""The model in training with its engine and state, and the way back to a checkpoint.
 
 All that changes from step to step is here, and changes through this class alone; what evaluates, saves, measures and
 recovers (`evaluating`, `saving`, `recording`, `recovering`) works on it.

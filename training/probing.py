@@ -1,4 +1,4 @@
-"""What do the worst steps of a plan really take? The child process of `memory.probe`; it writes no file.
+"""The child process of `memory.probe`, which runs a plan's largest steps; it writes no file.
 
 The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load, evaluation,
 the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of each phase is

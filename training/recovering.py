@@ -1,4 +1,4 @@
-"""What does a run do after a step that was not applied? It takes a smaller way, passes over rows, slows down, or ends.
+"""What follows a step that was not applied: a smaller plan, rows left out, a lower learning rate, or the end.
 
 Short of memory: a smaller way, the same rows again. Not finite: past the rows; after several in a row, from the last
 checkpoint with half the learning rate. Where weights were changed already, both go back to the last checkpoint first.

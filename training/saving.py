@@ -1,4 +1,4 @@
-"""When and how is a checkpoint written? By the main process alone, or by all together where each holds a share of the weights.
+"""When and how a checkpoint is written: by the main process alone, or by all where each holds a share of the weights.
 
 Before that the model has to show that it is sound: that a step's loss was finite says nothing of what its update has left.
 """

@@ -1,4 +1,4 @@
-"""How is what a client sends read? As one JSON object of bounded size, within bounded time, and many in bounded room."""
+"""Request bodies: one JSON object of bounded size, within bounded time."""
 
 from __future__ import annotations
 

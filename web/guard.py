@@ -1,4 +1,4 @@
-"""Who may use the page or the API? Whoever sits at this machine; anybody else needs the token.
+"""Who may use the page or the API: whoever sits at this machine; anybody else needs the token.
 
 Every request passes here first. A name of the host that is not ours is refused, which is what DNS rebinding would bring;
 so is a request that another site's page has sent (Origin, Sec-Fetch-Site), and a changing one without JSON's content

@@ -1,4 +1,4 @@
-"""Where is a server reached, what opens it, and how does it run? One process, one thread of requests, until it is ended."""
+"""Where a server listens, what opens it, and how it runs: one process, one thread of requests, until it is ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Do the tests find what they should (`covered`, `mutants`), the readers what is damaged (`fuzz`), a step its GPU (`launches`)?
-`plan_table` keeps the READMEs true. Each is a command: `python -m benchmarks.checks.NAME`.
+"""Checks of the code itself, each a command `python -m benchmarks.checks.NAME`: tests (`covered`, `mutants`),
+damaged files (`fuzz`), a step's GPU kernels (`launches`), the README's tables (`plan_table`),
+unchanged numbers (`same_bits`).
 Nothing imports from here.
 """

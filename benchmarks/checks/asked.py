@@ -1,4 +1,4 @@
-"""Which tests would notice a slip in a file? Those beside it first, then those that import it, then those that use it through another."""
+"""The tests most likely to notice a mutation of a file: those beside it first, then those that import it directly, then indirectly."""
 
 from __future__ import annotations
 

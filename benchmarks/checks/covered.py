@@ -1,4 +1,4 @@
-"""Which lines does no test run? `make coverage`, or `python -m benchmarks.checks.covered [--more] [-- words for pytest]`.
+"""Lines that no test runs: `make coverage`, or `python -m benchmarks.checks.covered [--more] [-- words for pytest]`.
 
 Runs the tests with every line counted, in child processes as well, and tells of the files in which a mistake would cost
 most (settings, memory, data, devices, checkpoints) the lines that nothing ran. Exit code 1 where one of them has less

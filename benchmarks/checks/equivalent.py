@@ -1,4 +1,4 @@
-"""Which changes can no test notice, since they change nothing that is guaranteed? With the reason; looked at one by one."""
+"""Mutations that no test can notice, since they change nothing that is guaranteed, each with its reason."""
 
 from __future__ import annotations
 

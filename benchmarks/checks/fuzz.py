@@ -1,4 +1,4 @@
-"""Does a hostile file get through? `python -m benchmarks.checks.fuzz --minutes=60 [--kinds=a.parquet,sums] [--first=0]`.
+"""Damaged and hostile files against every reader: `python -m benchmarks.checks.fuzz --minutes=60 [--kinds=a.parquet,sums] [--first=0]`.
 
 All kinds of files that this program reads take turns, a portion of copies of each, until the time is up: damaged copies of
 sound ones, and sound ones that are absurd (see `benchmarks/fuzzing/mutations.py`). Each is read, or told in a sentence; a traceback, a

@@ -1,4 +1,4 @@
-"""What would a step ask of a GPU? `python -m benchmarks.checks.launches [WORK ...]`: the engine's step, traced without a GPU.
+"""GPU kernels and memory traffic of the engine's step, traced without a GPU: `python -m benchmarks.checks.launches [WORK ...]`.
 
     WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, muon, processes (t5-base,
                    bf16, CUDA), mps (t5-small); by default all

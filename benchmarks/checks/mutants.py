@@ -1,4 +1,4 @@
-"""Would a test notice a slip? `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py] [--again]`.
+"""Mutation testing: `python -m benchmarks.checks.mutants --times=300 [--processes=2] [--only=memory/plan.py] [--again]`.
 
 Slips (`slips.py`) are made one at a time in a copy of everything, and the tests that know the file (`asked.py`) are run: where
 they pass, the change is a survivor, told with its line. What is tried is noted at once, below data/cache, and not tried

@@ -1,4 +1,4 @@
-"""What does each model take on each machine? `python -m benchmarks.checks.plan_table` writes the plan's answer into README.md.
+"""The README's table of models and machines, as `plan` answers: `python -m benchmarks.checks.plan_table`.
 
 A figure is the predicted peak of full-parameter training at effective batch 16, span corruption with 512 + 114 tokens,
 Adafactor; "-" where no plan fits.

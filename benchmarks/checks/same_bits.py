@@ -1,4 +1,4 @@
-"""Does a change of the code leave every bit of a training as it was?
+"""Bit-for-bit comparison of trainings before and after a change of the code.
 
     python -m benchmarks.checks.same_bits --keep=before.json                  # on the commit before
     python -m benchmarks.checks.same_bits --compare=before.json               # on the commit after: exit code 1 where they differ

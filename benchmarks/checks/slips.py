@@ -1,4 +1,4 @@
-"""Which slips can be made in a file? One token changed: a comparison, a number by one, a condition turned round, a statement left out.
+"""Mutations of a file, one token each: a comparison, a number by one, a negated condition, a statement left out.
 
 A slip is named by the function around it, what stood there and what stands there now, so that a change elsewhere in the file
 leaves its name as it was: what came of it stays known. Which are tried first is drawn by that name. Source: DeMillo, Lipton,

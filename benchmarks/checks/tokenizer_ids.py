@@ -1,4 +1,4 @@
-"""Are the ids those of the library that defines the tokenizer? `python -m benchmarks.checks.tokenizer_ids [--texts=100000]`.
+"""Token ids compared with the library that defines the tokenizer: `python -m benchmarks.checks.tokenizer_ids [--texts=100000]`.
 
 Texts are drawn from the letters that Unicode assigns to thirty scripts, composed and decomposed, with indents, tabs, line ends,
 emoji, direction marks and names of special tokens; every thousandth has 200,000 letters. SentencePiece is the reference of

@@ -1,4 +1,4 @@
-"""At which moments does a process change the disk, and what if it ends, or the disk fails, at one of them?
+"""A process that ends, or a disk that fails, at each change of the disk.
 
 Every call of `os` that changes names, and fsync, is counted; what goes wrong at which of them is a `Fault`. A run that is
 to be killed at random has its moment drawn inside a named function, by the processor time spent in it: a machine that is

@@ -1,4 +1,4 @@
-"""What is killed, what must be whole then, and what must come of it when the same command is given again?
+"""Commands to kill, what must be intact afterwards, and the result of the same command given again.
 
 A case is a command of the program in a folder of its own, and an unbroken run of it to be compared with. Every file that
 the unbroken run leaves has to be there again, bit for bit, but for those that hold times and places.

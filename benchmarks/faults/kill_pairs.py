@@ -1,4 +1,4 @@
-"""What if one of two processes dies, or the machine with both? Runs that torchrun starts, as users start them."""
+"""One of two processes dies, or the machine with both: runs started by torchrun, as users start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands are killed, and inside which of their parts?"""
+"""Commands to kill, and the parts of each in which they are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is anything lost when a run is killed? `python -m benchmarks.faults.kills [--times=100] [--only=NAME+NAME] [--fresh]`.
+"""Runs killed at random moments and continued: `python -m benchmarks.faults.kills [--times=100] [--only=NAME+NAME] [--fresh]`.
 
 Every command that writes is killed before and after each change of the disk that it makes (moments that leave the same
 disk count once), `times` times at random moments of every part of a run, and as one of two processes; a training run also

@@ -1,4 +1,4 @@
-"""At which moments does a run change what lies at its mirror? The same as `benchmarks.faults.disk_faults`, for a `pyarrow.fs` service."""
+"""A mirror that fails at each of a run's changes to it: `benchmarks.faults.disk_faults` for a `pyarrow.fs` service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a long run stay as it was at its beginning? `python -m benchmarks.faults.soak [--minutes=60] [--steps=100000] [--no_pressure]`.
+"""A long run's memory and speed, compared with its beginning: `python -m benchmarks.faults.soak [--minutes=60] [--steps=100000] [--no_pressure]`.
 
 One training run of a tiny model with evaluation, saves, cleanings and samples of a process beside it that takes and gives
 back memory. Its anonymous memory, threads, open files and the files in its folders are sampled; what counts is that the

@@ -1,4 +1,4 @@
-"""How is the real command run hundreds of times without the two seconds of its imports? In forks of a process that has them.
+"""The real command, run hundreds of times in forks of a process that has imported its modules.
 
 What is forked has made no tensor and started no thread; everything else (settings, data, plan, model, loop) is the
 command's own.

@@ -1,4 +1,4 @@
-"""What becomes of a damaged or hostile file? Mutated copies are opened in a child process, where a crash can be seen.
+"""Mutated copies of files, opened in a child process, where a crash can be seen.
 
 Each kind of file has a maker, which writes a sound one, and a reader, which takes all of it. Of every mutated copy the
 child writes down what came of it: read (the damage does no harm), told (a UserError), or the traceback of anything else;

@@ -1,4 +1,4 @@
-"""How much of a card's memory is taken, seen from outside? What the driver's own tool says, contexts and libraries included."""
+"""GPU memory in use as the driver's own tool reports it, contexts and libraries included."""
 
 from __future__ import annotations
 

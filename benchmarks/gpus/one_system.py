@@ -1,4 +1,4 @@
-"""How fast and how large is one system on a GPU? A child process of `benchmarks.gpus.speed`; prints one JSON line.
+"""Speed and memory of one system on a GPU: a child process of `benchmarks.gpus.speed`, which prints one JSON line.
 
     python -m benchmarks.gpus.one_system SYSTEM WORK DEVICE STEPS
 

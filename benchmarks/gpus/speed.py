@@ -1,4 +1,4 @@
-"""Is a step on a GPU faster and smaller than Hugging Face's? Each system in a child process of its own, in turn.
+"""Speed and memory of a GPU's step beside Hugging Face, each system in its own child process, in turn.
 
 Memory is told three times: of tensors, which the plan predicts and the ratios compare; held by the caching allocator,
 which a budget limits; and of the card, seen from outside. Tokens are those of rows, never padding.

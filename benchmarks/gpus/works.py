@@ -1,4 +1,4 @@
-"""Which steps are measured on a GPU, and by which systems? The same works that `benchmarks.checks.launches` traces without one."""
+"""The steps measured on a GPU, and the systems that take them; `benchmarks.checks.launches` traces the same ones."""
 
 from __future__ import annotations
 

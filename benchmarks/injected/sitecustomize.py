@@ -1,4 +1,4 @@
-"""How does a fault reach a process that is started anew? Python imports this file first where its folder is on PYTHONPATH."""
+"""Faults for processes that are started anew: Python imports this file first where its folder is on PYTHONPATH."""
 
 from benchmarks.faults.disk_faults import start_as_told
 

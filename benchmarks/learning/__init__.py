@@ -1,4 +1,4 @@
-"""What is learnt from which start at which rate? Studies behind defaults and presets, each a command of its own.
+"""Studies behind defaults and presets, each a command.
 `rates` finetunes one base, and random weights of its shape, at several learning rates.
-Imported by tests alone.
+Imported by tests only.
 """

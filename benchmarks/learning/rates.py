@@ -1,4 +1,4 @@
-"""Which learning rate suits finetuning, and does pretraining help? `python -m benchmarks.learning.rates NAME BASE [...]`.
+"""Learning rates for finetuning, with and without pretraining: `python -m benchmarks.learning.rates NAME BASE [...]`.
 
     NAME BASE             of the section that is written, and the folder of a pretrained model
     --train_file=FILE --validation_file=FILE      prompts and responses

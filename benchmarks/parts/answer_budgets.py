@@ -1,4 +1,4 @@
-"""Do commands that answer and convert keep their budgets, and refuse none that they could keep? Closed in on by halving."""
+"""The least budget in which commands that generate and convert run, found by bisection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does a child process run, and how much memory does it take? Every benchmark measures its systems this way.
+"""Time and memory of a child process; every benchmark measures its systems this way.
 
 Peak: anonymous memory of the whole process tree, sampled every 50 ms. VmHWM: the most that the child itself had resident,
 pages of files included, as the kernel counts it; 0 where there is no /proc.

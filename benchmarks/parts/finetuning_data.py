@@ -1,4 +1,4 @@
-"""What do all systems of `benchmarks.finetuning` learn from? One base model, one set of rows, written once.
+"""The base model and rows that all systems of `benchmarks.finetuning` share, written once.
 
 A base with random weights as a Hugging Face folder, with a tokenizer trained on the rows; pairs and preferences with
 exactly the rows of all steps; and the batches of each step as token ids, for the peer. A preference sets the response

@@ -1,4 +1,4 @@
-"""How do transformers and PEFT finetune on the same rows? A child process of `benchmarks.finetuning`; prints one JSON line.
+"""Finetuning by transformers and PEFT on the same rows: a child process of `benchmarks.finetuning`, which prints one JSON line.
 
     python -m benchmarks.parts.finetuning_peer KIND MICRO_BATCH RECOMPUTE BASE BATCHES
 

@@ -1,4 +1,4 @@
-"""How is a process given a hard memory limit? A control group of its own, version 1 or 2, whichever can be written here."""
+"""A process under a hard memory limit: a control group of its own, version 1 or 2, whichever can be written."""
 
 from __future__ import annotations
 

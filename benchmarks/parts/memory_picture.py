@@ -1,4 +1,4 @@
-"""What does a training hold while it runs? A picture of memory over time: this project, Seq2SeqTrainer, and the budget."""
+"""A picture of memory over time: this project, Seq2SeqTrainer, and the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast and how large is one system on one work? A child process of `benchmarks.throughput`; prints one JSON line.
+"""Speed and memory of one system on one task: a child process of `benchmarks.throughput`, which prints one JSON line.
 
     python -m benchmarks.parts.one_system SYSTEM MODEL ROWS SOURCE TARGET STEPS
 

@@ -1,4 +1,4 @@
-"""In which order does docs/benchmarks.md answer? As a reader asks: memory, speed, quality, plan, data.
+"""The order of docs/benchmarks.md: memory, speed, quality, plan, data.
 
 A page is cut at the marks of its sections and put together again: a summary of all benchmarks and classes of processor on
 top, made from the raw figures beside the page, then chapters; in a section, a table of more rows than a screen shows is

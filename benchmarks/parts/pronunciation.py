@@ -1,4 +1,4 @@
-"""How are words pronounced? Rows for the recipes g2p_ten and g2p_english, and their word error rate.
+"""Rows for the recipes g2p_ten and g2p_english, and their word error rate.
 
     python -m benchmarks.parts.pronunciation rows FOLDER OUTPUT LANGUAGE ...       FOLDER/LANGUAGE_train.tsv and _dev.tsv
     python -m benchmarks.parts.pronunciation score MODEL FILE ... [--FLAG=VALUE ...]

@@ -1,4 +1,4 @@
-"""How is the study of `benchmarks.quality` shown? A table and a picture of the losses, in docs/benchmarks.md."""
+"""A table and a picture of the losses of `benchmarks.quality`, for docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do the rows of the recipes come from? Texts that package registries carry, made into prompt and response, or text and label.
+"""Rows of the recipes: texts that package registries carry, made into prompt and response, or text and label.
 
     python -m benchmarks.parts.recipe_data summarise FOLDER      descriptions of Debian packages -> their one-line synopsis
     python -m benchmarks.parts.recipe_data translate FOLDER      paragraphs of LibreOffice's help, English -> Chinese

@@ -1,4 +1,4 @@
-"""How does transformers' Seq2SeqTrainer train the same model on the same tokens? A child process of `benchmarks.recipes`.
+"""The same model trained by transformers' Seq2SeqTrainer on the same tokens: a child process of `benchmarks.recipes`.
 
     python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED MICRO_BATCH
 

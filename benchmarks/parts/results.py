@@ -1,4 +1,4 @@
-"""Where do measured figures go? Into docs/benchmarks.md, each benchmark and class of processor in a section of its own.
+"""Sections of docs/benchmarks.md, one for each benchmark and class of processor.
 
 With date and machine. A run on one class of processor leaves the tables of the others unchanged.
 """

@@ -1,4 +1,4 @@
-"""What does a user get without any training? Answers of simple methods to a recipe's held-out rows, scored like the model's.
+"""Answers without training to a recipe's held-out rows, scored like the model's.
 
 Nearest neighbour: the response of the training row whose prompt is most alike by BM25 (words; of Chinese, Japanese and
 Korean, letters). First sentence: of the prompt itself, for summaries. Copying: the prompt as it is.

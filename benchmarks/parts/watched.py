@@ -1,4 +1,4 @@
-"""How did a training run go? Benchmarks start the command `train`, watch its largest process, and read its own log.
+"""A training run, watched: its largest process from outside, and its own log.
 
 Peak: the most anonymous memory of one process, by the kernel's own mark, which no short peak escapes.
 """

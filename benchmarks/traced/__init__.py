@@ -1,4 +1,4 @@
-"""What does a step ask of a GPU that is not here? `traced_step` runs a real one on meta tensors, `tracing` counts.
+"""A GPU step traced without a GPU: `traced_step` runs it on meta tensors, `tracing` counts.
 The command is `benchmarks.checks.launches`.
-Tests import from here, and that command.
+Imported by tests and that command.
 """

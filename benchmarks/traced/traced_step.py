@@ -1,4 +1,4 @@
-"""What is a step on a GPU made of? The engine's own step, on tensors that hold nothing, counted by `tracing`."""
+"""The engine's own step on a GPU's meta tensors, counted by `tracing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a step ask of a GPU? Every operation that torch is told is counted, on tensors that hold nothing (meta).
+"""A count of every torch operation, on tensors without data (meta).
 
 Counted are kernels: views and new memory are none, an operation on many tensors is as many as torch starts for them, and
 what is known to take several kernels (sorting, the backward of fused attention) counts so. A host wait is whatever needs

@@ -1,4 +1,4 @@
-"""What should the user of this machine know? Plain sentences, chosen by facts that were measured.
+"""Advice for this machine, in plain sentences, chosen by measured facts.
 
 Each piece of advice names the fact, what it means for a run, and what to do about it; where nothing stands out there is
 nothing to say.

@@ -1,4 +1,4 @@
-"""`doctor --check`: does a device compute what the CPU computes, in the memory that is planned, and how fast?
+"""`doctor --check`: a device's numbers against the CPU's, its memory against the plan, and its speed.
 
 One page, one JSON file, one verdict. Each part runs in a child process with a time limit, so that a crash is a line of the
 page. What is wrong comes with the setting that avoids it.

@@ -1,4 +1,4 @@
-"""What does this machine offer, and what limits it? Everything that can be told without torch.
+"""What this machine offers, and what limits it, as far as can be told without torch.
 
 Idea: a machine's RAM is not what a run may take: control groups, address-space limits, other programs, swap that would
 be used instead of an error, and CPU quotas stand in between. Each is read where the system keeps it; what a system does

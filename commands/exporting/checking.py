@@ -1,4 +1,4 @@
-"""Does another program compute the same? Fixed ids through what was written and through the model, side by side.
+"""An export checked against the model: fixed ids through both, outputs compared.
 
 CTranslate2 and ONNX run here; a GGUF is read back with llama.cpp's own reader, which runs nothing.
 """

@@ -1,4 +1,4 @@
-"""How do rows of different length become one rectangular batch? And pairs of answers to one prompt?"""
+"""Rows of different lengths, and pairs of answers to one prompt, as one rectangular batch."""
 
 from __future__ import annotations
 

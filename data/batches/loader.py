@@ -1,4 +1,4 @@
-"""Which batches does one process see at one step?
+"""The batches that one process sees at one step.
 
 A pure function of (step, process, micro-batch size): step s reads the places s x N .. (s + 1) x N of the endless order,
 whatever the number of processes and the micro-batch. So an automatic decision about the micro-batch, a resume, or

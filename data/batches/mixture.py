@@ -1,4 +1,4 @@
-"""Which source does each row of a run come from, where several sources are mixed by weight?
+"""The source of each row of a run, where several sources are mixed by weight.
 
 Places are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which place of a turn
 belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it, and a

@@ -1,4 +1,4 @@
-"""What does the model learn from a window of tokens?
+"""Inputs and targets made from a window of tokens.
 
 - span: T5's span corruption (Raffel et al. 2020, section 3.1.4): masked spans become sentinels, the target spells them
 out.

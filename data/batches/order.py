@@ -1,4 +1,4 @@
-"""Which row is at which place of an endless run through the data?
+"""The row at each place of an endless run through the data.
 
 Every epoch is a keyed permutation of the rows: a Feistel network over the next even number of bits, walked along its
 cycle until it lands inside the range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). So the order is a

@@ -1,4 +1,4 @@
-"""How long are the rows that each step of a run will see? Known before it starts, for the plan of its memory.
+"""Lengths of the rows of each step, known before the run starts, for the plan of its memory.
 
 The order of the rows is a pure function of the step, so the lengths that the shards tell (the offsets of their lists, no
 token is read) give every batch of the run in advance. Where that would take too long, evenly spaced steps stand for all;

@@ -1,4 +1,4 @@
-"""Which rows say what an earlier row said? Exactly, or nearly, with everything that grows kept on disk.
+"""Rows that repeat an earlier row exactly or nearly; everything that grows is kept on disk.
 
 - exact: rows whose texts are equal, by a 64-bit BLAKE2b digest (10 million rows: one false hit in 300,000 corpora).
 - near: rows that share at least about 80% of their runs of five characters, whatever case and blanks, by MinHash

@@ -1,4 +1,4 @@
-"""What is to be learnt, from which files and columns, and with which tokenizer, where the user left it `auto`; and what is not read?"""
+"""The objective, files, columns and tokenizer of a run where the user left them `auto`; and what is not read."""
 
 from __future__ import annotations
 

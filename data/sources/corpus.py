@@ -1,4 +1,4 @@
-"""What is there to train on when nobody names a file? The text that every Python installation carries.
+"""Text that every Python installation carries, to train on when nobody names a file.
 
 - prose: docstrings and comments of the standard library's modules, the language reference behind `help()`, the licence.
 - pairs: the source of a function without its docstring -> the first line of that docstring.

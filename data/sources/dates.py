@@ -1,4 +1,4 @@
-"""What can a small model learn whose answers anyone can check? Dates as people write them, in English and Chinese.
+"""Dates as people write them, in English and Chinese: a task that a small model learns and anyone can check.
 
 A row is a written date and its ISO form: "Wed, the 3rd of March, 2021" -> 2021-03-03, 二〇二一年三月三日 -> 2021-03-03. Made by rule
 with the standard library: weekdays, ordinals, abbreviations, Chinese numerals, and slips (letters lost, doubled or

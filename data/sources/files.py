@@ -1,4 +1,4 @@
-"""Which files does the user mean, what is in them, and have they changed?
+"""The files that the user means, what is in them, and whether they have changed.
 
 A source is one file, here or at an address: plain text, JSONL, CSV, TSV or FASTA (each plain or compressed with gzip, bzip2,
 xz or zstandard), Parquet, or Arrow IPC as file or as stream (Hugging Face's `.arrow`). What a file is follows from its first

@@ -1,4 +1,4 @@
-"""Which columns of a file make a row, and how?
+"""The columns of a file that make a row, and how.
 
 A column can be written as an expression: `instruction+input` is both texts, one below the other (the second may be missing
 in a row), `prefix: input_text` both in one line, `translation.en` the text under a key of a cell that holds a table, of a

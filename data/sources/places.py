@@ -1,4 +1,4 @@
-"""Where is a file: on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by huggingface_hub)?
+"""Files on this machine, or at an address that `pyarrow.fs` opens (s3://, gs://, hdfs://, and hf:// by huggingface_hub).
 
 Both kinds of place answer the same few questions (open, size, time of change, name), so that nothing else needs to know
 which it is. Addresses are read as streams or in ranges, never fetched as a whole. Credentials come from where the

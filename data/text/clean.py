@@ -1,4 +1,4 @@
-"""Which rows are worth training on, and what does a clean text look like?
+"""Cleaning of texts, and the choice of rows worth training on.
 
 Normalising: Unicode NFC, line ends as \\n, no control or private characters, no runs of blanks or of empty lines.
 A row is then dropped for the first of these reasons: too short, too long, few letters, repetitive. Nothing here knows a

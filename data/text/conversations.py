@@ -1,4 +1,4 @@
-"""How does a row with several turns become pairs to learn?
+"""Pairs to train on from a row with several turns.
 
 Three usual shapes are read: a list of objects with `role` and `content`, one with `from` and `value`, and a list of
 [question, answer] pairs; each may also be JSON in a text, as in CSV files, and the content of a message may be a list of

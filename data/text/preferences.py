@@ -1,4 +1,4 @@
-"""What do answers stand under, and can a pair of them teach anything? Only if both say something, and not the same.
+"""Prompts of preference pairs, and pairs that can be trained on: both answers say something, and not the same.
 
 Answers that are turns themselves may begin with the conversation before them, as in TRL's implicit prompts and HH's texts.
 """

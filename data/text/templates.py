@@ -1,4 +1,4 @@
-"""In which words does the encoder see a question, and the turns before it?
+"""The encoder's text for a question and the turns before it.
 
 A template is a text with {prompt} and, where wanted, {system}: "User: {prompt}\\nAssistant:". One turn fills it once; of
 several turns each earlier one is written by the same text with its answer after it, the newest last. So one text says

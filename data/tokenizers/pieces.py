@@ -1,4 +1,4 @@
-"""How is text shown while its tokens are being written? Piece by piece, and never with a part of a letter.
+"""Text shown while its tokens are generated, never with a part of a letter.
 
 Only the tokens since the last piece are decoded, after the piece before, as a word's first token may stand for a space that
 a text does not begin with. All pieces together are the decoded text.

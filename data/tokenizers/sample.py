@@ -1,4 +1,4 @@
-"""What does a tokenizer learn from? An even sample of the rows, and how often each of its words occurs, in bounded memory.
+"""An even sample of the rows for training a tokenizer, and counts of its words, in bounded memory.
 
 Rows: each draws a random key, and the rows with the lowest keys that fit a bound are kept, in their order, so every row
 has the same chance whatever the size of the corpus (sampling by priority, Efraimidis & Spirakis 2006). They wait in a file.

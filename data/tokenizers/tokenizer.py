@@ -1,4 +1,4 @@
-"""How does text become token ids and back?
+"""Text to token ids and back.
 
 `Tokenizer` is one thin layer over the library that defines a folder's format (see `published`): it knows T5's special tokens
 (padding, end of text, unknown, and the sentinels that span corruption uses), bounds the memory that long texts take, and

@@ -1,4 +1,4 @@
-"""How is a tokenizer trained in bounded memory?
+"""Training a tokenizer in bounded memory.
 
 A sample of the rows is cut into words, these are counted in a table of fixed size (`sample`), and the library's trainers
 learn from the most frequent ones alone. Ids follow T5: padding 0, end of text 1, unknown 2, the pieces, and 100 sentinels

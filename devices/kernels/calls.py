@@ -1,4 +1,4 @@
-"""How are tensors handed to the compiled kernels?
+"""Calls of the compiled kernels with tensors.
 
 `kernels()` is what all of model and engine ask: the loaded library, or None where there is none or where `use(False)` was
 said. Each method takes contiguous CPU tensors in fp32 or bf16 (`takes` tells) and computes in fp32 inside, whatever they

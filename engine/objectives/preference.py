@@ -1,4 +1,4 @@
-"""How does a model learn which of two answers is better, in the memory of finetuning?
+"""Direct preference optimization (DPO), in the memory of finetuning.
 
 Every preference loss is a function of a few numbers: the log-probability of each answer. So after the decoder a first
 pass over the head, in chunks and without gradients, gives them; the loss of a pair and its derivative by each

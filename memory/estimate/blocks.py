@@ -1,4 +1,4 @@
-"""What does one block of the walk hold: its graph, and its working memory forward and backward?
+"""Memory of one block: its graph, and its working memory forward and backward.
 
 Counted line by line from `model/`: the tensors alive at the two highest places, inside attention and inside
 feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds

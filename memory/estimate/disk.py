@@ -1,4 +1,4 @@
-"""How much will a run write, and is there room for it? Known before its first step, as its memory is.
+"""Bytes that a run will write, and whether there is room, known before its first step.
 
 A new checkpoint is whole before an old one goes, so that for a moment one more lies there than is kept, and the best one
 may lie beside the latest. The published model shares the files of its checkpoint (hard links). Logs are a few hundred bytes

@@ -1,4 +1,4 @@
-"""How much memory does it take to write answers, or to measure the loss of right ones, and how many at once fit?
+"""Memory of generating answers, or of measuring the loss of right ones, and how many fit at once.
 
 Writing has two heights: the encoder's pass over a group of prompts, and a step with its logits; keys and values stand
 beside both. The formulas follow `model/decoding/kv_cache.py`; e is the bytes of the compute dtype.

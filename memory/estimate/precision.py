@@ -1,4 +1,4 @@
-"""In which dtype do weights rest, are products computed, and waits what passes between blocks? Every word for it, in one place.
+"""The dtypes of weights, products and activations between blocks, named in one place.
 
 A user asks for a precision by `mixed_precision`, and for that of the frozen weights under adapters by `lora_base`; the device says
 which products are fast. Here the words become dtype names, and these become words again, in which a run that goes on asks

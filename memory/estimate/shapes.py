@@ -1,4 +1,4 @@
-"""How large do the batches of a run get? The worst micro-batch and the worst step, from the lengths of its rows.
+"""The largest micro-batch and the largest step of a run, from the lengths of its rows.
 
 Which rows a step sees is known before it runs, so its memory can be planned for what comes, not for a batch of nothing
 but longest rows. Where a run has too many rows to look at all, a sample of its steps is taken, and what the sample

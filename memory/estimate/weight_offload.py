@@ -1,4 +1,4 @@
-"""What do blocks whose weights rest elsewhere take, and how long are their weights on the way?
+"""Memory and transfer time of blocks whose weights are offloaded.
 
 The matrices of such a block are in a file, or in the RAM beside a device, and here only while the block works: in one of
 a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it learns,

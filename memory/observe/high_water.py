@@ -1,4 +1,4 @@
-"""What was the most memory that this process held, exactly, between two points in time?
+"""This process's exact peak of memory between two points in time.
 
 Samples miss what lives between them; the kernel does not. Linux keeps the high water mark of resident memory and starts
 it anew where it is asked to; what is mapped from files is taken off. Elsewhere the mark cannot be started anew, so a

@@ -1,4 +1,4 @@
-"""How much memory does the run hold now, and what was its peak, in all and phase by phase?
+"""The run's memory now, and its peak, in all and phase by phase.
 
 Idea: a thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a
 step, before an evaluation), and both feed the same peaks. What is allocated and freed between two samples is told by the

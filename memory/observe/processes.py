@@ -1,4 +1,4 @@
-"""How much memory do a process and its children hold? Anonymous and file-backed apart.
+"""Memory of a process and its children, anonymous and file-backed apart.
 
 Idea: file-backed pages (mapped data and libraries) can be dropped by the kernel at any time; anonymous ones cannot, so
 they are what a budget is about. Linux tells both in /proc/PID/status for a few microseconds; elsewhere psutil is asked.

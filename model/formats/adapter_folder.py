@@ -1,4 +1,4 @@
-"""Does a folder hold an adapter, of which form and for which base? Read from `adapter_config.json` and a header; no torch.
+"""An adapter folder's form and base, read from `adapter_config.json` and a header; no torch.
 
 Source: PEFT 0.17-0.21, `LoraConfig`.
 """

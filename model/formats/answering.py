@@ -1,4 +1,4 @@
-"""How does a model answer where nobody says? By what its `generation_config.json` holds, which transformers heeds as well.
+"""Defaults of generation from a model's `generation_config.json`, which transformers heeds as well.
 
 Where there is no such file, the same keys of `config.json` count, as in transformers. Every key is declared in
 `settings.published_keys`.

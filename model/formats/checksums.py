@@ -1,4 +1,4 @@
-"""Is every file of a folder the one that was written? `checksums.json` beside them says their sizes and SHA-256.
+"""Sizes and SHA-256 of a folder's files, in `checksums.json` beside them.
 
 It is written last, by whoever fills the folder, and compared by whoever uses it: a file that was cut off, or in which a
 bit has changed, is named instead of being loaded. Folders without it (older ones, those of other programs) load as ever.

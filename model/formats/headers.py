@@ -1,4 +1,4 @@
-"""Which tensors does a model folder hold, of which shape? Read from the headers of its safetensors files; torch is not imported.
+"""Tensors of a model folder and their shapes, read from the headers of its safetensors files; torch is not imported.
 
 Before a run may take much memory it has to know the shape of the model it goes on from. `tensor_files` reads the numbers.
 

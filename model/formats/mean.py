@@ -1,4 +1,4 @@
-"""What is the mean of several folders of weights? Each number's, in fp32, stored as it was.
+"""The mean of several folders of weights, formed in fp32, stored in the dtype they had.
 
 Weights that were learnt at a high, constant rate lie around a better place than any of them is at; their mean is near it, as
 weights would be whose rate had been lowered, and it generalises better.

@@ -1,4 +1,4 @@
-"""How does an adapter become a folder that PEFT loads, and such a folder an adapter?
+"""Adapters to and from folders that PEFT loads.
 
 `adapter_config.json` says rank, scaling and targets, `adapter_model.safetensors` holds the thin matrices under the names
 that PEFT gives them on transformers' T5. The file's own metadata, which PEFT does not read, holds the fingerprint of the

@@ -1,4 +1,4 @@
-"""How are old checkpoints read, whose tensors are pickled?
+"""Old checkpoints, whose tensors are pickled.
 
 Only by torch's weights-only loader, which builds tensors and refuses every other object, and only where the user said
 `--allow_pickle=True`: a pickle is a program. The file is mapped, so that no more of it is in memory than is being

@@ -1,4 +1,4 @@
-"""Which shape has the model of a Hugging Face folder? `config.json`, as far as the tensors beside it bear it out; no torch.
+"""The shape of a Hugging Face folder's model: `config.json`, as far as the tensors beside it agree; no torch.
 
 Two meanings differ between versions of transformers, and are settled here:
 - Whether the head is the embedding: in files of version 4 `tie_word_embeddings` says it; from version 5 on the flag is

@@ -1,4 +1,4 @@
-"""How are tensors stored in files? As safetensors: read in chunks of rows, written one by one, in one file or in shards.
+"""Tensors in safetensors files: read in chunks of rows, written one by one, in one file or in shards.
 
 What their headers say is read by `headers`, without torch.
 Pickled files (`pytorch_model.bin`) are read only where the user allows it: see `pickle_files`.

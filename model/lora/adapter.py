@@ -1,4 +1,4 @@
-"""How is a model adapted by few weights? Beside a frozen matrix W there are two thin ones: y = W x + s B A x.
+"""LoRA: beside a frozen matrix W there are two thin ones: y = W x + s B A x.
 
 A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank, or
 alpha / sqrt(rank) where rank-stabilised. DoRA learns the length of each row of W + s B A beside its direction; the length

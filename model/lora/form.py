@@ -1,4 +1,4 @@
-"""Which form has an adapter, where does it belong, and does it fit a model? Torch is not imported."""
+"""The form of an adapter, the matrices it adapts, and whether it fits a model; torch is not imported."""
 
 from __future__ import annotations
 

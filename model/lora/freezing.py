@@ -1,4 +1,4 @@
-"""Which weights learn? Parts of the model are frozen by name or pattern, in our names or Hugging Face's.
+"""Weights frozen by name or pattern, in our names or Hugging Face's.
 
 A word names everything below it: `encoder`, `decoder.blocks.0`, `encoder.block.0.layer.1`. Wildcards are those of file
 names: `*.q.weight`. Two words name what lies scattered: `norms` and `position_bias`. A tied head is the embedding.

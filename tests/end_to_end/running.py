@@ -1,4 +1,4 @@
-"""How do the end-to-end tests run the program? As users do: real processes, real files, the exit code."""
+"""The program run as users do: real processes, real files, the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are the golden answers made? The golden models of each family, asked by transformers (5.23) in many ways.
+"""Makes the golden answers: the golden models of each family, asked by transformers (5.23) in many ways.
 
     python tests/golden/make_generation.py
 

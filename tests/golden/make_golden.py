@@ -1,4 +1,4 @@
-"""How are the golden files made? Small random models of each family, run by transformers (5.23).
+"""Makes the golden files: small random models of each family, run by transformers (5.23).
 
     python tests/golden/make_golden.py [FAMILY ...]
 

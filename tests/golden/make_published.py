@@ -1,4 +1,4 @@
-"""How is `published_4.json` made? Published configurations, random weights, and the logits of transformers 4.57.1.
+"""Makes `published_4.json`: published configurations, random weights, and the logits of transformers 4.57.1.
 
     python tests/golden/make_published.py        (where transformers is 4.57.1, the last of version 4)
 

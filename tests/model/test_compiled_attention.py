@@ -1,4 +1,4 @@
-"""Do compiled kernels attend as the formula says, in float64 and row by row?"""
+"""Compiled attention against the formula, in float64 and row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a late step do what an early one did? Counted in calls of functions and in objects, which no other program disturbs."""
+"""A late step does what an early one did, counted in calls of functions and in objects, which no other program disturbs."""
 
 from __future__ import annotations
 

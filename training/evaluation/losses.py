@@ -1,4 +1,4 @@
-"""How good is the model? Loss over held-out rows, streaming: nothing grows with the number of rows."""
+"""Loss over held-out rows, streaming: nothing grows with the number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, and when has a run stopped getting better?
+"""The best evaluation, and early stopping.
 
 One number decides both: the evaluation loss, or a score of answers. What it needs to know lies in the checkpoint's state,
 so that a resumed run stops at the same step as one that was never interrupted.

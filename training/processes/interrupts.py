@@ -1,4 +1,4 @@
-"""How does a run end early without losing anything? The first signal asks, the second insists.
+"""Signals that end a run early without losing anything: the first asks, the second insists.
 
 A launcher forwards the Ctrl-C that its children have already received from the terminal, and `kill` often comes from a
 batch system that repeats itself: signals that follow the first shortly after count as the same request, not a second one.

@@ -1,4 +1,4 @@
-"""What does a launcher say of this process? Its place among the processes of a run, from the environment.
+"""This process's rank and place among the processes of a run, from the launcher's environment.
 
 accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports nothing to begin
 with, so that a refusal can ask before torch is loaded.

@@ -1,4 +1,4 @@
-"""How may a run be ended early, in the words that signals and files share?"""
+"""Names of the ways to end a run early, shared by signals and files."""
 
 from __future__ import annotations
 

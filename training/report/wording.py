@@ -1,4 +1,4 @@
-"""How are times put on a screen? As people read them."""
+"""Times for people to read."""
 
 from __future__ import annotations
 

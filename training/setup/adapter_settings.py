@@ -1,4 +1,4 @@
-"""Which base stands behind an adapter's folder, and can the adapters of a run stand on it?
+"""The base behind an adapter's folder, and whether the adapters of a run fit it.
 
 Told before anything is loaded: shapes and names suffice, and torch is not imported.
 """

@@ -1,4 +1,4 @@
-"""Which few weights learn, and which base do they belong to? The training side of `model.lora.adapter`.
+"""Weights to train beside a frozen base: the training side of `model.lora.adapter`.
 
 An adapter's folder names its base and the base's fingerprint: an adapter on other weights of the same shape would load
 and write nonsense, so it is refused. The fingerprint is of the first rows of the blocks' matrices, rounded to bf16: it

@@ -1,4 +1,4 @@
-"""What does the reference model think of each answer? Asked once, before training, and kept on disk.
+"""The reference model's log-probability of each answer, computed once before training and kept on disk.
 
 A preference run that trains all weights compares with the model it started from. Holding that model beside the one in
 training would double the weights; its log-probabilities are two numbers a row. They are computed in a phase of their own

@@ -1,4 +1,4 @@
-"""What will a run do? `resolve(config, machine)` decides all that was left auto; torch is not imported.
+"""`resolve(config, machine)` decides all settings that were left `auto`; torch is not imported.
 
 Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read (`Rows`). A
 run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned is what is done.

@@ -1,4 +1,4 @@
-"""Does this start continue with an earlier run, which one, and with which settings?
+"""Whether this start continues an earlier run, which one, and with which settings.
 
 As asked, or because a launcher has started the same command again: torchrun restarts
 all processes of a run when one fails or a machine joins again, with the very same command line, and a

@@ -1,4 +1,4 @@
-"""How many steps has a run, and which learning rate has each? A pure function of its number: resuming needs no state.
+"""Steps of a run and the learning rate of each, a pure function of its number: resuming needs no state.
 
 Steps count from 1. Every schedule but one_cycle begins with a linear warm-up that reaches the peak at `warmup_steps`.
 Sources: inverse square root, Raffel et al. 2020, section 3.1.2; cosine, Loshchilov & Hutter 2017, here down to zero

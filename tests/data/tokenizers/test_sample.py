@@ -1,4 +1,4 @@
-"""Is a sample even, and are words counted in bounded memory, whatever the texts are like?"""
+"""Samples are even, and words are counted in bounded memory, whatever the texts are like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are our answers those of transformers, token by token? Greedy and beam search, with penalties, for each family."""
+"""Answers are those of transformers, token by token: greedy and beam search, with penalties, for each family."""
 
 from __future__ import annotations
 
