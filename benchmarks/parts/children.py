@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,23 +50,35 @@ class Child:
         return last[0].strip()[:200] if last else f"exit code {self.returncode}"
 
 
-def run(words: Sequence[str], cwd: Path = ROOT) -> Child:
+def run(
+    words: Sequence[str],
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    enter: Callable[[], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Child:
     """Run `python WORDS` and watch its memory until it ends.
 
     Args:
         words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
+        environment: added to this one's. enter: called in the child before Python starts, to limit it.
+        stop: once it returns True, the child is killed.
     """
     began, peak, high_water = time.perf_counter(), 0, 0
     curve: list[tuple[float, int]] = []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
     with tempfile.TemporaryFile("w+", encoding="utf8") as out, tempfile.TemporaryFile("w+", encoding="utf8") as err:
-        child = subprocess.Popen([sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=err)
+        child = subprocess.Popen(
+            [sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=err, preexec_fn=enter
+        )
         tree = ProcessTree(child.pid)
         while child.poll() is None:
             held = tree.usage().anon_bytes
             peak = max(peak, held)
             _extend(curve, time.perf_counter() - began, held)
             high_water = max(high_water, high_water_of(child.pid))
+            if stop is not None and stop():
+                child.kill()
             time.sleep(SAMPLE_SECONDS)
         out.seek(0), err.seek(0)
         seconds = time.perf_counter() - began
