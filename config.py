@@ -110,6 +110,11 @@ class T5ModelConfig:
             return 0
         return 1 if self.labels == REGRESSION else len(self.label_names) or 2
 
+    def has_labels_of(self, other: T5ModelConfig) -> bool:
+        """Whether the head of `other` gives these labels, as far as it names them."""
+        is_unnamed = other.labels == AUTO or other.labels.isdecimal()
+        return self.num_labels == other.num_labels and (is_unnamed or self.label_names == other.label_names)
+
     @property
     def head_pooling(self) -> str:
         """`pooling` with auto resolved."""

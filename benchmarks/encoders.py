@@ -83,7 +83,7 @@ CASES: dict[str, tuple[str, Flags]] = {
     "token classes": ("structure", {**WIDE, **TOKEN, "memory_mode": "standard", "class_weights": "balanced"}),
     "token regression, dense, ultra": (
         "exposure",
-        {**WIDE, **TOKEN, "labels": "regression", "head_kind": "dense", "num_layers": 12, "effective_batch_size": 32, "memory_mode": "ultra"},
+        {**WIDE, **TOKEN, "labels": "regression", "head_kind": "dense", "num_layers": 8, "effective_batch_size": 16, "memory_mode": "ultra"},
     ),
     "LoRA on bf16": (
         "structure", {**WIDE, **TOKEN, **LORA, "finetune_from": "base", "lora_base": "bf16", "head_kind": "dense", "memory_mode": "standard"},
@@ -201,7 +201,7 @@ def plan(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
             write_rows(work / f"{rows}_{part}.jsonl", f"{rows} {part}", count, LENGTHS.get(kind, (100, 600)))
             for part, count in (("train", 256), ("valid", 16))
         ]
-        steps = int(options["steps"] or 6)
+        steps = int(options["steps"] or 4)
         settings = {
             "train_file": files[0], "validation_file": files[1], "label_column": "structure" if kind == "long" else kind,
             "max_steps": steps, "eval_steps": steps, "save_steps": steps, "memory_budget": "4G",

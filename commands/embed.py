@@ -8,6 +8,7 @@ the parts become one file.
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from training.setup.adapter_settings import base_of
 
 FORMAT = 1  # raise it when the same texts would give other vectors
 PART_ROWS, PART_BYTES = 256, 32 * 1024**2
-MOST_ROWS = 64  # at once
+MOST_ROWS, MOST_AT_ONCE = 64, 16_384  # rows and tokens at once
 LOOKED_AT = 16  # texts in which unknown tokens are counted
 ROUNDED = 64  # tokens, to which lengths are rounded where rows are planned
 IDENTITY = "identity"
@@ -74,7 +75,7 @@ def embed(config: Config) -> None:
     with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
         for number, part in enumerate(_parts(texts, embedder)):
             if not number and (warning := _unknown_warning(embedder, [text for _, text in part[:LOOKED_AT]])):
-                Progress(1).warn(warning)
+                Progress(1, stream=sys.stderr).warn(warning)
             rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
             if output is None:
                 for name, vectors in rows:
@@ -86,7 +87,9 @@ def embed(config: Config) -> None:
             Progress(1).note(say("{file}: vectors of {rows}", file=output.path, rows=counted(output.rows, "row")))
     if bad_rows.count:
         told = "left out: {rows}, such as {example}"
-        Progress(1).note(say(told, rows=counted(bad_rows.count, "row"), example=bad_rows.examples[0]))
+        Progress(1, stream=sys.stderr).note(
+            say(told, rows=counted(bad_rows.count, "row"), example=bad_rows.examples[0])
+        )
 
 
 def with_preparation(config: Config, folder: Path) -> Config:
@@ -207,8 +210,8 @@ class Embedder:
 
     def _at_once(self, longest: int, left: int) -> int:
         """How many of the texts that are left fit, of which this is the longest."""
-        rows, trained = min(self.rows or MOST_ROWS, left), self.trained
-        longest = -(-longest // ROUNDED) * ROUNDED
+        longest, trained = -(-longest // ROUNDED) * ROUNDED, self.trained
+        rows = min(self.rows or max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)), left)
         encoder = replace(trained.blockwise.model.config, num_decoder_layers=0, head="none")
         while True:
             parts = predict_loss(encoder, trained.weights, rows, (longest, 0), trained.room.base_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from commands.loading import Room, Trained, find_answering, load_trained, watche
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
+from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import PAIRS, check_shards
 from language import say
@@ -71,6 +73,9 @@ def evaluate(config: Config) -> Evaluation:
     flag = "eval_batch_size_per_gpu"
     at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
+    counts = (prepared.counts[f"validation_{name}"] for name in ("unknown_tokens", "tokens"))
+    if warning := unknown_warning(*counts):
+        Progress(1, group.is_main, stream=sys.stderr).warn(warning)
     is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
     with (
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),

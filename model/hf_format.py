@@ -133,7 +133,7 @@ def load(
         cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
         filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
-        seed: of a head over labels that `expect` has and the folder has not.
+        seed: of a head over labels that `expect` has and the folder has not, or has for other labels.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB).
@@ -158,7 +158,8 @@ def load(
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
-        if model.label_head is not None and new_head(stored, model.config):
+        is_other = config.num_labels > 0 and not model.config.has_labels_of(config)
+        if model.label_head is not None and (is_other or new_head(stored, model.config)):
             sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
             if is_frozen:
                 model.label_head.to_empty(device=device)

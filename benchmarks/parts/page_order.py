@@ -18,7 +18,7 @@ from units import format_size
 
 # chapter -> the beginnings of its sections' names, in order; what is in none comes last
 CHAPTERS = {
-    "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-"),
+    "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-", "encoders-"),
     "Speed": ("throughput-t5-small", "throughput-", "processes", "generation-"),
     "Quality": ("recipe-", "rates-", "quality-", "fp16"),
     "Plan": ("contract-accuracy", "plan-", "time-"),
@@ -153,7 +153,44 @@ def _keeping(name: str, cases: list[dict[str, Any]]) -> Iterator[Row]:
     yield "memory", f"{len(cases)} runs under a hard limit of their budget", f"{killed} killed", "no budget"
 
 
+def _encoders(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
+    good = [run for run in runs if "failed" not in run]
+    ours, peer = (
+        [run for run in good if run["side"] == side and run["way"] in ways]
+        for side, ways in (("ours", ("standard", "low", "ultra")), ("peer", ("shipped",)))
+    )
+    if ours and peer:
+        work, least, fastest = (
+            "LoRA with a token head on an encoder",
+            min(ours, key=_peak),
+            min(ours, key=_step_seconds),
+        )
+        yield "memory", work, f"{format_size(_peak(least))} ({least['way']})", format_size(max(map(_peak, peer)))
+        seconds = min(map(_step_seconds, peer))
+        yield "speed", work, f"{_step_seconds(fastest):.1f} s a step ({fastest['way']})", f"{seconds:.1f} s a step"
+
+
+def _peak(run: dict[str, Any]) -> int:
+    return int(run["peak_bytes"])
+
+
+def _step_seconds(run: dict[str, Any]) -> float:
+    return statistics.mean(run["seconds"])
+
+
+def _long_proteins(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
+    for run in runs:
+        work = f"LoRA on the shape of {run['name']}, {run['residues']:,} residues, limit {format_size(run['limit'])}"
+        yield "memory", work, run["failed"] if "failed" in run else format_size(run["peak_bytes"]), "-"
+
+
+def _encoder_plans(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
+    errors = [abs(run["planned"] / run["peak_bytes"] - 1) for run in runs if "failed" not in run]
+    work = f"peak predicted, {len(errors)} encoders with heads"
+    yield "plan", work, f"median error {statistics.median(errors):.1%}", "no plan"
+
+
 TELLING: dict[str, Callable[[str, Any], Iterator[Row]]] = {
     "throughput-": _throughput, "finetuning-": _finetuning, "recipe-": _recipe, "contract-accuracy": _accuracy,
-    "contract-keeping": _keeping,
+    "contract-keeping": _keeping, "encoders-peer": _encoders, "encoders-proteins": _long_proteins, "plan-encoders": _encoder_plans,
 }  # fmt: skip

@@ -7,8 +7,8 @@ on.
 - ul2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row:
   R (span 3 and 8, density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5,
   and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
-- denoise: single tokens become a mask, the target is the whole window (ProtT5, Elnaggar et al. 2021; the mask is the first
-sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
+- denoise: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask is the first
+  sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
 - pairs: prompt and response unchanged.
 - preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
 - sequence, token: a text unchanged, and its label or those of its tokens.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import time_promise
+from benchmarks import encoders, time_promise
 from benchmarks.faults.kill_cases import World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
@@ -58,6 +58,9 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
         config = load("train", Study().flags(tier, 3, None, 20_000_000))
         assert (config.train.optimizer, config.memory.mixed_precision) == (tier.optimizer, tier.mixed_precision)
     assert {tier.optimizer for tier in TIERS} == set(OPTIMIZERS), "each is judged"
+    for kind, own in encoders.CASES.values():
+        flags = {"train_file": "x", "label_column": kind, **own, "processes": None}
+        assert load("train", {name: str(value) for name, value in flags.items() if value is not None}).model.head
     for recipe in RECIPES:
         assert load("train", {"preset": f"recipe_{recipe}"}).data.objective == "pairs"
     for recipe, (score, _) in LABEL_RECIPES.items():

@@ -12,8 +12,10 @@ import pytest
 
 from commands.evaluate import evaluate
 from config import load
+from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE, save_trained
+from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +52,7 @@ def test_token_labels_are_scored_under_their_mask(
     pairs = [pair for row in found for pair in zip(row["labels"], row["predictions"], strict=True) if pair[0]]
     assert len(pairs) == 15 and found[0]["labels"] == [None, "E", "H", "C", None]
     assert metrics["accuracy"] == pytest.approx(np.mean([label == predicted for label, predicted in pairs]))
-    assert "accuracy" in told and "perplexity" not in told
+    assert "accuracy" in told and "perplexity" not in told and "--prepare_text" not in told
     counts = [line.split()[-3:] for line in told.splitlines() if line.strip()[:1] in "CEH" and line.split()[0] in "CEH"]
     expected = [[sum(pair == (label, guess) for pair in pairs) for guess in "CEH"] for label in "CEH"]
     assert [[int(cell) for cell in row] for row in counts] == expected
@@ -66,3 +68,13 @@ def test_numbers_of_texts_are_scored(rows: Path, tmp_path: Path) -> None:
     assert labels.tolist() == [1.0, 1.5, 0.5, 1.75] and [row["text"] for row in found][2] == "WW"
     assert metrics["mse"] == pytest.approx(np.mean((labels - predictions) ** 2), rel=1e-5)
     assert {"spearman", "pearson"} <= metrics.keys()
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_reported(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = replace(SHAPE, num_decoder_layers=0, head="sequence", labels="regression")
+    model = save_trained(tmp_path / "model", shape=shape)
+    train_tokenizer(["other letters"], "words", 128, MIB).save(model)
+    run(model, rows / "numbers.jsonl", tmp_path / "unknown.jsonl")
+    assert "--prepare_text" in capsys.readouterr().err

@@ -64,13 +64,30 @@ def test_an_encoder_is_taken_from_a_whole_t5_and_gets_a_new_head(config: T5Model
     assert torch.equal(encoder.label_head.out.weight, model_of(config, "T5EncoderModel").label_head.out.weight)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", HEADS)
-def test_logits_and_gradients_are_those_of_transformers(config: T5ModelConfig, kind: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = model_of(config, kind)
+@pytest.mark.parametrize(
+    ("stored", "asked", "is_kept"), [("a,b,c", "a,b,c", True), ("3", "a,b,c", True), ("a,b,c", "c,b,a", False)]
+)
+def test_a_head_is_kept_for_its_own_labels(
+    config: T5ModelConfig, stored: str, asked: str, is_kept: bool, tmp_path: Path
+) -> None:
+    shape = dataclasses.replace(config, head="token", num_decoder_layers=0, labels=stored)
+    model = T5(shape).initialise(1)
     save(model, tmp_path)
-    theirs = getattr(transformers, kind).from_pretrained(tmp_path).eval()
+    back = load(tmp_path, expect=dataclasses.replace(shape, labels=asked), seed=3)
+    assert torch.equal(back.label_head.out.weight, model.label_head.out.weight) == is_kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["T5", "UMT5"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_logits_and_gradients_are_those_of_transformers(
+    config: T5ModelConfig, kind: str, family: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = model_of(dataclasses.replace(config, bias_in_every_layer=family == "UMT5"), kind)
+    save(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [kind.replace("T5", family)]
+    theirs = getattr(transformers, kind.replace("T5", family)).from_pretrained(tmp_path).eval()
     labels = labels_of(model)
     if kind == "T5EncoderModel":  # with the head beside it, as the folder has it
         hidden = theirs(IDS, attention_mask=MASK).last_hidden_state

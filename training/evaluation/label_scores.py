@@ -1,7 +1,7 @@
-"""Scores of predicted labels, and a confusion matrix of classes.
+"""Scores of predicted labels, and which classes are confused.
 
-Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, all from one confusion
-matrix. Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal numbers share
+Classes: accuracy, macro F1 (the mean over the classes that occur) and Matthews' correlation coefficient, from counts of each class.
+Numbers: mean squared error, Pearson's correlation, and Spearman's, which is Pearson's of the ranks; equal numbers share
 the mean of their ranks. A correlation with a constant is 0.
 Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 """
@@ -19,7 +19,8 @@ from language import say
 from training.processes.group import Group
 
 Counts = NDArray[np.int64]
-MOST_CLASSES_SHOWN = 12
+MOST_CLASSES_SHOWN = 12  # as a matrix, and pairs of classes where there are more
+MOST_PAIRS = 1 << 16  # of label and prediction that are counted; of more the rarer half is dropped
 
 
 class LabelScores:
@@ -27,12 +28,16 @@ class LabelScores:
 
     Args:
         names: of classes; none: labels are numbers.
-    Memory: with classes 8 bytes x classes^2; with numbers 8 bytes a label.
+    Memory: with classes 24 bytes each, and at most 1 MiB of pairs; with numbers 8 bytes a label.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.counts: Counts = np.zeros((len(names), len(names)), np.int64)  # label, prediction
+        self._totals: Counts = np.zeros((3, len(names)), np.int64)  # labels, predictions and right ones of each class
+        self._pairs: tuple[Counts, Counts] = (
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+        )  # label x classes + prediction; how often
         self._numbers: list[NDArray[np.float32]] = []  # (2, n): labels and predictions
 
     def add(self, batch: Batch, logits: NDArray[np.float32]) -> None:
@@ -40,44 +45,69 @@ class LabelScores:
         labels = labels_in(batch)
         if self.names:
             counted = labels != IGNORED_LABEL
-            places = labels[counted] * len(self.names) + logits.argmax(-1)[counted]
-            self.counts += np.bincount(places, minlength=self.counts.size).reshape(self.counts.shape)
+            labels, predictions = labels[counted], logits.argmax(-1)[counted]
+            for totals, found in zip(self._totals, (labels, predictions, labels[labels == predictions]), strict=True):
+                totals += np.bincount(found, minlength=len(self.names))
+            self._count_pairs(labels * len(self.names) + predictions, np.ones(len(labels), np.int64))
         else:
             counted = ~np.isnan(labels)
             self._numbers.append(np.stack([labels[counted], logits[counted, 0]]).astype(np.float32))
+
+    def _count_pairs(self, pairs: Counts, counts: Counts) -> None:
+        known, known_counts = self._pairs
+        distinct, places = np.unique(np.concatenate([known, pairs]), return_inverse=True)
+        sums = np.zeros(len(distinct), np.int64)
+        np.add.at(sums, places, np.concatenate([known_counts, counts]))
+        if len(distinct) > MOST_PAIRS:
+            kept = np.sort(np.argsort(-sums, kind="stable")[: MOST_PAIRS // 2])
+            distinct, sums = distinct[kept], sums[kept]
+        self._pairs = distinct, sums
 
     def gather(self, group: Group) -> None:
         """Count those of all processes together."""
         if group.size == 1:
             return
         if self.names:
-            summed = group.all_reduce_sum(*self.counts.ravel().tolist())
-            self.counts = np.array(summed).astype(np.int64).reshape(self.counts.shape)
+            summed = group.all_reduce_sum(*self._totals.ravel().tolist())
+            self._totals = np.array(summed).astype(np.int64).reshape(self._totals.shape)
+            parts, self._pairs = group.gather(self._pairs), (self._pairs[0][:0], self._pairs[1][:0])
+            for pairs, counts in parts:
+                self._count_pairs(pairs, counts)
         else:
             self._numbers = [part for parts in group.gather(self._numbers) for part in parts]
 
     def result(self) -> dict[str, float]:
         """Score name -> value; empty where nothing was counted."""
         if self.names:
-            return scores_of_classes(self.counts) if self.counts.any() else {}
+            return _scores_of_classes(self._totals) if self._totals.any() else {}
         labels, predictions = np.concatenate([*self._numbers, np.zeros((2, 0), np.float32)], axis=1).astype(np.float64)
         return scores_of_numbers(labels, predictions) if len(labels) else {}
 
     def table(self) -> list[tuple[str, str]]:
-        """Rows of a table of labels and what was predicted for them; none of numbers, and of classes the most frequent ones."""
-        if not self.counts.any():
+        """Rows of a table of labels and what was predicted for them; of many classes the pairs that are most often confused; none of numbers."""
+        if not self._totals.any():
             return []
-        shown = np.sort(np.argsort(-self.counts.sum(1), kind="stable")[:MOST_CLASSES_SHOWN])
-        cells = [[f"{count:,}" for count in self.counts[label, shown]] for label in shown]
-        width = max(len(cell) for row in [[self.names[at] for at in shown], *cells] for cell in row)
-        rows: list[tuple[str, str]] = [
-            (say("label \\ prediction"), " ".join(self.names[at].rjust(width) for at in shown))
+        labels, predictions = np.divmod(self._pairs[0], len(self.names))
+        if len(self.names) > MOST_CLASSES_SHOWN:
+            order = np.argsort(np.where(labels == predictions, 0, -self._pairs[1]), kind="stable")
+            confused = [at for at in order[:MOST_CLASSES_SHOWN] if labels[at] != predictions[at]]
+            rows = [(say("label \\ prediction"), say("most often confused"))] if confused else []
+            return rows + [
+                (
+                    f"  {self.names[labels[at]]} \\ {self.names[predictions[at]]}",
+                    say("{count} of {all}", count=f"{self._pairs[1][at]:,}", all=f"{self._totals[0, labels[at]]:,}"),
+                )
+                for at in confused
+            ]
+        matrix = np.zeros((len(self.names), len(self.names)), np.int64)
+        matrix[labels, predictions] = self._pairs[1]
+        cells = [[f"{count:,}" for count in row] for row in matrix]
+        width = max(len(cell) for row in [self.names, *cells] for cell in row)
+        lines = [(say("label \\ prediction"), " ".join(name.rjust(width) for name in self.names))]
+        return lines + [
+            (f"  {name}", " ".join(cell.rjust(width) for cell in row))
+            for name, row in zip(self.names, cells, strict=True)
         ]
-        rows += [
-            (f"  {self.names[label]}", " ".join(cell.rjust(width) for cell in row))
-            for label, row in zip(shown, cells, strict=True)
-        ]
-        return rows
 
 
 def labels_in(batch: Batch) -> NDArray[Any]:
@@ -87,12 +117,12 @@ def labels_in(batch: Batch) -> NDArray[Any]:
     return np.concatenate([row[:length] for row, length in zip(batch.labels, batch.input_lengths, strict=True)])
 
 
-def scores_of_classes(counts: Counts) -> dict[str, float]:
-    """Scores of a table of counts (label, prediction)."""
-    table = counts.astype(np.float64)
-    total, right, labels, predictions = table.sum(), table.trace(), table.sum(1), table.sum(0)
+def _scores_of_classes(totals: Counts) -> dict[str, float]:
+    """Scores of counts (3, classes): labels, predictions, right ones."""
+    labels, predictions, hits = totals.astype(np.float64)
+    total, right = labels.sum(), hits.sum()
     occurs = labels + predictions > 0
-    f1 = 2 * table.diagonal()[occurs] / (labels + predictions)[occurs]
+    f1 = 2 * hits[occurs] / (labels + predictions)[occurs]
     spread = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
     matthews = (right * total - labels @ predictions) / spread if spread else 0.0
     return {"accuracy": float(right / total), "macro_f1": float(f1.mean()), "matthews": float(matthews)}

@@ -90,7 +90,7 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
 def _new_head(config: Config, base: Path) -> list[str]:
     """That a head of the checkpoint is not taken over, since it has other outputs."""
     shape, model = shape_of(base, home_of(base, config)), config.model
-    if not shape.num_labels or (shape.num_labels, shape.has_dense_head) == (model.num_labels, model.has_dense_head):
+    if not shape.num_labels or (model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head):
         return []
     told = "the head of {model} has other labels or layers: a new one starts from random weights"
     return [say(told, model=base)]

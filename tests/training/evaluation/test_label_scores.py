@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
+from training.evaluation import label_scores
 from training.evaluation.label_scores import LabelScores
 
 NAMES = ("C", "E", "H", "never")
@@ -80,6 +81,23 @@ def test_scores_are_those_of_scikit_learn_and_scipy() -> None:
     of_numbers = LabelScores(())
     of_numbers.add(batch(numbers[0].astype(np.float32)), numbers[1][:, None].astype(np.float32))
     assert of_numbers.result()["spearman"] == pytest.approx(stats.spearmanr(*numbers)[0])
+
+
+def test_of_many_classes_the_pairs_most_often_confused_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_scores, "MOST_PAIRS", 400)
+    names, rng = [f"c{at}" for at in range(2000)], np.random.default_rng(4)
+    scores, all_labels, all_predicted = LabelScores(names), [], []
+    for _ in range(3):
+        labels, predicted = rng.integers(2000, size=300), rng.integers(2000, size=300)
+        labels[:40], predicted[:40] = 7, 9
+        logits = np.zeros((300, 2000), np.float32)
+        logits[np.arange(300), predicted] = 1.0
+        scores.add(batch(labels), logits)
+        all_labels.append(labels), all_predicted.append(predicted)
+    right = np.concatenate(all_labels) == np.concatenate(all_predicted)
+    assert scores.result()["accuracy"] == pytest.approx(right.mean()), "exact, whatever pairs were dropped"
+    (first, count), *others = scores.table()[1:]
+    assert first.split() == ["c7", "\\", "c9"] and count.startswith("120 ") and len(others) < 12
 
 
 def test_confusions_are_a_table_of_counts() -> None:
