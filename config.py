@@ -24,6 +24,7 @@ from settings.consistency import (
     HEADS,
     NUMBER_SCORES,
     PREFERENCES,
+    RANKED_SHOWN,
     REGRESSION,
     SCORES,
     SEQUENCE,
@@ -335,7 +336,7 @@ class TrainConfig:
         low=0,
     )
     metric_for_best: str = setting(
-        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join(SCORES)}), of labels "
+        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), of labels "
         f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of several validation sets", kind=str,
     )  # fmt: skip
 
@@ -631,13 +632,17 @@ class AnswerConfig:
         kind=str,
         choices=("cut", "refuse"),
     )
-    answers: str | None = setting(
+    answers: str | None = defining(
         AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
-        "model's folder, if there; none: any",
+        "model's folder, if there (in training: none); none: any",
         kind=str, auto=True, optional=True,
     )  # fmt: skip
-    num_answers: int = setting(
-        1, "best answers per prompt, with log-probabilities; needs as many num_beams", kind=int, low=1, high=256
+    num_answers: int = defining(
+        1,
+        "best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams",
+        kind=int,
+        low=1,
+        high=256,
     )
 
 
@@ -655,7 +660,7 @@ class MetricsConfig:
     """How answers are scored."""
 
     metrics: str = setting(
-        AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}; auto: all",
+        AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}, and with num_answers {', '.join(RANKED_SHOWN)}; auto: all",
         kind=str, auto=True,
     )  # fmt: skip
     eval_generate_rows: int | str = setting(
@@ -788,7 +793,7 @@ SHARED = ("output_dir", "log_dir", "language")
 USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
        *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
-         "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
+         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,
@@ -806,7 +811,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (

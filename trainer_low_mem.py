@@ -287,4 +287,5 @@ class LowMemTrainer:
                 device = live.device.torch_device
                 show_predictions(blockwise, run.validation, run.tokenizer, run.prepared.labels, rows, self.log, device)
                 return None
-            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, live.longest_answer)
+            longest = live.longest_answer
+            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, longest, run.tree)

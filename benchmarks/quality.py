@@ -299,6 +299,7 @@ def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], 
 
 def study_of(options: dict[str, str]) -> Study:
     """What the options ask for."""
+    from config import Config
     from training.evaluation.scores import metric_names
 
     defaults = Study()
@@ -308,8 +309,8 @@ def study_of(options: dict[str, str]) -> Study:
             sys.exit("--finetune needs --held_out, rows to score")
         train_file, held_out = (str(Path(options[name]).resolve()) for name in ("finetune", "held_out"))
         steps, metric = int(options.get("finetune_steps", Task.steps)), options.get("metric", Task.metric)
-        if metric not in metric_names(AUTO):
-            sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(metric_names(AUTO))}")
+        if metric not in metric_names(Config()):
+            sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(metric_names(Config()))}")
         task = Task(train_file, held_out, steps, metric)
     return Study(
         options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),

@@ -1,4 +1,4 @@
 """What can be typed besides training: one file a command, named like it, with a function of that name.
-`loading` opens a trained model inside the budget, `answer_list` the answers that it may give, `new_folder` writes a folder whole or not at all; `diagnosis/`.
+`loading` opens a trained model inside the budget, `new_folder` writes a folder whole or not at all; `diagnosis/`.
 Only `train_low_mem` imports from here; a command may import everything below, and what another command offers.
 """

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.answer_list import with_answers
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
@@ -31,6 +30,7 @@ from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
+from training.setup.answer_list import with_answers
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
 HELP = """\

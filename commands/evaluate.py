@@ -15,7 +15,6 @@ import numpy as np
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from commands.answer_list import with_answers
 from commands.generate import cut_note
 from commands.loading import Room, Trained, find_answering, load_trained, watched
 from config import Config, T5ModelConfig, UserError, load, places, training_command
@@ -42,6 +41,7 @@ from training.processes.launch import num_processes
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
+from training.setup.answer_list import with_answers
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -57,7 +57,7 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    names = metric_names(config.metrics.metrics)
+    names = metric_names(config)
     config, folder, adapters = find_answering(config)
     config, tree = with_answers(config, folder, adapters)
     config, prepared, loader = evaluation_rows(config, learnt_last(folder, adapters), base_of(folder))
@@ -94,7 +94,7 @@ def evaluate(config: Config) -> Evaluation:
             if answered:
                 scores, shown, cut = generate_metrics(
                     trained.blockwise, loader, trained.tokenizer, how, group, rows=answered, batch_size=at_once,
-                    names=names, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of, tree=tree,
+                    names=names, num_answers=config.answer.num_answers, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of, tree=tree,
                 )  # fmt: skip
                 results[name].metrics.update(scores)
                 samples, ended = [*samples, *shown], ended + cut
@@ -272,6 +272,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         "overwrite",
         "answers",
         "json",
+        "num_answers",
         "metrics",
         "eval_generate_rows",
         *config.generate.__dict__,

@@ -25,6 +25,7 @@ from config import Config, UserError
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model import hf_format
+from model.formats.answering import keep_answer_list
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import is_matrix, weight_counts
@@ -89,6 +90,7 @@ def export(config: Config) -> float | None:
                 hf_format.write_config(model.config, made, model.embedding.dtype)
                 for place in dict.fromkeys((last, home)):
                     keep_generation_settings(place, made)
+            keep_answer_list(made, last, home)
             write_card(last, made, form)
             difference = check(model, vocabulary, made)
             allowed = TOLERANCES[model.embedding.dtype] + SLACK

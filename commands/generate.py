@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.answer_list import answer_sources, with_answers
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config, UserError
 from data.sources.files import find, sources_fingerprint
@@ -37,6 +36,7 @@ from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last
+from training.setup.answer_list import answer_sources, with_answers
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
@@ -58,11 +58,6 @@ def generate(config: Config) -> None:
         raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config, writes=True)
-    beams, several = config.generate.num_beams, config.answer.num_answers
-    if several > beams:
-        raise UserError(
-            f"--num_answers = {several}, needs as many beams and there are {beams}; give --num_beams={several}"
-        )
     config, tree = with_answers(config, folder, adapters)
     prompts = prompts_of(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
@@ -92,7 +87,7 @@ def generate(config: Config) -> None:
                     output.write(prompt, best)
                     continue
                 for answer, score in best:
-                    print(answer if several == 1 else f"{score:.4f}\t{answer}", flush=True)
+                    print(answer if config.answer.num_answers == 1 else f"{score:.4f}\t{answer}", flush=True)
         if output is not None:
             told = "{file}: {answers}"
             Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))

@@ -46,7 +46,7 @@ from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import answer_problems, idle_search
+from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
@@ -249,6 +249,8 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
         own = {name: value for name, value in own.items() if name not in SEARCH}
     config = config.changed(**own)
     if problems := problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)]:
+        raise UserError(*problems)
+    if problems := list(ranking_problems(config)):
         raise UserError(*problems)
     notes = [*(idle_search(config) if searches else []), *notes]
     if own:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from model.formats.answering import GENERATION_FILE, published_generation
+from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from run_files import RUN_FILE
 from settings.errors import UserError, reason_of
@@ -72,7 +72,7 @@ def _others(output: Path) -> list[str]:
 
 
 def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
-    """Put the tokenizer and the published generation settings of a model beside its new weights.
+    """Put the tokenizer, the published generation settings and the list of answers of a model beside its new weights.
 
     Args:
         tokenizer, home: folders of the tokenizer and of the model. folder: where `hf_format.save` has written.
@@ -83,6 +83,8 @@ def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
     """
     for place in dict.fromkeys((tokenizer, home)):  # what an adapter says, beside its tokenizer, goes before its base
         keep_generation_settings(place, folder)
+    if (folder / GENERATION_FILE).is_file():  # it writes text
+        keep_answer_list(folder, tokenizer, home)
     if not has_tokenizer(tokenizer):
         return None
     read = Tokenizer.load(tokenizer)

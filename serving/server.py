@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from commands.answer_list import with_answers
 from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from config import Config
@@ -20,6 +19,7 @@ from serving.asking import Texts
 from serving.engine import Engine
 from settings.fields import AUTO
 from training.setup.adapter_settings import base_of, learnt_last, shape_of
+from training.setup.answer_list import with_answers
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 

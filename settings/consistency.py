@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the obje
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++
 SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")  # of answers
+RANKED = re.compile(r"mrr|(?:recall|ndcg)@([1-9]\d{0,2})")  # scores of several answers, best first
+RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
 NUMBER_SCORES = ("spearman", "pearson", "mse")  # of predicted numbers
 SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the library of this name computes
@@ -44,7 +47,7 @@ def unheeded(config: Config, command: str) -> list[str]:
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
         **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
-        "metrics": (trains and not writes_answers(config), "--eval_generate_rows=64"),
+        **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip
@@ -121,12 +124,14 @@ def _of_training(config: Config) -> Iterator[str]:
         of_head = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(model.labels, CLASS_SCORES)
         if best not in ("loss", *of_head):
             yield f"--metric_for_best = {train.metric_for_best}, {not_known(best, ('loss', *of_head))}"
-    elif best not in ("loss", *SCORES) and not writes_answers(config):
-        known = not_known(train.metric_for_best, ("loss", *SCORES))
+    elif best not in ("loss", *SCORES) and not RANKED.fullmatch(best) and not writes_answers(config):
+        known = not_known(train.metric_for_best, ("loss", *SCORES, *RANKED_SHOWN))
         yield f"--metric_for_best = {train.metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64"
     elif best != "loss" and not writes_answers(config):
         yield f"--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64"
-    elif best in SCORES and metrics != AUTO and best not in score_words(metrics):
+    elif (best in SCORES and metrics != AUTO and best not in score_words(metrics)) or (
+        RANKED.fullmatch(best) and best not in ranked_words(config)
+    ):
         yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"
     asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
     if asked == 1:
@@ -166,7 +171,10 @@ def _of_heads(config: Config) -> Iterator[str]:
         idle: tuple[str, ...] = ("labels", "pooling", "head_kind", "class_weights")
         hint = "name --head=sequence or token"
     else:
-        idle, hint = ("z_loss", "eval_generate_rows", "max_target_len", "num_beams"), "omit it"
+        idle, hint = (
+            ("z_loss", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"),
+            "omit it",
+        )
     if head == TOKEN:
         idle = (*idle, "pooling")
     for name in idle:
@@ -195,6 +203,27 @@ def score_words(metrics: str) -> list[str]:
     """The scores that a value of `--metrics` names, in small letters, known or not; `rouge` means its four."""
     words = [word.strip().lower() for word in metrics.split(",") if word.strip()]
     return [name for word in words for name in (ROUGE if word == "rouge" else (word,))]
+
+
+def ranked_words(config: Config) -> list[str]:
+    """The scores of several answers that evaluations form: those of `--metrics`; auto: at 5, at 10 and at `--num_answers`."""
+    if config.metrics.metrics != AUTO:
+        return [name for name in dict.fromkeys(score_words(config.metrics.metrics)) if RANKED.fullmatch(name)]
+    depths = sorted({depth for depth in (5, 10, config.answer.num_answers) if 1 < depth <= config.answer.num_answers})
+    return [*(f"{name}@{depth}" for name in ("recall", "ndcg") for depth in depths), "mrr"] if depths else []
+
+
+def ranking_problems(config: Config) -> Iterator[str]:
+    """Find what `--num_answers` asks for and the beams, or `--metrics` and the answers, do not give."""
+    answers, beams = config.answer.num_answers, config.generate.num_beams
+    if answers > beams:
+        yield f"--num_answers = {answers}, needs as many beams and there are {beams}; give --num_beams={answers}"
+    deepest = max((int(RANKED.fullmatch(name)[1] or 1) for name in ranked_words(config)), default=1)  # type: ignore[index]
+    if deepest > answers:
+        yield (
+            f"--metrics = {config.metrics.metrics}, looks at {deepest} answers per prompt and there are {answers}; give "
+            f"--num_answers={deepest} --num_beams={max(beams, deepest)}"
+        )
 
 
 def writes_answers(config: Config) -> bool:

@@ -64,7 +64,7 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
         "memory": ("memory_budget", "mixed_precision"),
     },
     "evaluate": {
-        "evaluation": ("model", "validation_file", "metrics", "answers", "eval_rows", "eval_generate_rows"),
+        "evaluation": ("model", "validation_file", "metrics", "answers", "num_answers", "eval_rows", "eval_generate_rows"),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },
     "chat": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import torch
 from loguru import logger
@@ -38,11 +39,15 @@ def save(live: LiveRun, is_best: bool) -> bool:
     model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
     with live.monitor.phase("save"):
         answers = replace(live.config.generate, max_new_tokens=live.longest_answer) if model.config.is_text else None
+        listed_in = None if live.run.tree is None else live.run.run_dir
         if engine.shards is not None:
-            save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers)
+            save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers, listed_in)
         elif live.is_main:
             held = engine.blockwise.weight_store.loaded
-            write = lambda folder: write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers)  # noqa: E731
+
+            def write(folder: Path) -> None:
+                write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers, listed_in)
+
             checkpoints.save(step, write, is_best)
     logger.info("step {} saved to {}", step, path)
     if live.mirror is not None and live.is_main:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from config import load
+from config import Config, load
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
@@ -66,7 +66,7 @@ def simple_scores(recipe: str, files: str, held_out: str, metrics: str, rows: in
 
 
 def _scored(answers: Sequence[str], references: Sequence[str], metrics: str) -> dict[str, float]:
-    scores = AnswerScores(metric_names(metrics))
+    scores = AnswerScores(metric_names(Config().changed(metrics=metrics)))
     for answer, reference in zip(answers, references, strict=True):
         scores.add(answer, reference)
     return scores.result()

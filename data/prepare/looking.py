@@ -62,7 +62,7 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
         UserError: also where a file ends the child. DoesNotFit: it takes more than the budget leaves.
     """
     if not _kept:
-        most = max(LEAST_IN_CHILD, _memory(config) - usage_of([os.getpid()]).anon_bytes)
+        most = child_bytes(config)
         _kept.append((Worker(_asked, max_bytes=most), most))
     worker, most = _kept[0]
     try:
@@ -95,6 +95,11 @@ def forget() -> None:
 
 def _asked() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], Any]:
     return lambda request: request[0](*request[1])
+
+
+def child_bytes(config: Config) -> int:
+    """What a child that reads files may hold: what the budget leaves beside this process."""
+    return max(LEAST_IN_CHILD, _memory(config) - usage_of([os.getpid()]).anon_bytes)
 
 
 def tokenizer_room(config: Config) -> Room:

@@ -7,6 +7,7 @@ Where there is no such file, the same keys of `config.json` count, as in transfo
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from settings.fields import parse
 from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys
 
 GENERATION_FILE = GENERATION
+ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
 SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
 DRAWN = {
@@ -111,6 +113,17 @@ def _other_tokens(path: Path, named: Mapping[str, Any], shape: Mapping[str, Any]
     if start is not None and start != known:
         problems.append(f"{path}: decoder_start_token_id = {str(start)[:60]}, {CONFIG} has {known}; leave one in both")
     return problems
+
+
+def answer_list_of(*folders: Path) -> Path | None:
+    """The list of answers in the first folder that has one."""
+    return next((path for folder in folders if (path := folder / ANSWERS_FILE).is_file()), None)
+
+
+def keep_answer_list(folder: Path, *sources: Path) -> None:
+    """Copy the list of answers of the first of `sources` that has one; raises OSError."""
+    if (path := answer_list_of(*sources)) is not None:
+        shutil.copyfile(path, folder / ANSWERS_FILE)
 
 
 def keep_answers(folder: Path, settings: GenerateConfig) -> None:

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import loading
-from commands.answer_list import with_answers
 from commands.chat import Session, Writer, chat, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
@@ -36,6 +35,7 @@ from settings.errors import UserError
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.setup.adapters import fingerprint_of
+from training.setup.answer_list import with_answers
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "春天的河水从石桥下流过 the river runs under a bridge été 😀 мост "

@@ -177,7 +177,7 @@ class Rank(Group):
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
     trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
-    names = metric_names("auto")
+    names = metric_names(Config())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
@@ -240,3 +240,23 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     listed.write_text("red\n")
     result = evaluate(settings(folder, tmp_path, validation_file=rows, answers=listed, max_new_tokens=60))
     assert result.metrics["exact_match"] == 50.0
+
+
+def test_ranked_answers(folder: Path, tmp_path: Path) -> None:
+    """The same prompt with each answer of the list: right ones stand at every rank, whatever the model."""
+    rows, listed, names = tmp_path / "pairs.jsonl", tmp_path / "colors.txt", ("red", "blue", "green")
+    rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in names))
+    listed.write_text("\n".join(names))
+    flags = {"validation_file": rows, "answers": listed, "num_beams": 3, "num_answers": 3}
+    result = evaluate(settings(folder, tmp_path, **flags, metrics="recall@1,recall@2,ndcg@3,mrr"))
+    assert result.metrics == pytest.approx(
+        {
+            "recall@1": 100 / 3,
+            "recall@2": 200 / 3,
+            "ndcg@3": 100 * (1 + 1 / np.log2(3) + 1 / 2) / 3,
+            "mrr": 100 * (1 + 1 / 2 + 1 / 3) / 3,
+        }
+    )
+    for wrong, named in (({"metrics": "recall@4"}, "--num_answers=4"), ({"num_answers": 4}, "--num_answers")):
+        with pytest.raises(UserError, match=named):
+            evaluate(settings(folder, tmp_path, **{**flags, **wrong}))

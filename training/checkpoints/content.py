@@ -23,7 +23,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.sharding import Part, Shards
 from model import hf_format
-from model.formats.answering import keep_answers
+from model.formats.answering import keep_answer_list, keep_answers
 from model.formats.checksums import STATE
 from model.formats.headers import WEIGHTS_FILE
 from model.formats.peft import save_adapters
@@ -51,6 +51,7 @@ def write_checkpoint(
     state: TrainingState,
     held: WithWeights = in_place,
     answers: GenerateConfig | None = GREEDY,
+    listed_in: Path | None = None,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
@@ -59,6 +60,7 @@ def write_checkpoint(
     Args:
         held: a context in which a weight is in memory, where some rest elsewhere.
         answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
+        listed_in: the folder with the list that its answers come from; None: any answer.
     """
     about = model.adapter_info
     if about is None:
@@ -67,20 +69,24 @@ def write_checkpoint(
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
-    write_companions(folder, tokenizer, state, answers)
+    write_companions(folder, tokenizer, state, answers, listed_in)
 
 
-def write_companions(folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None) -> None:
+def write_companions(
+    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None, listed_in: Path | None
+) -> None:
     """Write what a checkpoint has beside its tensors; raises OSError."""
     if answers is not None:
         keep_answers(folder, answers)
+    if listed_in is not None:
+        keep_answer_list(folder, listed_in)
     tokenizer.save(folder)
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
 def save_sharded(
     checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
-    is_best: bool = False, answers: GenerateConfig | None = GREEDY,
+    is_best: bool = False, answers: GenerateConfig | None = GREEDY, listed_in: Path | None = None,
 ) -> None:  # fmt: skip
     """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix, of weights or state.
 
@@ -120,7 +126,7 @@ def save_sharded(
         hf_format.write_config(model.config, folder, model.embedding.dtype)
         (folder / STATE).mkdir()
         write_rows(kept, folder / STATE / OPTIMIZER_FILE)
-        write_companions(folder, tokenizer, state, answers)
+        write_companions(folder, tokenizer, state, answers, listed_in)
 
     if shards.rank == 0:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
-from training.evaluation.answers import answer_all
+from training.evaluation.answers import answer_all, best_answers
 from training.evaluation.label_scores import labels_in
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
@@ -55,6 +55,7 @@ def generate_metrics(
     rows: int,
     batch_size: int,
     names: Sequence[str],
+    num_answers: int = 1,
     shown: int = 0,
     seed: int = 0,
     kept: AnswerBudget | None = None,
@@ -68,6 +69,7 @@ def generate_metrics(
         settings: how answers are written.
         rows: how many, of all processes. batch_size: answered at once.
         names: scores, see `training.evaluation.scores.metric_names`.
+        num_answers: to each row; more than one are the best of a search.
         shown: samples to give back, of this process. seed: of answers that are drawn.
         kept: by which a batch is answered in parts where memory is nearer to its budget than predicted; None: never.
         own: metrics of the user's own, by name. of: the rows of one validation set; None: all.
@@ -87,18 +89,24 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        answers = answer_all(blockwise, [source for source, _ in pairs], settings, at_once, seed, kept, tree)
-        for (source, target), answer in zip(pairs, answers, strict=True):
+        inputs = [source for source, _ in pairs]
+        if num_answers > 1:
+            ranked = best_answers(blockwise, inputs, settings, at_once, kept, tree)
+            answers = [[answer.tokens for answer in best[:num_answers]] for best in ranked]
+        else:
+            answers = [[answer] for answer in answer_all(blockwise, inputs, settings, at_once, seed, kept, tree)]
+        for (source, target), best in zip(pairs, answers, strict=True):
             texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
-            sample = Sample(prompt, tokenizer.decode_with_unknown(answer).strip(), reference)
-            cut += is_cut(answer, settings)
+            first, *others = (tokenizer.decode_with_unknown(answer).strip() for answer in best)
+            sample = Sample(prompt, first, reference)
+            cut += is_cut(best[0], settings)
             if own:
                 texts.append((sample.answer, sample.reference))
             if tokenizer.unk_id in target:
                 # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
                 reference = reference.replace(tokenizer.names["unk_token"], RARE_LETTER)
-            scores.add(sample.answer, reference)
+            scores.add(sample.answer, reference, others)
             if len(samples) < shown:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
@@ -121,13 +129,14 @@ def score_answers(
     monitor: Monitor,
     own: Mapping[str, OwnMetric] | None = None,
     of: range | None = None,
+    tree: AnswerTree | None = None,
 ) -> tuple[dict[str, float], list[Sample]]:
-    """Score answers within a training run: greedy ones to the first `eval_generate_rows` held-out rows.
+    """Score answers within a training run to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
 
     Args:
         longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
         free_bytes: what may be taken now; so many rows are answered at once as fit, one at least. monitor: of the run.
-        own: metrics of the user's own. of: the rows of one validation set; None: all.
+        own: metrics of the user's own. of: the rows of one validation set; None: all. tree: the answers that there are; None: any.
     Returns:
         score name -> percentage, empty where no rows were asked for; and a few samples.
     Memory: at most `free_bytes` where one row fits.
@@ -141,17 +150,22 @@ def score_answers(
         0, blockwise.model.embedding.dtype != blockwise.weight_store.compute_dtype, compute
     )  # the model is there already
 
+    settings, several, how = GenerateConfig(max_new_tokens=longest_answer), config.answer.num_answers, config.generate
+    if several > 1:
+        settings = replace(settings, num_beams=how.num_beams, length_penalty=how.length_penalty)
+    choices = 0 if tree is None else tree.most_choices(settings.num_beams)
     held = monitor.sample().anon_bytes
-    kept = AnswerBudget(
-        lambda writing: held + sum(predict_generation(blockwise.model.config, beside, writing, 0).values()),
-        held + free_bytes, monitor,
-    )  # fmt: skip
-    settings = GenerateConfig(max_new_tokens=longest_answer)
-    batch_size = max(1, kept.most(Writing(rows, loader.longest[0], longest_answer)))
+
+    def predict(writing: Writing) -> int:
+        parts = predict_generation(blockwise.model.config, beside, replace(writing, choices=choices), 0)
+        return held + sum(parts.values())
+
+    kept = AnswerBudget(predict, held + free_bytes, monitor)
+    batch_size = max(1, kept.most(Writing.by(settings, rows, loader.longest[0])))
     scores, samples, _ = generate_metrics(
         blockwise, loader, tokenizer, settings, group,
-        rows=rows, batch_size=batch_size, names=metric_names(config.metrics.metrics), shown=SHOWN,
-        kept=None if blockwise.weight_store.is_collective else kept, own=own, of=of,
+        rows=rows, batch_size=batch_size, names=metric_names(config), shown=SHOWN,
+        num_answers=several, kept=None if blockwise.weight_store.is_collective else kept, own=own, of=of, tree=tree,
     )  # fmt: skip
     return scores, samples
 
@@ -163,9 +177,12 @@ def show_samples(
     count: int,
     log: RunLog,
     longest_answer: int,
+    tree: AnswerTree | None = None,
 ) -> str | None:
     """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
 
+    Args:
+        tree: the answers that there are; None: any.
     Returns:
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
@@ -173,7 +190,8 @@ def show_samples(
     prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
-        answers = answer_all(blockwise, [source for source, _ in rows], settings, lambda writing: writing.rows)
+        inputs = [source for source, _ in rows]
+        answers = answer_all(blockwise, inputs, settings, lambda writing: writing.rows, tree=tree)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):

@@ -1,16 +1,20 @@
 """How near generated answers are to the right ones: sums over rows, from which every score of a corpus follows.
 
-No score needs the texts once a row is counted: exact match and token F1 are means, BLEU and chrF follow from summed
+No score needs the texts once a row is counted: exact match, token F1 and those of ranked answers are means, BLEU and chrF follow from summed
 n-gram counts, ROUGE is the mean of its rows. So a metric turns one row into a few numbers, numbers are added, and the
 sums of several processes add up alike. All scores are percentages.
 
 Chinese: letters of Chinese, Japanese and Korean are tokens of their own for F1, ROUGE and `char_bleu`; other text is
 split as the metric's own program does it.
+
+Ranked answers: a row has one right answer, found where an answer is the same text. Recall@K is whether it is among the first K,
+NDCG@K is 1 / log2(rank + 1) there, MRR is 1 / rank among all.
 Source: SQuAD's evaluation script (arXiv 1606.05250); sacrebleu (arXiv 1804.08771); rouge-score of google-research.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import string
 import unicodedata
@@ -26,7 +30,18 @@ from numpy.typing import NDArray
 from config import Config
 from data.sources.files import set_names
 from run_files import EVAL_COUNTS
-from settings.consistency import CLASS_SCORES, GEOMETRIC_MEAN, HEADS, NUMBER_SCORES, ROUGE, score_words, writes_answers
+from settings.consistency import (
+    CLASS_SCORES,
+    GEOMETRIC_MEAN,
+    HEADS,
+    NUMBER_SCORES,
+    RANKED,
+    RANKED_SHOWN,
+    ROUGE,
+    ranked_words,
+    score_words,
+    writes_answers,
+)
 from settings.errors import UserError
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS
@@ -63,25 +78,40 @@ class Metric:
     """One way to compare, of one score or several.
 
     Args:
-        names: of its scores. count: the numbers of one row, of answer and reference; always as many. signature: sacreBLEU's.
+        names: of its scores. count: the numbers of one row, of its answers, best first, and the reference; always as many.
+        signature: sacreBLEU's.
         scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows: means of rows, unless
             a metric says otherwise.
     """
 
     names: tuple[str, ...]
-    count: Callable[[str, str], Sequence[float]]
+    count: Callable[[Sequence[str], str], Sequence[float]]
     scores: Callable[[Sums], Sequence[float]] = lambda sums: (100 * sums[:-1] / sums[-1]).tolist()
     signature: str = ""
 
 
+def _gain(name: str, answers: Sequence[str], reference: str) -> float:
+    """What a row adds to a score of ranked answers, 0 to 1."""
+    found = (rank for rank, answer in enumerate(answers, 1) if answer.strip() == reference.strip())
+    rank, (family, _, depth) = next(found, math.inf), name.partition("@")
+    if rank > int(depth or len(answers)):
+        return 0.0
+    return {"recall": 1.0, "ndcg": 1 / math.log2(rank + 1), "mrr": 1 / rank}[family]
+
+
 def _made(kind: str) -> Metric:
+    if RANKED.fullmatch(kind):
+        return Metric((kind,), lambda answers, reference: [_gain(kind, answers, reference)])
     if kind == "squad":
         return Metric(
             ("exact_match", "f1"),
-            lambda answer, reference: [normalised(answer) == normalised(reference), token_f1(answer, reference)],
+            lambda answers, reference: [
+                normalised(answers[0]) == normalised(reference),
+                token_f1(answers[0], reference),
+            ],
         )
     if kind == "identical":  # where every mark counts, as in phones, dates and numbers
-        return Metric(("identical",), lambda answer, reference: [answer.strip() == reference.strip()])
+        return Metric(("identical",), lambda answers, reference: [answers[0].strip() == reference.strip()])
     if kind == "rouge":  # for -Lsum the lines of a text are its sentences, as in rouge_score itself
         from rouge_score.rouge_scorer import RougeScorer
 
@@ -89,7 +119,7 @@ def _made(kind: str) -> Metric:
         tokenizer = SimpleNamespace(tokenize=lambda text: _ROUGE_TOKEN.findall(text.lower()))
         scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], tokenizer=tokenizer)
         return Metric(
-            ROUGE, lambda answer, reference: [score.fmeasure for score in scorer.score(reference, answer).values()]
+            ROUGE, lambda answers, reference: [score.fmeasure for score in scorer.score(reference, answers[0]).values()]
         )
     from sacrebleu.metrics import BLEU, CHRF
 
@@ -101,7 +131,7 @@ def _made(kind: str) -> Metric:
     metric.num_refs = 1
     return Metric(
         (kind,),
-        lambda answer, reference: metric._extract_corpus_statistics([answer], [[reference]])[0],
+        lambda answers, reference: metric._extract_corpus_statistics([answers[0]], [[reference]])[0],
         lambda sums: [metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score],
         str(metric.get_signature()),
     )
@@ -115,21 +145,22 @@ _WORDS = {
 }  # fmt: skip
 
 
-def metric_names(asked: str) -> list[str]:
-    """The scores that `--metrics` asks for, in the order of the table above; auto: all. `rouge` means its four.
+def metric_names(config: Config) -> list[str]:
+    """The scores that `--metrics` asks for, in the order of the table above, those of ranked answers last; auto: all.
 
     Raises:
         UserError: unknown names, all of them.
     """
+    asked, ranked = config.metrics.metrics, ranked_words(config)
     if asked == AUTO:
-        return list(_WORDS)
+        return [*_WORDS, *ranked]
     words = score_words(asked)
-    unknown = [word for word in words if word not in _WORDS]
+    unknown = [word for word in words if word not in _WORDS and word not in ranked]
     if unknown or not words:
         raise UserError(
-            f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join(_WORDS)}, rouge"
+            f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join((*_WORDS, 'rouge', *RANKED_SHOWN))}"
         )
-    return [name for name in _WORDS if name in words]
+    return [*(name for name in _WORDS if name in words), *ranked]
 
 
 def check_decisive(config: Config, own: Collection[str]) -> None:
@@ -149,8 +180,10 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
         )
     of_set, _, figure = best.rpartition("/")
     of_head = (*CLASS_SCORES, *NUMBER_SCORES) if config.data.objective in HEADS else ()
-    if figure not in {LOSS, *_WORDS, *own, *of_head} or (of_set and of_set not in sets):
-        known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS]
+    if (figure not in {LOSS, *_WORDS, *own, *of_head} and not RANKED.fullmatch(figure)) or (
+        of_set and of_set not in sets
+    ):
+        known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS, *RANKED_SHOWN]
         problems.append(f"--metric_for_best = {best}, {not_known(best, known)}")
     if problems:
         raise UserError(*problems)
@@ -183,8 +216,9 @@ class AnswerScores:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._metrics = [_made(kind) for kind in dict.fromkeys(kind for name in names for kind in _WORDS[name])]
-        widths = [len(metric.count("", "")) for metric in self._metrics]
+        kinds = dict.fromkeys(kind for name in names for kind in _WORDS.get(name, (name,)))
+        self._metrics = [_made(kind) for kind in kinds]
+        widths = [len(metric.count([""], "")) for metric in self._metrics]
         self._ends = np.cumsum(widths).tolist()
         self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
 
@@ -198,9 +232,10 @@ class AnswerScores:
         """Score name -> sacreBLEU's signature of how it is computed."""
         return {metric.names[0]: metric.signature for metric in self._metrics if metric.signature}
 
-    def add(self, answer: str, reference: str) -> None:
-        """Count one answer."""
-        numbers = [number for metric in self._metrics for number in metric.count(answer, reference)]
+    def add(self, answer: str, reference: str, others: Sequence[str] = ()) -> None:
+        """Count one row; `others`: further answers, the next best first."""
+        answers = [answer, *others]
+        numbers = [number for metric in self._metrics for number in metric.count(answers, reference)]
         self.sums += np.array([*numbers, 1.0])
 
     def result(self, sums: Sums | None = None) -> dict[str, float]:

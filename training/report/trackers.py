@@ -77,7 +77,9 @@ def trackers(accelerator: Accelerator, config: Config) -> Iterator[Callable[[Map
         if event["event"] in PREFIXES and accelerator.trackers:
             numbers = {name: value for name, value in event.items() if type(value) in (int, float) and name != "step"}
             prefix = PREFIXES[event["event"]]
-            accelerator.log({f"{prefix}/{name}": value for name, value in numbers.items()}, step=event["step"])
+            # mlflow takes no @
+            named = {f"{prefix}/{name.replace('@', '_at_')}": value for name, value in numbers.items()}
+            accelerator.log(named, step=event["step"])
         elif event["event"] == "end":
             close()
 

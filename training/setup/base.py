@@ -24,7 +24,7 @@ from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
-from settings.consistency import check
+from settings.consistency import check, ranking_problems
 from settings.fields import AUTO
 from settings.program import program
 from storage import read_text
@@ -57,7 +57,7 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
     Raises:
         UserError: what was named is not there, damaged, of another shape, or the adapters cannot stand on it.
     """
-    metric_names(run.config.metrics.metrics)  # else unknown names would be found at the first evaluation, or never
+    metric_names(run.config)  # else unknown names would be found at the first evaluation, or never
     check_decisive(run.config, run.metrics)
     try:
         base, told = choose_base(run.config, run.resumed_dir)
@@ -89,6 +89,7 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
             config.data.tokenizer_dir == AUTO or is_gone
         ):  # resumed on another machine; the checkpoint has the same files
             config = config.changed(tokenizer_dir=str(home))
+    refuse(list(ranking_problems(config)))
     run.config, run.base = with_form_of(config, base), base
     if base is not None and run.resumed_dir is not None:
         # one that was stopped before its first checkpoint begins again with the model that it goes on from

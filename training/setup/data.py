@@ -13,14 +13,17 @@ from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
+from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.consistency import HEADS, REGRESSION, TEXT, check
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.adapter_settings import home_of, shape_of
+from training.setup.answer_list import describe, with_list
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -43,7 +46,9 @@ def load_data(run: ResolvedRun) -> None:
             raise UserError(*problems)
         run.config = _with_class_weights(run.config, prepared.label_counts)
         run.notes += [] if run.base is None or run.is_resumed else _new_head(run.config, run.base)
-    run.config = config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
+    run.config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
+    _load_answers(run)
+    config = run.config
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
         told = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
@@ -66,6 +71,29 @@ def load_data(run: ResolvedRun) -> None:
     measured = measured_on(config, run.loader, run.validation)
     run.state, changes = taken_up(run.state, measured, config.train.metric_for_best)
     run.notes += changes
+
+
+def _load_answers(run: ResolvedRun) -> None:
+    """Open the list that answers come from, where one is named; a run that goes on has its own."""
+    asked, base = run.config.answer.answers, run.base
+    if asked in (AUTO, None):
+        if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
+            told = "{file} is not used for the new model; --answers={file} keeps it"
+            run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []
+        return
+    own = (
+        None
+        if run.resumed_dir is None
+        else answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
+    )
+    sources = find(str(own or asked), "--answers")
+    run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
+    if answer_list_of(run.listed_in) is None:
+        raise UserError(
+            f"--answers = {asked}, has an answer of several lines, or with blanks around it, which the model's {ANSWERS_FILE} cannot "
+            "hold; write each in one line"
+        )
+    run.notes.append(describe(run.tree, sources))
 
 
 def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -> ResolvedRun:

@@ -45,7 +45,7 @@ def choose_plan(run: ResolvedRun) -> None:
     group = run.group
     rows = look_ahead(run)
     if writes_answers(run.config):
-        AnswerScores(metric_names(run.config.metrics.metrics))  # its libraries count to what the program takes
+        AnswerScores(metric_names(run.config))  # its libraries count to what the program takes
     run.base_bytes = run.monitor.sample().anon_bytes
     with run.monitor.phase("probe"):
         spec = plan_here(run, rows, may_probe=True)

@@ -14,6 +14,7 @@ from data.prepare.preparing import Prepared
 from data.tokenizers.tokenizer import Tokenizer
 from memory.budget import Budget
 from memory.observe.monitor import Monitor
+from model.decoding.answer_tree import AnswerTree
 from settings.errors import UserError
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
@@ -40,6 +41,7 @@ class ResolvedRun:
         base: folder to load weights from; None: random weights. is_resumed: it is a checkpoint of this very run.
         state: how far the run is.
         metrics: the user's own, by name.
+        tree: the answers that there are; None: any. listed_in: the folder with their list, under `cache_dir`.
         mirror: where checkpoints are copied; None: nowhere.
         base_bytes: what the process held before the weights.
     """
@@ -54,6 +56,8 @@ class ResolvedRun:
     is_resumed: bool = False
     state: TrainingState = field(default_factory=TrainingState)
     metrics: Mapping[str, OwnMetric] = field(default_factory=dict)
+    tree: AnswerTree | None = None
+    listed_in: Path | None = None
     mirror: Mirror | None = None
     # each is set by its stage, and read by later ones alone
     budget: Budget = field(init=False)

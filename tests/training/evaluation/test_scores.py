@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from config import Config
 from training.evaluation.scores import AnswerScores, metric_names, normalised, token_f1
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,7 +83,7 @@ def test_exact_match_and_f1(answer: str, reference: str, exact: int, f1: float) 
 
 
 def test_sums_of_parts_add_up() -> None:
-    names = metric_names("auto")
+    names = metric_names(Config().changed(num_answers=10))
     whole, parts = AnswerScores(names), [AnswerScores(names), AnswerScores(names)]
     for place, (answer, reference) in enumerate(zip(ANSWERS, REFERENCES, strict=True)):
         whole.add(answer, reference)
@@ -99,3 +100,23 @@ def test_libraries_are_loaded_where_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_ranked_answers() -> None:
+    """Right ones at ranks 1, 3 and 6, and nowhere."""
+    names = metric_names(Config().changed(num_answers=10, metrics="identical,mrr,recall@1,recall@5,ndcg@5,ndcg@10"))
+    scores = AnswerScores(names)
+    for rank in (1, 3, 6, 99):
+        first, *others = ["right " if place == rank else f"wrong {place}" for place in range(1, 11)]
+        scores.add(first, "right", others)
+    assert scores.result() == pytest.approx(
+        {
+            "identical": 25.0,
+            "mrr": 100 * (1 + 1 / 3 + 1 / 6) / 4,
+            "recall@1": 25.0,
+            "recall@5": 50.0,
+            "ndcg@5": 100 * (1 + 1 / 2) / 4,
+            "ndcg@10": 100 * (1 + 1 / 2 + 1 / np.log2(7)) / 4,
+        }
+    )
+    assert metric_names(Config().changed(num_answers=7))[-5:] == ["recall@5", "recall@7", "ndcg@5", "ndcg@7", "mrr"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from childproc import MEMORY, ChildDied, call
 from config import Config, DataConfig, GenerateConfig, UserError
+from data.prepare.looking import child_bytes
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
 from data.sources.reading import head_of, read_rows
@@ -18,18 +20,18 @@ from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import say
 from model.decoding.answer_tree import AnswerTree
+from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, listed
 from storage import fingerprint, make_once
 from training.processes.launch import rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
-from units import MIB, format_size
+from units import format_size
 
-ANSWERS_FILE = "answers.txt"  # in a model's folder: its answers
-FORMAT = 1  # raise it when the same list would give another tree
+TREE_FILE = "tree.npz"
+FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
-CHILD_BYTES = 2048 * MIB
 NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
@@ -41,9 +43,8 @@ def answer_sources(config: Config, folders: Sequence[Path]) -> list[Source]:
     """
     asked = config.answer.answers
     if asked == AUTO:
-        asked = next(
-            (str(place / ANSWERS_FILE) for place in reversed(folders) if (place / ANSWERS_FILE).is_file()), None
-        )
+        own = answer_list_of(*reversed(folders))
+        asked = None if own is None else str(own)
     return [] if asked is None else find(asked, "--answers")
 
 
@@ -63,7 +64,20 @@ def with_answers(config: Config, folder: Path, adapters: list[Path]) -> tuple[Co
         if config.given("answers"):
             raise UserError(f"--answers = {config.answer.answers}, is for models that write text; omit it")
         return config, None
-    texts, how, usual = tokenizer_folder(learnt, home), config.generate, GenerateConfig()
+    config, tree, _ = with_list(config, sources, tokenizer_folder(learnt, home))
+    Progress(1, rank() == 0, stream=sys.stderr).note(describe(tree, sources))
+    return config, tree
+
+
+def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[Config, AnswerTree, Path]:
+    """The settings that suit a list of answers, its tree, and the folder that holds it and the list as `ANSWERS_FILE`.
+
+    Args:
+        texts: folder of the tokenizer.
+    Raises:
+        UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
+    """
+    how, usual = config.generate, GenerateConfig()
     problems = [
         f"--{name} = {getattr(how, name)}, does not apply to answers from a list; omit it, or take --answers=none"
         for name in NO_PENALTIES
@@ -77,46 +91,59 @@ def with_answers(config: Config, folder: Path, adapters: list[Path]) -> tuple[Co
     files = ", ".join(str(source.path) for source in sources)
 
     def make(path: Path) -> None:
+        most = child_bytes(config)
         try:
-            call(_build, sources, config.data, texts, path, max_bytes=CHILD_BYTES)
+            call(_build, sources, config.data, texts, path, max_bytes=most)
         except ChildDied as died:
             if died.reason != MEMORY:
                 raise
-            told = f"{files}: the list takes more than {format_size(CHILD_BYTES)}; give fewer or shorter answers"
+            told = f"{files}: the list takes more than the {format_size(most)} that --memory_budget leaves; raise it, or give fewer answers"
             raise DoesNotFit(told) from None
 
-    tree = AnswerTree.load(make_once(Path(config.data.cache_dir) / "answers" / f"{name}.npz", make))
+    made = make_once(Path(config.data.cache_dir) / "answers" / name, make)
+    tree = AnswerTree.load(made / TREE_FILE)
     if config.given("max_new_tokens") and how.max_new_tokens < tree.longest:
         raise UserError(
             f"--max_new_tokens = {how.max_new_tokens}, would cut answers of {files}, whose longest has {tree.longest} tokens; omit it"
         )
-    told = "answers come from {file}: {count} of at most {longest} tokens, {size}"
-    size = format_size(tree.num_bytes)
-    Progress(1, rank() == 0, stream=sys.stderr).note(
-        say(told, file=files, count=f"{tree.num_answers:,}", longest=tree.longest, size=size)
-    )
     is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
     unless_asked = {} if is_asked else {"length_penalty": 0.0}
     penalties = {name: getattr(usual, name) for name in NO_PENALTIES}
-    return config.changed(max_new_tokens=tree.longest, **penalties, **unless_asked), tree
+    return config.changed(max_new_tokens=tree.longest, **penalties, **unless_asked), tree, made
+
+
+def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
+    """What is said of a list of answers."""
+    return say(
+        "answers come from {file}: {count} of at most {longest} tokens, {size}",
+        file=", ".join(str(source.path) for source in sources), count=f"{tree.num_answers:,}", longest=tree.longest,
+        size=format_size(tree.num_bytes),
+    )  # fmt: skip
 
 
 def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path) -> None:
-    tokenizer = Tokenizer.load(texts)
+    tokenizer, is_of_lines = Tokenizer.load(texts), True
 
-    def answers() -> Iterator[NDArray[np.int32]]:
+    def answers(file: TextIO) -> Iterator[NDArray[np.int32]]:
+        nonlocal is_of_lines
         for batch in _texts(sources, data):
             for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
                 if tokenizer.unk_id in ids:
                     raise UserError(
                         f"--answers, the tokenizer has no token for a part of {text[:60]!r}, which no answer can contain; leave it out"
                     )
+                is_of_lines = is_of_lines and text == text.strip() and not {"\n", "\r"} & {*text}
+                file.write(f"{text}\n")
                 yield ids
 
+    path.mkdir()
     try:
-        AnswerTree.build(answers(), tokenizer.eos_id).save(path)
+        with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
+            AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
     except ValueError as error:
         raise UserError(f"--answers = {sources[0].path}, cannot be used: {error}") from None
+    if not is_of_lines:  # as a text file they would be others
+        (path / ANSWERS_FILE).unlink()
 
 
 def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[list[str]]:
