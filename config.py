@@ -180,6 +180,20 @@ class DataConfig:
     history_column: str | None = defining(
         None, "column with earlier turns of a pair, such as [[question, answer], ...]", kind=str, optional=True
     )
+    items_column: str = defining(
+        AUTO, "column with histories: a list of items, or items separated by blanks; each item is learnt from those before it; auto: items, "
+        "if there is nothing else to learn", kind=str, auto=True,
+    )  # fmt: skip
+    item_file: str | None = defining(
+        None, "file with the columns item and codes: items of histories are written by one token per code; none: as they are", kind=str,
+        optional=True,
+    )  # fmt: skip
+    item_separator: str = defining(", ", "text between two items of a history without item_file", kind="text")
+    history_items: int = defining(20, "most past items in the prompt of a history", kind=int, unit="items", low=1)
+    holdout: str = defining(
+        AUTO, "validation data without validation_file: rows (one in a hundred) or last (the last item of each history); auto: last for "
+        "histories, else rows", kind=str, auto=True, choices=("rows", "last"),
+    )  # fmt: skip
     expand_turns: bool = defining(False, "train on every answer of a conversation instead of only the last", kind=bool)
     prompt_template: str = defining(
         AUTO, "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
@@ -785,7 +799,7 @@ GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.nam
 # which rows are read, and how they become text
 ROWS = (
     "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
-    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "items_column", "item_file", "item_separator", "history_items", "holdout", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip
 SHARED = ("output_dir", "log_dir", "language")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PREFERENCES = "preferences"  # the objective of the command dpo
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
+LAST = "last"  # the item of a history that is held out
 HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++

@@ -27,11 +27,12 @@ from data.batches.collate import (
     collate_labels,
     collate_preferences,
 )
+from data.batches.histories import NUMBERS, HistoryRows, spans
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
 from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
-from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.shards.store import COLUMNS, HISTORIES, PREFERENCES, STREAM, TRAIN, Manifest, list_lengths
 from data.sources.files import set_names
 from data.sources.places import public
 from settings.consistency import HEADS, SEQUENCE
@@ -67,6 +68,9 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
         for name, ids in row.items():
+            if name == "item_lengths":
+                self._check_lengths(ids, row, index)
+                continue
             if self._num_labels is not None and name == "labels":
                 self._check_labels(ids, row["input_ids"], index)
                 continue
@@ -79,6 +83,17 @@ class TokenRows(Sequence[dict[str, Any]]):
                 continue
             raise UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it again")
         return row
+
+    def _check_lengths(self, lengths: Any, row: dict[str, Any], index: int) -> None:
+        """Of histories: whether the tokens of all items are as many as there are."""
+        is_sound = isinstance(lengths, np.ndarray) and lengths.size >= 2 * NUMBERS and lengths.size % NUMBERS == 0
+        if is_sound:
+            _, ends, answers = spans(lengths)
+            is_sound = (int(ends[-1]), int(answers.sum())) == (len(row["input_ids"]), len(row["labels"]))
+        if not is_sound:
+            raise UserError(
+                f"{self._place}, row {index + 1}: its items do not match its tokens; delete the folder and prepare it again"
+            )
 
     def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
         wanted = "i" if self._num_labels else "f"
@@ -123,9 +138,13 @@ class StepLoader:
         is_labelled = manifest.kind in HEADS
         rows = TokenRows(stored, manifest.vocab_size, split_dir, len(manifest.label_names) if is_labelled else None)
         self.decodes = is_labelled and config.model.num_decoder_layers > 0
-        self._pairs = None if manifest.kind == STREAM else rows
+        self._pairs: Sequence[dict[str, Any]] | None = None if manifest.kind == STREAM else rows
+        if manifest.kind == HISTORIES:
+            (items,) = list_lengths(files, ["item_lengths"])
+            limits = data.history_items, self.lengths.input_tokens
+            self._pairs = HistoryRows(rows, items // NUMBERS, *limits, self.special.eos, only_last=split != TRAIN)
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
-        self.num_rows = len(rows) if self._windows is None else len(self._windows)
+        self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
         self._tokens = manifest.counts(split).get("tokens", 0)
         inputs, *answers = self._longest(manifest, split)
         self.longest, self.longest_answer = (inputs, sum(answers)), answers[0]  # of preferences the better one

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.batches.objectives import EVEN_LENGTHS
-from data.shards.store import COLUMNS, STREAM, Manifest
+from data.shards.store import COLUMNS, HISTORIES, STREAM, Manifest, list_lengths
 from settings.consistency import HEADS
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
@@ -74,7 +73,7 @@ def step_lengths(
         shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
         longest = np.full((1, max(shares)), 1)
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
-    if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
+    if manifest.kind in (STREAM, HISTORIES) or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
         made = _made(
             loader.micro_batches(
@@ -145,14 +144,7 @@ def _made(shares: Iterable[Iterable[Batch]]) -> tuple[Lengths, Lengths]:
 
 def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[Lengths, Lengths]:
     """Encoder and decoder tokens of every row, (rows,) each; both answers of a preference count."""
-    columns: list[list[NDArray[np.int64]]] = [[] for _ in COLUMNS[manifest.kind]]
-    for path in manifest.files(split):
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
-            for number in range(file.num_record_batches):
-                batch = file.get_batch(number)
-                for column, name in zip(columns, COLUMNS[manifest.kind], strict=True):
-                    column.append(np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64))
-    inputs, *targets = (np.concatenate(parts) for parts in columns)
+    inputs, *targets = list_lengths(manifest.files(split), COLUMNS[manifest.kind])
     if manifest.kind in HEADS:
         targets = [inputs * loader.decodes]
     longest = loader.lengths

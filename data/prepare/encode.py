@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.batches.histories import NUMBERS, pair_lengths, spans
 from data.batches.objectives import Lengths
-from data.shards.store import PAIRS, PREFERENCES
+from data.shards.store import HISTORIES, PAIRS, PREFERENCES
 from data.text.clean import Dropped
 from data.text.conversations import Examples, Row, Usable
 from data.text.labels import spans_of
@@ -36,7 +37,7 @@ class Encoded:
     Args:
         columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the numbers,
             NaN where none is learnt.
-        uncut: per column the length of each row before it was cut.
+        uncut: per column the length of each row before it was cut; of histories none.
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
@@ -55,6 +56,12 @@ class Encoded:
         """Rows that are left."""
         return len(self.unknown)
 
+    def pair_lengths(self, window: int, most_tokens: int | None, only_last: bool) -> list[Counts]:
+        """Of histories the encoder and decoder tokens of each pair; see `data.batches.histories`."""
+        numbers, counts = self.columns[-1]
+        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])
+        return list(pair_lengths(rows, window, most_tokens, only_last))
+
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         """Keep some rows."""
         if rows.all():
@@ -62,6 +69,32 @@ class Encoded:
         columns = [(ids[np.repeat(rows, lengths)], lengths[rows]) for ids, lengths in self.columns]
         uncut = [lengths[rows] for lengths in self.uncut]
         return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
+
+
+def of_items(encoded: Encoded, first: int, last: int | None) -> Encoded:
+    """Histories with a slice of their items; those that are left with one item are left out.
+
+    Args:
+        first, last: as Python slices.
+    """
+    ids, labels, numbers = (
+        np.split(found.astype(np.int32), np.cumsum(lengths)[:-1]) for found, lengths in encoded.columns
+    )
+    flat = tuple[list[Ids], ...]([] for _ in encoded.columns)
+    is_left = np.zeros(encoded.num_rows, np.bool_)
+    for row in range(encoded.num_rows):
+        _, ends, answers = spans(numbers[row])
+        begin, end, _ = slice(first, last).indices(len(ends))
+        if end - begin < 2:
+            continue
+        is_left[row], answer_ends = True, np.cumsum(answers)
+        kept = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
+        as_answers = slice(int(answer_ends[begin - 1]) if begin else 0, int(answer_ends[end - 1]))
+        table = numbers[row][begin * NUMBERS : end * NUMBERS]
+        for column, found in zip(flat, (ids[row][kept], labels[row][as_answers], table), strict=True):
+            column.append(found)
+    columns = list(map(_joined, flat))
+    return Encoded(columns, encoded.uncut, encoded.unknown[is_left], encoded.places[is_left], 0, 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,8 @@ class Encoder:
         left = self.examples.usable(rows)
         if self.examples.form in HEADS:
             return self._labelled(rows, left)
+        if self.examples.form == HISTORIES:
+            return self._histories(rows, left)
         columns, uncut, unknown = [], [], np.zeros(len(left.texts), np.int64)
         for place, longest in enumerate(self.longest):
             sides = self._ids([row[place] for row in left.texts], place)
@@ -129,6 +164,36 @@ class Encoder:
             left.dropped,
         )  # fmt: skip
 
+    def _histories(self, rows: Sequence[Row], left: Usable) -> Encoded:
+        """Histories as `data.batches.histories` reads them; an item that is too long for a prompt or an answer is cut."""
+        writing = self.examples.writing
+        assert writing is not None
+        inputs, targets = (None if longest is None else longest - 1 for longest in self.longest[:2])
+        histories = [json.loads(text) for (text,) in left.texts]
+        distinct = list(dict.fromkeys(text for texts in histories for text in texts))
+        of_answer = dict(zip(distinct, self.tokenizer.encode_prompts(distinct), strict=True))
+        flat = tuple[list[Ids], ...]([] for _ in self.longest)
+        unknown = list[int]()
+        for texts in histories:
+            sizes = np.array([len(text) for text in texts])
+            ends = np.cumsum(sizes + len(writing.separator)) - len(writing.separator)
+            ids, token_ends = self.tokenizer.encode_with_ends(writing.separator.join(texts))
+            # a token belongs to the item that it ends in, or to the separator before the next
+            starts, ends = (np.searchsorted(token_ends, chars, side="right") for chars in (ends - sizes, ends))
+            own, is_kept = ends - starts, np.ones(len(ids), np.bool_)
+            is_kept[ends[-1] :] = False
+            for place in np.flatnonzero(own > inputs) if inputs is not None else ():
+                is_kept[starts[place] + inputs : ends[place]] = False
+            answers = [of_answer[text][:targets] for text in texts]
+            gaps = starts - np.concatenate([[0], ends[:-1]])
+            numbers = np.stack([gaps, np.minimum(own, inputs or own.max()), [len(ids) for ids in answers]], axis=1)
+            for column, found in zip(flat, (ids[is_kept], np.concatenate(answers), numbers.ravel()), strict=True):
+                column.append(found.astype(np.int32))
+            unknown.append(int(np.count_nonzero(ids == self.tokenizer.unk_id)))
+        size = sum(len(row[0].encode("utf8", "replace")) for row in rows)
+        columns = list(map(_joined, flat))
+        return Encoded(columns, [], np.array(unknown, np.int64), np.array(left.places, np.int64), left.blank, size)
+
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
         template = self.examples.template
         if template is None:  # text to pretrain on
@@ -162,6 +227,11 @@ class Encoder:
             ids[begin : begin + length - 1] = row[: length - 1]
             begin += length
         return ids, cut
+
+
+def _joined(parts: Sequence[Ids]) -> tuple[Ids, Counts]:
+    """Rows end to end, and the length of each."""
+    return np.concatenate([np.zeros(0, np.int32), *parts]), np.array([len(part) for part in parts], np.int64)
 
 
 def _lengths(sides: Sequence[Ids]) -> Counts:
@@ -237,4 +307,9 @@ def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
     """Per column of shards of a kind, the most tokens with end of text; None: any."""
     inputs, targets = lengths.input_tokens, lengths.target_tokens
     labelled = dict.fromkeys(HEADS, (inputs, None))
-    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets), **labelled}.get(kind, (None,))
+    return {
+        PAIRS: (inputs, targets),
+        HISTORIES: (inputs, targets, None),
+        PREFERENCES: (inputs, targets, targets),
+        **labelled,
+    }.get(kind, (None,))

@@ -36,12 +36,12 @@ from data.prepare.task import (
 from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
-from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
+from data.shards.store import HISTORIES, PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, set_names, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.consistency import HEADS
+from settings.consistency import HEADS, LAST
 from settings.errors import UserError
 from settings.fields import AUTO, at_home, listed
 from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
@@ -259,7 +259,7 @@ def _make_shards(
     )
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
-        hold_out=wants_validation and not validation,
+        hold_out=_held_out(data.holdout, task.kind) if wants_validation and not validation else "",
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
         parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
@@ -301,6 +301,10 @@ def _make_shards(
     return made
 
 
+def _held_out(asked: str, kind: str) -> str:
+    return asked if asked != AUTO else LAST if kind == HISTORIES else "rows"
+
+
 def _keep_own(folder: Path, identity: str) -> None:
     """Keep what an earlier attempt at the very same job left, and nothing else."""
     marker = folder / IDENTITY
@@ -314,10 +318,12 @@ def _settings(job: Job) -> dict[str, object]:
     """Everything that shapes the shards, but for the tokenizer."""
     facts: dict[str, object] = {
         "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
-        "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
+        "validation": sources_fingerprint(job.validation), "hold_out": bool(job.hold_out), "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
+    if (writing := job.columns.writing) is not None:
+        facts["histories"] = [job.hold_out, writing.source, writing.separator, writing.window]
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
+from data.batches.histories import NUMBERS, HistoryRows
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
 from data.prepare.preparing import Prepared
 from data.prepare.task import Rows, Task, decide, examples_of, passed_over, tokenizer_folder
-from data.shards.store import STREAM, TRAIN, Manifest
+from data.shards.store import COLUMNS, HISTORIES, PAIRS, STREAM, TRAIN, Manifest
 from data.sources.peek import Peek, peek
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
@@ -83,9 +84,18 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         tokenizer = Tokenizer.load(folder)
         encoded = Encoder(tokenizer, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(found.rows)
         sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
-        for row in list(zip(*sides, strict=True))[: min(count, encoded.num_rows)]:
+        rows = list(zip(*sides, strict=True))[: encoded.num_rows]
+        if task.kind == HISTORIES:
+            stored = [dict(zip(COLUMNS[HISTORIES], row, strict=True)) for row in rows]
+            items = np.array([len(row["item_lengths"]) // NUMBERS for row in stored])
+            window, longest = config.data.history_items, lengths_of(config.data, PAIRS).input_tokens
+            pairs = HistoryRows(stored, items, window, longest, tokenizer.eos_id, only_last=False)
+            rows = [tuple(pairs[number].values()) for number in range(min(count, len(pairs)))]
+        for row in rows[:count]:
             for place, ids in enumerate(row):
                 table.append(_side(place, tokenizer.decode_answer(ids), len(ids)))
+        if task.kind == HISTORIES:
+            return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
         cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
         table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
     return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
@@ -148,7 +158,7 @@ def _label_of(label: Any, names: Sequence[str]) -> str | None:
 
 def _columns_row(columns: Sequence[str]) -> Rows:
     """The columns that the texts are made of, where they are not called so."""
-    if not columns or columns[0] in ("prompt", "text", "messages", "conversations"):
+    if not columns or columns[0] in ("prompt", "text", "messages", "conversations", "items"):
         return []
     names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
     flags = ", ".join(f"--{name}_column" for name in names)

@@ -13,7 +13,7 @@ from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
 from data.prepare.looking import tokenizer_room
 from data.progress import ProgressLine
-from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
+from data.shards.store import HISTORIES, PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import build_sample_corpus
 from data.sources.files import (
     Listing,
@@ -32,17 +32,18 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
-from data.sources.reading import CONVERSATIONS, head_of, read_rows, recognised_columns, what_it_teaches
+from data.sources.reading import CONVERSATIONS, head_of, item_writing, read_rows, recognised_columns, what_it_teaches
 from data.text.clean import Cleaning
 from data.text.conversations import Examples
+from data.text.histories import code_tokens
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.proteins import PREFIXES, PROSTT5
 from data.text.templates import template_of
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
-from data.tokenizers.training import check_vocabulary, train_tokenizer
+from data.tokenizers.training import CODES, check_vocabulary, train_tokenizer, words_tokenizer
 from formats import FASTA, JSONL, TSV
 from language import join, say
-from settings.consistency import HEADS
+from settings.consistency import HEADS, LAST
 from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
 from storage import Once, fingerprint, make_once, read_text, write_text
@@ -74,7 +75,9 @@ class Task:
     @property
     def kind(self) -> str:
         """Which shards the objective reads, a key of `data.shards.store.COLUMNS`."""
-        return kind_of(self.objective)
+        if self.shards is not None:
+            return Manifest.of(self.shards).kind
+        return HISTORIES if self.columns.items else kind_of(self.objective)
 
 
 def kind_of(objective: str) -> str:
@@ -146,7 +149,7 @@ def _objective(data: DataConfig, source: Source) -> str:
     taught, _ = what_it_teaches(data, source)
     if taught == PREFERENCES:
         raise _for_dpo(data)
-    return PAIRS if taught in (PAIRS, CONVERSATIONS) else "span"
+    return PAIRS if taught in (PAIRS, CONVERSATIONS, HISTORIES) else "span"
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
@@ -200,20 +203,26 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
     Raises:
         UserError: all of them at once.
     """
-    turns = ("messages_column", "history_column")
+    turns = ("messages_column", "history_column", "items_column")
     worded = ("prompt_template", "source_prefix")
     idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
     if kind == PAIRS and data.messages_column != AUTO:
         idle = ("history_column",)
+    idle = (*worded, "messages_column", "history_column") if kind == HISTORIES else (*idle, "item_file")
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
     if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
         problems.append("expand_turns")
-    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES):
+    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
         problems.append("prepare_text")
+    if data.holdout == LAST and kind != HISTORIES:
+        problems.append("holdout")
     if problems:
-        what = {STREAM: "text for pretraining", PAIRS: "these pairs", PREFERENCES: "preferences"}.get(
-            kind, "texts with labels"
-        )
+        what = {
+            STREAM: "text for pretraining",
+            PAIRS: "these pairs",
+            PREFERENCES: "preferences",
+            HISTORIES: "histories",
+        }.get(kind, "texts with labels")
         raise UserError(*(f"--{name} = {getattr(data, name)}, has no effect on {what}; omit it" for name in problems))
 
 
@@ -229,7 +238,8 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Column
         mask = "" if data.mask_column == AUTO else data.mask_column
         is_protein = data.prepare_text != "none"
         return Columns((data.text_column,), head=kind, label=data.label_column, mask=mask, is_protein=is_protein)
-    if sources and (known := recognised_columns(data, kind, sources[0])) is not None:
+    asked = PAIRS if kind == HISTORIES else kind
+    if sources and (known := recognised_columns(data, asked, sources[0])) is not None:
         return known
     if kind == PREFERENCES:
         return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
@@ -249,13 +259,16 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     template = None
     if kind in (PAIRS, PREFERENCES) and tokenizer_dir is not None:
         template = template_of(config.data, tokenizer_dir)
-    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text)
+    writing = None if columns.writing is None else replace(columns.writing, texts=None)
+    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text, writing)
 
 
 def tokenizer_type_of(config: Config, task: Task) -> str:
     """Which kind of tokenizer is trained on the data."""
     if (asked := config.tokenizer.tokenizer_type) != AUTO:
         return asked
+    if config.data.item_file is not None:
+        return CODES
     if config.data.prepare_text != "none" or any(source.kind == FASTA for source in task.sources):
         return "letters"
     if task.kind not in HEADS:
@@ -322,13 +335,13 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
         raise _for_dpo(data)
     if kind in HEADS and asked != kind:
         raise UserError(f"--train_file = {path}, holds texts with labels for --head={kind}; name this head")
-    objective = ("span" if kind == STREAM else kind) if asked == AUTO else asked
-    task = Task(objective, [], Columns(), path)
-    if task.kind != kind:
+    teaches = {STREAM: "span", HISTORIES: PAIRS}.get(kind, kind)
+    objective = teaches if asked == AUTO else asked
+    if kind_of(objective) != kind_of(teaches):
         raise UserError(
             f"--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again"
         )
-    return task
+    return Task(objective, [], Columns(), path)
 
 
 def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path:
@@ -341,6 +354,10 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
     if data.tokenizer_dir != AUTO:
         return Path(data.tokenizer_dir)
     kind = tokenizer_type_of(config, task)
+    if kind == CODES:
+        writing = item_writing(data)
+        folder = Path(data.cache_dir) / f"tokenizer-{fingerprint([CODES, writing.source])}"
+        return once(folder, lambda partial: words_tokenizer(code_tokens((writing.texts or {}).values())).save(partial))
     check_vocabulary(kind, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
-from data.prepare.encode import Encoded, Encoder, longest_of
+from data.prepare.encode import Encoded, Encoder, longest_of, of_items
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.shards.store import COLUMNS, TRAIN, VALIDATION
+from data.shards.store import COLUMNS, HISTORIES, PAIRS, TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
 from data.sources.files import Source
 from data.sources.layouts import Columns
@@ -32,7 +32,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples
 from data.text.preferences import check_answers
 from language import say
-from settings.consistency import HEADS
+from settings.consistency import HEADS, LAST
 from settings.errors import UserError
 
 HELD_OUT_ONE_IN = 100
@@ -52,7 +52,8 @@ class Job:
 
     Args:
         kind: a key of `data.shards.store.COLUMNS`; columns: what rows are made of.
-        train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
+        train: sources, all of them for training, or `hold_out` rows one in a hundred for validation, or `hold_out` last the
+            last item of each history; may be none.
         validation: sources of the validation split; may be none.
         lengths: pairs and preferences are cut to these.
         max_samples: rows of `train` that are read; None: all.
@@ -65,7 +66,7 @@ class Job:
     columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]
-    hold_out: bool
+    hold_out: str
     lengths: Lengths
     max_samples: int | None
     skip_bad_rows: bool
@@ -74,6 +75,11 @@ class Job:
     sets: Sequence[str] = ()
     examples: Examples = field(default_factory=Examples)
     dedup: str = "none"
+
+    @property
+    def window(self) -> int:
+        """Of histories the most items of a prompt; else 0."""
+        return self.columns.writing.window if self.columns.writing is not None else 0
 
 
 @dataclass
@@ -118,6 +124,9 @@ class Split:
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
         self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
+        self.is_of_histories, self.only_last = job.kind == HISTORIES, folder.name != TRAIN
+        if self.is_of_histories:  # of which pairs are counted
+            self.columns, self.window, self.longest = COLUMNS[PAIRS], job.window, job.lengths.input_tokens
         names = job.columns.names
         is_regression = names == ()
         self.writer = ShardWriter(
@@ -139,14 +148,16 @@ class Split:
             learnt = encoded.columns[1][0]
             found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
             self.label_counts = (np.array(self.label_counts) + found).tolist()
-        stored = [lengths for _, lengths in encoded.columns]
+        stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
+        if self.is_of_histories:
+            stored, uncut = (encoded.pair_lengths(self.window, most, self.only_last) for most in (self.longest, None))
         tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
-        cut = np.sum([uncut - kept for uncut, kept in zip(encoded.uncut, stored, strict=True)], axis=0)
-        self.parts[-1]["rows"] += encoded.num_rows
+        cut = np.sum([uncut - kept for uncut, kept in zip(uncut, stored, strict=True)], axis=0)
+        self.parts[-1]["rows"] += len(stored[0])
         self.parts[-1]["tokens"] += tokens
-        for counts, kept, uncut in zip(self.lengths, stored, encoded.uncut, strict=True):
-            counts.add(kept, uncut)
-        self.counts["texts"] += encoded.num_rows
+        for counts, kept, before in zip(self.lengths, stored, uncut, strict=True):
+            counts.add(kept, before)
+        self.counts["texts"] += len(stored[0])
         self.counts["tokens"] += tokens
         self.counts["unknown_tokens"] += int(encoded.unknown.sum())
         self.counts["cut_rows"] += int(np.count_nonzero(cut))
@@ -165,6 +176,8 @@ class Split:
         """Write the last rows and say what the split holds."""
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
+        if self.is_of_histories:
+            self.counts["rows"] = self.counts["texts"]
         lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
         return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
 
@@ -182,7 +195,7 @@ class Writing:
     def __init__(self, job: Job, folder: Path, vocab_size: int) -> None:
         self.job, self.folder = job, folder
         check_columns([*job.train, *job.validation], job.columns)
-        names = [TRAIN] * bool(job.train) + [VALIDATION] * (job.hold_out or bool(job.validation))
+        names = [TRAIN] * bool(job.train) + [VALIDATION] * bool(job.hold_out or job.validation)
         try:
             state = saved_state(folder / PROGRESS)
             self.splits = {
@@ -272,11 +285,18 @@ class Writing:
             encoded = encoded.select(~is_double)
         # a conversation goes to one side whole: its prompts hold its answers
         rows, numbers = np.unique(encoded.places, return_inverse=True)
-        if name == TRAIN and self.job.hold_out:
+        window = self.job.window
+        if name == TRAIN and self.job.hold_out == LAST:
+            self.splits[VALIDATION].add(of_items(encoded, -window - 1, None), part)
+            encoded = of_items(encoded, 0, -1)
+        elif name == TRAIN and self.job.hold_out:
             apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
             if apart.any():
-                self.splits[VALIDATION].add(encoded.select(apart), part)
+                held_out = encoded.select(apart)
+                self.splits[VALIDATION].add(of_items(held_out, -window - 1, None) if window else held_out, part)
             encoded = encoded.select(~apart)
+        elif window:
+            encoded = of_items(encoded, -window - 1, None)
         split.kept += len(rows)
         if encoded.num_rows:
             split.add(encoded, part)

@@ -1,11 +1,12 @@
 """Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files, 128 rows a record batch, so that one row can be read without touching much else. Five kinds:
+files, 128 rows a record batch, so that one row can be read without touching much else. Six kinds:
 
 - stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
 - pairs: columns `input_ids` and `labels`, each with end of text;
 - preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text;
+- histories: columns `input_ids`, `labels` and `item_lengths`; see `data.batches.histories`;
 - sequence, token: columns `input_ids`, with end of text, and `labels`: one of the text, or one of each token. Numbers of names, -100
   where none is learnt, or what is predicted itself, NaN where it is not.
 
@@ -20,9 +21,14 @@ import io
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
@@ -34,9 +40,10 @@ from storage import MOST_TABLE_BYTES, read_text
 FORMAT = 2
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
-STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
+STREAM, PAIRS, PREFERENCES, HISTORIES = "stream", "pairs", "preferences", "histories"
 COLUMNS = {
     STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected"),
+    HISTORIES: ("input_ids", "labels", "item_lengths"),
     SEQUENCE: ("input_ids", "labels"), TOKEN: ("input_ids", "labels"),
 }  # fmt: skip
 ROW_TOKENS = 512
@@ -148,6 +155,18 @@ class Manifest:
         if missing:
             raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it again")
         return paths
+
+
+def list_lengths(paths: Sequence[Path], columns: Sequence[str]) -> list[NDArray[np.int64]]:
+    """How long the cells of columns of shard files are, (rows,) each; of the cells themselves nothing is read."""
+    found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
+    for path in paths:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                for lengths, name in zip(found, columns, strict=True):
+                    lengths.append(np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64))
+    return [np.concatenate(parts) for parts in found]
 
 
 # what a manifest must hold to be read: a type, a tuple of words, [what each member is], or {name: what it is}; the name

@@ -16,6 +16,7 @@ from typing import Any
 
 from config import DataConfig
 from data.text.conversations import MESSAGES_COLUMNS, turns_of
+from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
@@ -23,7 +24,7 @@ from settings.consistency import TOKEN
 from settings.fields import AUTO, listed
 
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-RULES, HISTORY, MASK = "system", "history", "mask"
+RULES, HISTORY, MASK, ITEMS = "system", "history", "mask", "items"
 # prompt and response; of a prompt, what is behind + or before : may be missing in a file
 PAIRS = (
     ("instruction+input+context", "output"),  # Alpaca, LLaMA-Factory
@@ -84,6 +85,7 @@ class Columns:
         head: of rows with labels, sequence or token. label, mask: their columns; no mask: a file's `mask`, if it has one.
         names: of the labels; (): they are numbers to be predicted; None: not known yet.
         is_protein: whether the text is letters, whatever blanks it has.
+        items, writing: of histories the column of items, and how these are written.
     """
 
     texts: tuple[str, ...] = ()
@@ -96,6 +98,8 @@ class Columns:
     mask: str = ""
     names: tuple[str, ...] | None = None
     is_protein: bool = False
+    items: str = ""
+    writing: ItemWriting | None = None
 
     @classmethod
     def of(cls, columns: Columns | Sequence[str]) -> Columns:
@@ -107,6 +111,8 @@ class Columns:
         """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
         if self.head:
             return self.head
+        if self.items:
+            return HISTORIES
         if not self.texts:
             return "messages"
         return "history" if self.turns or self.system or self.is_spoken else "plain"
@@ -115,6 +121,8 @@ class Columns:
         """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
         if self.head:
             return [*self.texts, *(name for name in (self.label, self.mask) if name)]
+        if self.items:
+            return [self.items]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
         return [", ".join(asked) or f"what {' and '.join(self.texts[1:])} begin with", *self.texts[1:]]
 
@@ -122,6 +130,8 @@ class Columns:
         """A name for each cell of a row."""
         if self.head:
             return [*self.texts, self.label]
+        if self.items:
+            return [self.items]
         texts = [text or "prompt" for text in self.texts]
         return texts if self.form == "plain" else [*texts, self.turns or self.system or "turns"]
 
@@ -148,6 +158,8 @@ class Columns:
         if self.head:
             masks = [self.mask or MASK] if self.mask or MASK in names else []
             return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in (self.label, *masks)}}
+        if self.items:
+            return {self.items: {TEXT, TURNS}}
         for text in self._texts(names):
             for column, key in text.parts:
                 may = found.setdefault(column, set())
@@ -169,6 +181,8 @@ class Columns:
         """
         if self.head:
             return self._labelled
+        if self.items:
+            return lambda record: (json.dumps(self._history(record), ensure_ascii=False),)
         texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
         def row(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -209,6 +223,11 @@ class Columns:
         Raises:
             ValueError: with what is wrong.
         """
+        if self.items:
+            assert self.writing is not None
+            if not (past := self._history(record)):
+                raise ValueError(f"{self.items} is empty, there is nothing to answer")
+            return [(USER, self.writing.prompt(past))]
         before = self._before(record)
         if self.texts:
             asked = self._texts(names)[0].read(record)
@@ -218,6 +237,16 @@ class Columns:
         if not before or not before[-1][1].strip():
             raise ValueError(f"{self.texts[0] if self.texts else self.turns} is empty, there is nothing to answer")
         return self._ruled(before, record)
+
+    def _history(self, record: Mapping[str, Any]) -> list[str]:
+        """The texts of a history's items."""
+        assert self.writing is not None
+        if self.items not in record:
+            raise ValueError(f"has no {self.items}; it has {listed(record) or 'nothing'}")
+        try:
+            return self.writing.texts_of(record[self.items])
+        except ValueError as error:
+            raise ValueError(f"{self.items} {error}") from None
 
     def _before(self, record: Mapping[str, Any]) -> list[Turn]:
         if not self.turns or (self.texts and self.turns not in record):
@@ -258,6 +287,8 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     )
     defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
     is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
+    if kind in ("pairs", "prompts") and data.items_column != AUTO:
+        return Columns(items=data.items_column)
     if kind == "pairs" and data.messages_column != AUTO:
         return Columns((), data.messages_column, _rules(sample), is_known=True)
     if has_answers and _is_there(prompt, first if is_default else list(sample)):
@@ -281,7 +312,8 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     table = sample.get(TRANSLATION)
     if TRANSLATION in first and isinstance(table, Mapping) and len(table) > 1:
         return Columns(tuple(f"{TRANSLATION}.{key}" for key in list(table)[:2]), is_known=True)
-    return None
+    is_free = kind in ("pairs", "prompts") and data.text_column not in first
+    return Columns(items=ITEMS) if is_free and ITEMS in first else None
 
 
 def _spoken(columns: Columns, sample: Mapping[str, Any]) -> Columns:

@@ -12,7 +12,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,16 +21,18 @@ import pyarrow as pa
 from config import DataConfig
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
 from data.sources.fasta import fasta_columns, fasta_records
-from data.sources.files import OBJECTS, TABLES, Source, collected
+from data.sources.files import OBJECTS, TABLES, Source, collected, find, sources_fingerprint
 from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
+from data.text.histories import BETWEEN_CODES, HISTORIES, ItemWriting, code_text, codes_of, item_name
 from formats import ENCRYPTED, FASTA, TEXT
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 
 PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
+ITEM, CODES = "item", "codes"  # columns of a file of items
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
@@ -124,11 +126,49 @@ def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns |
         UserError: the file cannot be read.
     """
     head = head_of(source)
-    return None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
+    found = None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
+    if found is None or not found.items:
+        return found
+    return replace(found, writing=item_writing(data))
+
+
+def item_writing(data: DataConfig) -> ItemWriting:
+    """How the settings have the items of histories written.
+
+    Raises:
+        UserError: the file of items cannot be read, lacks a column, or gives an item twice.
+    Memory: some 300 bytes an item of the file.
+    """
+    if data.item_file is None:
+        return ItemWriting(data.item_separator, data.history_items)
+    sources = tuple(find(data.item_file, "--item_file"))
+    source = sources_fingerprint(sources)
+    return ItemWriting(BETWEEN_CODES, data.history_items, _item_texts(sources, source), source)
+
+
+@lru_cache(maxsize=4)
+def _item_texts(sources: tuple[Source, ...], fingerprint: str) -> dict[str, str]:
+    """The texts of all items; kept while the files do not change."""
+    found = dict[str, str]()
+    for source in sources:
+        names = [] if source.kind == TEXT else head_of(source).all_names
+        if missing := [name for name in (ITEM, CODES) if name not in names]:
+            raise UserError(
+                f"--item_file = {source.path}, has no {' and no '.join(missing)}; its columns: {listed(names) or 'none'}"
+            )
+        with reading(source):
+            for number, record in records(source, [ITEM, CODES], BadRows()):
+                try:
+                    name, text = item_name(record.get(ITEM)), code_text(codes_of(record.get(CODES)))
+                    if not text or found.setdefault(name, text) != text:
+                        raise ValueError(f"gives {name} {'other codes than before' if text else 'no code'}")
+                except ValueError as error:
+                    raise UserError(f"--item_file = {source.path}, {place_of(source, number)}: {error}") from None
+    return found
 
 
 def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
-    """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so; None where no name is known.
+    """Whether a file holds "pairs", "preferences", "conversations", "histories" or "text", and the columns that say so; None where no name is known.
 
     Raises:
         UserError: the file cannot be read.
@@ -140,7 +180,7 @@ def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Colum
     if preferences is not None and (data.prompt_column in names or data.text_column not in names):
         return PREFERENCES, preferences
     if pairs is not None and not pairs.texts:
-        return CONVERSATIONS, pairs
+        return HISTORIES if pairs.items else CONVERSATIONS, pairs
     if data.text_column in names:
         return TEXT, Columns((data.text_column,))
     return (None, None) if pairs is None else (PAIRS, pairs)
@@ -238,7 +278,11 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
             f"{'column' if len(missing) == 1 else 'columns'} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         )
     if problems:
-        flags = "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        flags = (
+            "--items_column"
+            if columns.items
+            else "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        )
         if columns.head:
             flags = "--text_column, --label_column and --mask_column"
             flags += ", and labels of FASTA with --label_file" if source.kind == FASTA else ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from data.text.clean import Cleaning, Dropped
+from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from settings.consistency import HEADS
@@ -113,9 +114,10 @@ class Examples:
         template: puts the prompt into words; None: rows are plain text.
         cleaning: what is done to every text before.
         form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
-            with the turns before), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
+            with the turns before), "histories" (JSON of the items' texts), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
         each_turn: whether every answer of a conversation is learnt, not only its last.
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
+        writing: how the items of histories are written.
     """
 
     cleaning: Cleaning = field(default_factory=Cleaning)
@@ -123,11 +125,20 @@ class Examples:
     form: str = "plain"
     each_turn: bool = False
     prepare: str = "none"
+    writing: ItemWriting | None = None
 
     def usable(self, rows: Sequence[Row]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""
         left = Usable()
         for place, row in enumerate(rows):
+            if self.form == HISTORIES:
+                if len(json.loads(row[0])) < 2:
+                    left.blank += 1  # an item without a past teaches nothing
+                else:
+                    left.texts.append(row)
+                    left.turns.append([])
+                    left.places.append(place)
+                continue
             for before, raw in self._parts(row):
                 texts, fault = self.cleaning.row(raw)
                 if (unfit := answers_fault(texts)) is not None:
@@ -161,6 +172,9 @@ class Examples:
             return list(row)
         if self.form in HEADS:
             return [row[0]]
+        if self.form == HISTORIES:
+            assert self.writing is not None
+            return [self.writing.separator.join(json.loads(row[0]))]
         turns = json.loads(row[-1])
         return [*row[:-1], *(text for _, text in turns)]
 

@@ -163,8 +163,9 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
-    elif base is None and not config.given("vocab_size") and model.head != TEXT:
-        model = dataclasses.replace(model, vocab_size=fitting)  # an encoder's table of embeddings has no other use
+    elif base is None and not config.given("vocab_size") and (model.head != TEXT or config.data.item_file is not None):
+        # an encoder's table of embeddings has no other use, and codes are all there are
+        model = dataclasses.replace(model, vocab_size=fitting)
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
         told = (
             "the tokenizer has {tokens} ids, the model {rows} embedding rows: --vocab_size={fitting} saves {weights} "

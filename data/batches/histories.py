@@ -1,0 +1,81 @@
+"""Pairs of histories: what came before each place, and the item there. Made when they are read, not stored.
+
+A history is stored once: the ids of its items joined (`input_ids`), the ids of each item as an answer (`labels`), and of each
+item three numbers (`item_lengths`): tokens of the separator before it, its own, and those of its answer. Which history and
+which place a number is follows from the counts of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+NUMBERS = 3  # of an item
+
+
+class HistoryRows(Sequence[dict[str, Any]]):
+    """The pairs of stored histories, `input_ids` and `labels`, each with end of text.
+
+    Args:
+        rows: of histories. items: (histories,) how many each has, 2 or more.
+        window: most items of a prompt; most_tokens: of a prompt with end of text, which holds whole items.
+        only_last: whether the last item alone is an answer, as in validation.
+    Memory: 8 bytes a history.
+    """
+
+    def __init__(
+        self, rows: Sequence[dict[str, Any]], items: Counts, window: int, most_tokens: int, eos_id: int, only_last: bool
+    ) -> None:
+        self._rows, self._window, self._most_tokens = rows, window, most_tokens
+        self._eos = np.array([eos_id])
+        self._ends = None if only_last else np.cumsum(items - 1)
+
+    def __len__(self) -> int:
+        return len(self._rows) if self._ends is None else int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        history = index if self._ends is None else int(np.searchsorted(self._ends, index, "right"))
+        ids, labels, numbers = self._rows[history].values()
+        starts, ends, answers = spans(numbers)
+        place = len(starts) - 1
+        if self._ends is not None:
+            place = index + 1 - (int(self._ends[history - 1]) if history else 0)
+        begin = starts[first_items(starts, ends, self._window, self._most_tokens)[place - 1]]
+        answer_end = int(answers[: place + 1].sum())
+        return {
+            "input_ids": np.concatenate([ids[begin : ends[place - 1]], self._eos]),
+            "labels": np.concatenate([labels[answer_end - answers[place] : answer_end], self._eos]),
+        }
+
+
+def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
+    """Of the items of a history where each begins and ends, and the tokens of its answer."""
+    gaps, own, answers = numbers.reshape(-1, NUMBERS).T.astype(np.int64)
+    ends = np.cumsum(gaps + own)
+    return ends - own, ends, answers
+
+
+def first_items(starts: Counts, ends: Counts, window: int, most_tokens: int | None) -> Counts:
+    """For each item but the first, the first item of the prompt before it."""
+    places = np.arange(1, len(starts))
+    first = np.maximum(places - window, 0)
+    if most_tokens is not None:
+        first = np.maximum(first, np.searchsorted(starts, ends[:-1] - (most_tokens - 1)))
+    return np.minimum(first, places - 1)
+
+
+def pair_lengths(
+    numbers: Sequence[NDArray[np.integer[Any]]], window: int, most_tokens: int | None, only_last: bool
+) -> tuple[Counts, Counts]:
+    """Encoder and decoder tokens of each pair of histories, with end of text."""
+    inputs, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for history in numbers:
+        starts, ends, answers = spans(history)
+        found = ends[:-1] - starts[first_items(starts, ends, window, most_tokens)] + 1
+        inputs.append(found[-1:] if only_last else found)
+        targets.append(answers[-1:] + 1 if only_last else answers[1:] + 1)
+    return np.concatenate(inputs), np.concatenate(targets)

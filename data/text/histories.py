@@ -1,0 +1,121 @@
+"""Histories: rows that are sequences of items, such as what a user bought. How is an item written?
+
+An item of a file of codes (semantic ids) is written by one token a code, whose name holds its level: codes 12 and 7 are
+`<a_12> <b_7>`. Without such a file items are texts, joined by a separator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from string import ascii_lowercase
+from typing import Any
+
+HISTORIES = "histories"  # the form of rows of `data.text.conversations.Examples`
+BETWEEN_CODES = " "
+Item = str | tuple[object, ...]  # its name, or its codes
+
+
+@dataclass(frozen=True)
+class ItemWriting:
+    """How the items of histories are written.
+
+    Args:
+        separator: between items. window: most past items in a prompt.
+        texts: of items by name; none: an item is its own text. source: fingerprint of the file that they come from.
+    """
+
+    separator: str
+    window: int
+    texts: Mapping[str, str] | None = None
+    source: str = ""
+
+    def texts_of(self, cell: object) -> list[str]:
+        """The text of each item of a history.
+
+        Args:
+            cell: a list of names, numbers or lists of codes; JSON of one; or names separated by blanks.
+        Raises:
+            ValueError: it is no such list, or the file of items lacks one.
+        """
+        found = list[str]()
+        for item in items_of(cell):
+            if isinstance(item, tuple):
+                found.append(code_text(item))
+            elif self.texts is None:
+                found.append(item)
+            elif item in self.texts:
+                found.append(self.texts[item])
+            else:
+                raise ValueError(f"has the item {item[:60]!r}, which --item_file lacks")
+        return found
+
+    def prompt(self, texts: Sequence[str]) -> str:
+        """The last items of a history as one text."""
+        return self.separator.join(texts[-self.window :])
+
+
+def items_of(cell: object) -> list[Item]:
+    """The items of a cell; raises ValueError with what is wrong."""
+    return [tuple(item) if isinstance(item, list) and item else item_name(item) for item in _entries(cell)]
+
+
+def codes_of(cell: object) -> list[str]:
+    """The codes of an item's cell: a list, JSON of one, a text with blanks between them, or a single code."""
+    cell = [cell] if isinstance(cell, int) else cell
+    return [item_name(code) for code in _entries(cell)]
+
+
+def _entries(cell: object) -> list[Any]:
+    if isinstance(cell, ValueError):
+        raise cell
+    if isinstance(cell, str):
+        if cell.lstrip().startswith("["):
+            try:
+                cell = json.loads(cell)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"holds no list ({error})") from None
+        else:
+            cell = cell.split()
+    if not isinstance(cell, list):
+        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list")
+    return cell
+
+
+def item_name(item: object) -> str:
+    """The name of an item: 12, 12.0 and "12" are the same one. Raises ValueError where it has none."""
+    if isinstance(item, (int, float, Decimal)) and not isinstance(item, bool) and item == int(item):
+        return str(int(item))
+    if not isinstance(item, str) or not item.strip():
+        held = "null" if item is None else "an empty text" if isinstance(item, str) else type(item).__name__
+        raise ValueError(f"holds {held}, not an item")
+    return item.strip()
+
+
+def code_text(codes: Iterable[object]) -> str:
+    """The tokens of an item's codes, separated by blanks; codes that are no whole numbers are tokens as they are."""
+    names = map(item_name, codes)
+    return BETWEEN_CODES.join(
+        f"<{_level(place)}_{name}>" if name.removeprefix("-").isdecimal() else name for place, name in enumerate(names)
+    )
+
+
+def code_tokens(texts: Iterable[str]) -> list[str]:
+    """All tokens of items that are written by codes, level by level, by number."""
+    return sorted({token for text in texts for token in text.split()}, key=_place_of)
+
+
+def _level(place: int) -> str:
+    """a .. z, aa, ab, ..."""
+    name = ""
+    while place >= 0:
+        name, place = ascii_lowercase[place % 26] + name, place // 26 - 1
+    return name
+
+
+def _place_of(token: str) -> tuple[int, str, int, str]:
+    level, _, number = token.strip("<>").rpartition("_")
+    is_code = number.removeprefix("-").isdecimal()
+    return len(level), level, int(number) if is_code else -1, token

@@ -1,0 +1,98 @@
+"""Histories are stored once and read as pairs: what came before each place, and the item there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.batches.loader import StepLoader
+from data.prepare.preparing import prepare, prepare_evaluation
+from data.tokenizers.tokenizer import Tokenizer
+from settings.errors import UserError
+
+CODES = {str(item): [item % 3, item // 3, item] for item in range(12)}
+HISTORIES = [[1, 2, 3, 4, 5], [7, 8], [11, 10, 9, 3], [4], [0, 1, 2, 0, 1, 2, 0]]
+
+
+def text_of(items: list[Any], by_codes: bool = True) -> str:
+    if not by_codes:
+        return ", ".join(map(str, items))
+    return " ".join(f"<{level}_{code}>" for item in items for level, code in zip("abc", CODES[str(item)], strict=True))
+
+
+def pairs_of(split: Path, config: Any) -> list[tuple[str, str]]:
+    loader, tokenizer = StepLoader(split, "pairs", config), Tokenizer.load(split.parent / "tokenizer")
+    batches = list(loader.evaluation_batches(100, 3))
+    assert all(batch.input_lengths.max() <= loader.longest[0] for batch in batches)
+    return [
+        (tokenizer.decode_answer(ids[:length]), tokenizer.decode_answer(labels[:target]))
+        for batch in batches
+        for ids, length, labels, target in zip(
+            batch.input_ids, batch.input_lengths, batch.labels, batch.target_lengths, strict=True
+        )
+    ]
+
+
+@pytest.fixture
+def items_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ids.jsonl"
+    path.write_text("".join(json.dumps({"item": int(item), "codes": codes}) + "\n" for item, codes in CODES.items()))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_every_place_of_a_history_is_learnt_but_the_last(
+    tmp_path: Path, configure: Any, items_file: Path, suffix: str
+) -> None:
+    path = tmp_path / f"histories.{suffix}"
+    if suffix == "csv":
+        path.write_text("items\n" + "".join(" ".join(map(str, items)) + "\n" for items in HISTORIES))
+    else:
+        path.write_text("".join(json.dumps({"user": 1, "items": items}) + "\n" for items in HISTORIES))
+    config = configure(train_file=path, item_file=items_file, history_items=3, tokenizer_dir="auto")
+    prepared = prepare(config)
+    long = [items for items in HISTORIES if len(items) > 1]
+    wanted = [
+        (text_of(items[max(0, at - 3) : at]), text_of([items[at]])) for items in long for at in range(1, len(items) - 1)
+    ]
+    assert pairs_of(prepared.train_dir, config) == wanted
+    assert pairs_of(prepared.validation_dir, config) == [(text_of(items[-4:-1]), text_of(items[-1:])) for items in long]
+    assert (prepared.counts["train_rows"], prepared.counts["train_empty_rows"]) == (len(wanted), 1)
+    assert Tokenizer.load(prepared.tokenizer_dir).size == 3 + 3 + 4 + 12  # codes of each level, and special tokens
+    # a shorter prompt holds fewer items, each whole
+    short = configure(train_file=path, item_file=items_file, history_items=3, tokenizer_dir="auto", max_seq_len=8)
+    assert pairs_of(prepare(short).train_dir, short)[2] == (text_of([2, 3]), text_of([4]))
+
+
+def test_items_without_codes_are_texts(tmp_path: Path, configure: Any) -> None:
+    path = tmp_path / "histories.jsonl"
+    path.write_text("".join(json.dumps({"items": list(map(str, items))}) + "\n" for items in HISTORIES * 40))
+    config = configure(train_file=path, holdout="rows")
+    train, held_out = (pairs_of(split, config) for split in (prepare(config).train_dir, prepare(config).validation_dir))
+    assert train[2] == ("1, 2, 3", "4") and held_out[0] == ("7", "8")
+    alone = configure(train_file=None, validation_file=path)
+    assert pairs_of(prepare_evaluation(alone).validation_dir, alone)[0] == ("1, 2, 3, 4", "5")
+
+
+@pytest.mark.parametrize("written", ["unknown", "twice", "no codes"])
+def test_what_is_wrong_with_items_is_told(tmp_path: Path, configure: Any, items_file: Path, written: str) -> None:
+    path = tmp_path / "histories.jsonl"
+    path.write_text(json.dumps({"items": [1, 2, 99 if written == "unknown" else 3]}) + "\n")
+    if written == "twice":
+        items_file.write_text('{"item": 1, "codes": [1]}\n{"item": "1", "codes": [2]}\n')
+    elif written == "no codes":
+        items_file.write_text('{"item": 1, "tokens": [1]}\n')
+    with pytest.raises(UserError, match="item_file"):
+        prepare(configure(train_file=path, item_file=items_file, tokenizer_dir="auto"))
+
+
+def test_changed_lengths_of_items_are_refused(tmp_path: Path, configure: Any, items_file: Path) -> None:
+    from data.batches.loader import TokenRows
+
+    rows: Any = [{"input_ids": np.arange(4), "labels": np.arange(4), "item_lengths": np.array([0, 2, 2, 0, 3, 2])}]
+    with pytest.raises(UserError, match="prepare"):
+        TokenRows(rows, 9, tmp_path)[0]
