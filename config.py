@@ -829,7 +829,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (
-        "checkpoint", "answer", "generate", "prompt_column", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
+        "checkpoint", "answer", "generate", "prompt_column", "items_column", "item_file", "item_separator", "history_items", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "embed": (

@@ -18,29 +18,34 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
+from childproc import call
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
-from config import Config, UserError
+from config import Config, UserError, settings_by_name
+from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
-from data.text.templates import USER
+from data.sources.reading import item_writing
+from data.text.templates import USER, Template
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.generation import is_cut
+from model.formats.answering import item_file_of
 from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last
+from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
 from training.setup.answer_list import answer_sources, with_answers
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
+ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
 FORMAT = 2  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
@@ -59,6 +64,7 @@ def generate(config: Config) -> None:
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config, writes=True)
     config, tree = with_answers(config, folder, adapters)
+    config = _with_histories(config, folder, adapters)
     prompts = prompts_of(config, given, bad_rows)
     output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
     if output is not None:
@@ -95,6 +101,16 @@ def generate(config: Config) -> None:
             Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
         for note in encoder.notes(bad_rows):
             Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
+
+
+def _with_histories(config: Config, folder: Path, adapters: list[Path]) -> Config:
+    """The settings with how the model's prompts were made of items, where nobody says otherwise."""
+    home, learnt = base_of(folder), learnt_last(folder, adapters)
+    template, items = Template.read(tokenizer_folder(learnt, home)), item_file_of(learnt, home)
+    known: dict[str, Any] = {} if template is None else dict(template.histories)
+    known |= {} if items is None else {"item_file": str(items)}
+    names = settings_by_name()
+    return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
 def cut_note(cut: int, of: int, config: Config) -> str:
@@ -218,7 +234,11 @@ class Output:
 
     def __init__(self, config: Config, folders: list[Path], given: str) -> None:
         self.path = Path(str(config.answer.output))
-        self._is_several = config.answer.num_answers > 1
+        self._is_several, self._items = config.answer.num_answers > 1, dict[str, list[str]]()
+        if config.data.item_file is not None:
+            texts = call(item_writing, config.data, max_bytes=child_bytes(config)).texts or {}
+            for item, text in texts.items():
+                self._items.setdefault(text, []).append(item)
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, folders, given)
         self.rows = 0
@@ -262,11 +282,16 @@ class Output:
             file.truncate(end)
 
     def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
-        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too."""
+        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too.
+
+        Where answers are codes of items, `response_items` are these, best first.
+        """
         columns, (answer, _) = prompt.columns, best[0]
         added: dict[str, Any] = {ANSWER: answer}
         if self._is_several:
             added |= {ANSWERS: [text for text, _ in best], SCORES: [round(score, 6) for _, score in best]}
+        if self._items:
+            added[ITEMS] = [item for text, _ in best for item in self._items.get(text, ())]
         kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
         row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
         line = json.dumps({**row, **added}, ensure_ascii=False)
@@ -284,6 +309,13 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
         source = secrets.token_hex(8)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
+    if data.item_file is not None or data.items_column != AUTO:
+        settings += [
+            data.items_column,
+            data.item_separator,
+            data.history_items,
+            sources_fingerprint(find(data.item_file, "--item_file")) if data.item_file else "",
+        ]
     listed = answer_sources(config, folders)
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []

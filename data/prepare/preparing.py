@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from config import Config
+from config import Config, DataConfig
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
@@ -38,6 +39,7 @@ from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import HISTORIES, PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, set_names, source_facts, sources_fingerprint
+from data.sources.layouts import Columns
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -255,8 +257,9 @@ def _make_shards(
         columns = replace(columns_of(data, task.kind, validation), names=columns.names)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
     tokenizer.template = replace(
-        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken
-    )
+        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken,
+        histories=_histories(data, columns),
+    )  # fmt: skip
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=_held_out(data.holdout, task.kind) if wants_validation and not validation else "",
@@ -299,6 +302,17 @@ def _make_shards(
     if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
         raise UserError(_of_others(target))
     return made
+
+
+def _histories(data: DataConfig, columns: Columns) -> dict[str, Any]:
+    """Settings by which the prompts of histories are made, for whoever uses the model."""
+    if not columns.items:
+        return {}
+    return {
+        "items_column": columns.items,
+        "item_separator": data.item_separator,
+        "history_items": data.history_items,
+    }
 
 
 def _held_out(asked: str, kind: str) -> str:

@@ -287,7 +287,7 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     )
     defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
     is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
-    if kind in ("pairs", "prompts") and data.items_column != AUTO:
+    if data.items_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.items_column in first)):
         return Columns(items=data.items_column)
     if kind == "pairs" and data.messages_column != AUTO:
         return Columns((), data.messages_column, _rules(sample), is_known=True)

@@ -136,19 +136,32 @@ def item_writing(data: DataConfig) -> ItemWriting:
     """How the settings have the items of histories written.
 
     Raises:
-        UserError: the file of items cannot be read, lacks a column, or gives an item twice.
+        UserError: as `items_in`.
     Memory: some 300 bytes an item of the file.
     """
     if data.item_file is None:
         return ItemWriting(data.item_separator, data.history_items)
-    sources = tuple(find(data.item_file, "--item_file"))
-    source = sources_fingerprint(sources)
-    return ItemWriting(BETWEEN_CODES, data.history_items, _item_texts(sources, source), source)
+    sources = find(data.item_file, "--item_file")
+    return ItemWriting(BETWEEN_CODES, data.history_items, items_in(sources), sources_fingerprint(sources))
+
+
+def is_of_items(source: Source) -> bool:
+    """Whether a file gives the codes of items."""
+    return source.kind != TEXT and {ITEM, CODES} <= {*head_of(source).all_names}
+
+
+def items_in(sources: Sequence[Source]) -> dict[str, str]:
+    """The texts of all items of files of codes, by their names.
+
+    Raises:
+        UserError: a file cannot be read, lacks a column, or gives an item twice.
+    """
+    return _items_in(tuple(sources), sources_fingerprint(sources))
 
 
 @lru_cache(maxsize=4)
-def _item_texts(sources: tuple[Source, ...], fingerprint: str) -> dict[str, str]:
-    """The texts of all items; kept while the files do not change."""
+def _items_in(sources: tuple[Source, ...], fingerprint: str) -> dict[str, str]:
+    """Kept while the files do not change."""
     found = dict[str, str]()
     for source in sources:
         names = [] if source.kind == TEXT else head_of(source).all_names

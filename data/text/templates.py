@@ -53,6 +53,9 @@ class Template:
     prefix: str = ""
     name: str = PLAIN
     turns: bool = field(default=False, compare=False)  # whether prompts with turns before them were learnt
+    histories: dict[str, Any] = field(
+        default_factory=dict, compare=False
+    )  # settings by which prompts were made of items
     jinja: str = ""  # a chat template, which says all the words but for the prefix; text is not used then
     tokens: dict[str, str] = field(
         default_factory=dict, hash=False
@@ -103,7 +106,7 @@ class Template:
             content = json.loads(read_text(path))
             tokens = content.get("special_tokens", T5_TOKENS | special_tokens(folder))
             found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), dict(tokens))
-            return replace(found, turns=content.get("turns") is True)
+            return replace(found, turns=content.get("turns") is True, histories=dict(content.get("histories", {})))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -112,10 +115,12 @@ class Template:
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
         path = Path(folder) / FILE_NAME
-        if self == Template() and not self.turns:
+        learnt = {"turns": self.turns, "histories": self.histories}
+        learnt = {name: value for name, value in learnt.items() if value}
+        if self == Template() and not learnt:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps({**self.facts(), **({"turns": True} if self.turns else {})}, indent=1, ensure_ascii=False)
+        text = json.dumps({**self.facts(), **learnt}, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
     def facts(self) -> dict[str, Any]:
@@ -218,7 +223,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
             )
         name = theirs
     made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)
-    return replace(made, turns=found.turns)  # what was learnt stays learnt
+    return replace(made, turns=found.turns, histories=found.histories)  # what was learnt stays learnt
 
 
 def _unescaped(text: str) -> str:

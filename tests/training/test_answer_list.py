@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from commands.generate import generate
+from config import load
 from settings.errors import UserError
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
@@ -41,3 +45,27 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
     assert len(events(tmp_path, "ranked", "eval")) == len(found) + 1
     with pytest.raises(UserError, match="--num_answers"):
         LowMemTrainer(configuration(tmp_path, "other", **{**flags, "answers": rows, "num_beams": 2})).train()
+
+
+def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
+    codes = {f"item{number}": [number % 3, number] for number in range(9)}
+    rows, items = tmp_path / "histories.jsonl", tmp_path / "ids.jsonl"
+    histories = [[f"item{(start + at) % 9}" for at in range(4)] for start in range(9)]
+    rows.write_text("".join(json.dumps({"items": history}) + "\n" for history in histories))
+    items.write_text("".join(json.dumps({"item": item, "codes": code}) + "\n" for item, code in codes.items()))
+    flags = {
+        "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
+        "eval_generate_rows": 9, "metrics": "recall@9", "metric_for_best": "recall@9",
+    }  # fmt: skip
+    LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
+    assert {event["recall@9"] for event in events(tmp_path, "bought", "eval")} == {100.0}
+    items.unlink()  # the model has its own
+    asked, output = tmp_path / "asked.parquet", tmp_path / "answers.jsonl"
+    pq.write_table(pa.table({"user": [7, 8], "items": [["item3", "item4", "item5"], ["item1"]]}), asked)
+    run = tmp_path / "runs" / "bought"
+    flags = {"model": run, "input": asked, "output": output, "num_beams": 9, "num_answers": 3}
+    generate(load("generate", {name: str(value) for name, value in flags.items()}))
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["user"] for row in found] == [7, 8]
+    for row in found:
+        assert row["responses"] == [f"<a_{codes[item][0]}> <b_{codes[item][1]}>" for item in row["response_items"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,12 +16,12 @@ from config import Config, DataConfig, GenerateConfig, UserError
 from data.prepare.looking import child_bytes
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
-from data.sources.reading import head_of, read_rows
+from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import say
 from model.decoding.answer_tree import AnswerTree
-from model.formats.answering import ANSWERS_FILE, answer_list_of
+from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, listed
 from storage import fingerprint, make_once
@@ -36,13 +37,15 @@ NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
 def answer_sources(config: Config, folders: Sequence[Path]) -> list[Source]:
-    """The files of the list: those of `--answers`; auto: of the model's folder, the last of `folders` that has one.
+    """The files of the list: those of `--answers`; auto: `--item_file`, or of the model's folder, the last of `folders` that has one.
 
     Raises:
         UserError: there is no such file.
     """
     asked = config.answer.answers
-    if asked == AUTO:
+    if asked == AUTO and config.data.item_file is not None:
+        asked = config.data.item_file
+    elif asked == AUTO:
         own = answer_list_of(*reversed(folders))
         asked = None if own is None else str(own)
     return [] if asked is None else find(asked, "--answers")
@@ -138,6 +141,10 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path)
 
     path.mkdir()
     try:
+        if is_of_items(sources[0]):
+            with (path / ITEMS_FILE).open("w", encoding="utf8") as file:
+                for item, text in items_in(sources).items():
+                    file.write(json.dumps({ITEM: item, CODES: text.split()}, ensure_ascii=False) + "\n")
         with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
             AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
     except ValueError as error:
@@ -149,6 +156,10 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path)
 def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[list[str]]:
     """The answers as texts, in batches, without blank ones."""
     bad_rows = BadRows()
+    if is_of_items(sources[0]):
+        listed_items = list(dict.fromkeys(items_in(sources).values()))
+        yield from (listed_items[at : at + BATCH_LINES] for at in range(0, len(listed_items), BATCH_LINES))
+        return
     for source in sources:
         if source.kind != TEXT:
             for rows in read_rows([source], [_column(source, data)], bad_rows):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from data.sources.places import public
 from language import say
 from memory.estimate.disk import bytes_below, disk_need, too_full
-from model.formats.answering import ANSWERS_FILE
+from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
@@ -122,7 +121,7 @@ def _open_folder(run: ResolvedRun) -> None:
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
                 settings.save(fresh)
-            _keep_answer_list(run)
+            keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
             run.lock.write_owner()
         return
@@ -132,11 +131,5 @@ def _open_folder(run: ResolvedRun) -> None:
         fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
     )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
-        _keep_answer_list(run)
+        keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
         run.lock.write_owner()
-
-
-def _keep_answer_list(run: ResolvedRun) -> None:
-    if run.listed_in is not None:
-        with atomic_file(run.run_dir / ANSWERS_FILE) as fresh:
-            shutil.copyfile(run.listed_in / ANSWERS_FILE, fresh)

@@ -16,7 +16,7 @@ from data.shards.store import check_shards
 from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from model.formats.answering import ANSWERS_FILE, answer_list_of
+from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
 from settings.consistency import HEADS, REGRESSION, TEXT, check
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
@@ -76,6 +76,8 @@ def load_data(run: ResolvedRun) -> None:
 def _load_answers(run: ResolvedRun) -> None:
     """Open the list that answers come from, where one is named; a run that goes on has its own."""
     asked, base = run.config.answer.answers, run.base
+    if asked == AUTO and run.config.data.item_file is not None:
+        asked = run.config.data.item_file
     if asked in (AUTO, None):
         if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
             told = "{file} is not used for the new model; --answers={file} keeps it"
@@ -86,7 +88,7 @@ def _load_answers(run: ResolvedRun) -> None:
         if run.resumed_dir is None
         else answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
     )
-    sources = find(str(own or asked), "--answers")
+    sources = find(str((own and item_file_of(own.parent)) or own or asked), "--answers")
     run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
     if answer_list_of(run.listed_in) is None:
         raise UserError(
