@@ -9,11 +9,15 @@ by their word error rate too; beside them stand simple methods (the nearest neig
 held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
 50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
-The recipes for encoders with heads have no peer:
+The recipes for encoders with heads, and for histories, have no peer:
 
     python -m benchmarks.recipes gb1 [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
 
-trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other seeds stay.
+trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other seeds stay. So does
+
+    python -m benchmarks.recipes recommend [--ids=rqvae|rqkmeans] [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
+
+with the codes of ids_NAME.jsonl beside the preset's histories, and recall and ndcg on every history's last item.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
 --peer_micro_batch: rows of one of its forwards; 8, for words 256.
@@ -54,11 +58,12 @@ RECIPES = {
     "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
     "g2p_ten": "identical", "g2p_english": "identical",
 }  # fmt: skip
-# of encoders with heads: the measure, and what is published for random weights on test
-LABEL_RECIPES = {
+# measured by seeds: the measure, and what is published for random weights on test
+SEED_RECIPES = {
     "gb1": ("spearman", "0.857 (8M weights), 0.870 (150M)"),
     "structure": ("accuracy", "0.708"),
     "classify": ("accuracy", ""),
+    "recommend": ("ndcg@10", "0.0384 (recall@10 0.0648); of open code 0.0319 (0.0582)"),
 }
 WER = "wer"  # of the recipes for words
 LENGTHS = ("max_seq_len", "max_target_len")
@@ -78,6 +83,7 @@ OWN = {
     "equal_time": "True",
     "peer_steps": "",
     "finished": "",
+    "ids": "",
 }
 TRAINED_FILE = "trained.json"  # what a run of the peer took, beside its model
 SHORTER = 0.8  # of the time that ours took is no equal time
@@ -124,18 +130,24 @@ def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -
     return found
 
 
-def measure_labels(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
-    """Train one seed of a recipe for an encoder with a head; its figures."""
+def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
+    """Train one seed of a recipe that has no peer; its figures."""
+    named, every_row = dict[str, str](), list[str]()
+    if recipe == "recommend":
+        named["ids"] = options["ids"] or "rqvae"
+        items = Path(str(load("train", {"preset": "recipe_recommend"}).data.item_file))
+        flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
+        every_row = ["--eval_rows=10000000", "--eval_generate_rows=10000000"]
     ours, events = _our_run(recipe, options, flags, work)
     settings = next(event for event in events if event["event"] == "start")["settings"]
     end = next(event for event in reversed(events) if event["event"] == "end")
     model, files = ours.folder, [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir")]
-    child = run([PROGRAM, "evaluate", f"--model={model}", *files], ROOT)
-    found = re.findall(r"^\s*(\w+)\s+(-?\d+\.\d+)\s*$", child.output + child.messages, re.MULTILINE)
-    scores_of_run = {name: float(value) for name, value in found}
+    child = run([PROGRAM, "evaluate", f"--model={model}", *files, *every_row], ROOT)
+    found = re.findall(r"^\s*([\w@]+)\s+(-?\d+\.\d+)\s*$", child.output + child.messages, re.MULTILINE)
+    scores_of_run = {name: float(value) / (100 if "@" in name else 1) for name, value in found}
     weights = sum(int(np.prod(shape)) for shape in tensor_shapes(model))
     return {
-        "seed": settings["seed"], **scores_of_run, "weights": weights, "steps": end["step"], "seconds": ours.seconds,
+        **named, "seed": settings["seed"], **scores_of_run, "weights": weights, "steps": end["step"], "seconds": ours.seconds,
         "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
     }  # fmt: skip
 
@@ -147,19 +159,21 @@ def tensor_shapes(model: Path) -> list[list[int]]:
     return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
 
 
-def label_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
+def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
     """All seeds of a recipe, and what is published."""
-    measure, published = LABEL_RECIPES[recipe]
-    names = [name for name in (measure, *CLASS_SCORES, *NUMBER_SCORES, "loss") if name in runs[0]]
+    measure, published = SEED_RECIPES[recipe]
+    ranks = [name for name in runs[0] if "@" in name]
+    names = [name for name in (measure, *ranks, *CLASS_SCORES, *NUMBER_SCORES, "loss") if name in runs[0]]
     names = list(dict.fromkeys(names))
+    keys = [name for name in ("ids", "seed") if name in runs[0]]
     rows = [
-        [str(one["seed"]), *(f"{one[name]:.4f}" for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
+        [*(str(one[key]) for key in keys), *(f"{one[name]:.4f}" for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
          f"{one['seconds'] / 60:.1f} min", f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})"]
         for one in runs
     ]  # fmt: skip
     mean = sum(one[measure] for one in runs) / len(runs)
     told = f"Mean {measure} on validation: {mean:.4f}" + (f"; published on test: {published}." if published else ".")
-    return f"{told}\n\n{markdown(['seed', *names, 'weights', 'steps', 'time', 'peak'], rows)}"
+    return f"{told}\n\n{markdown([*keys, *names, 'weights', 'steps', 'time', 'peak'], rows)}"
 
 
 def _our_run(
@@ -327,7 +341,7 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
 def main(arguments: list[str]) -> None:
     """Measure the named recipe."""
     names = [word for word in arguments if not word.startswith("--")]
-    if len(names) != 1 or names[0] not in (*RECIPES, *LABEL_RECIPES):
+    if len(names) != 1 or names[0] not in (*RECIPES, *SEED_RECIPES):
         sys.exit(__doc__)
     options, flags = dict(OWN), []
     for word in arguments:
@@ -338,13 +352,14 @@ def main(arguments: list[str]) -> None:
             flags.append(word)
     work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
     work.mkdir(parents=True, exist_ok=True)
-    if names[0] in LABEL_RECIPES:
+    if names[0] in SEED_RECIPES:
         kept, section = ROOT / "docs" / "benchmarks" / class_folder(), f"labels-{names[0]}"
         file = kept / f"{section}.json"
         earlier = json.loads(file.read_text())["figures"] if file.exists() else []
-        one = measure_labels(names[0], options, flags, work)
-        runs = sorted([*(each for each in earlier if each["seed"] != one["seed"]), one], key=lambda each: each["seed"])
-        print(body := label_table(names[0], runs), flush=True)
+        one = measure_seed(names[0], options, flags, work)
+        key = lambda each: (each.get("ids", ""), each["seed"])  # noqa: E731
+        runs = sorted([*(each for each in earlier if key(each) != key(one)), one], key=key)
+        print(body := seed_table(names[0], runs), flush=True)
         write_section(section, f"Seeds: {names[0]}", body, runs, ROOT / "docs" / "recipes.md")
         return
     figures = measure(names[0], options, flags, work)

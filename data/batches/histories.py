@@ -44,7 +44,7 @@ class HistoryRows(Sequence[dict[str, Any]]):
         place = len(starts) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
-        begin = starts[first_items(starts, ends, self._window, self._most_tokens)[place - 1]]
+        begin = starts[first_item(starts, ends, place, self._window, self._most_tokens)]
         answer_end = int(answers[: place + 1].sum())
         return {
             "input_ids": np.concatenate([ids[begin : ends[place - 1]], self._eos]),
@@ -54,18 +54,17 @@ class HistoryRows(Sequence[dict[str, Any]]):
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
     """Of the items of a history where each begins and ends, and the tokens of its answer."""
-    gaps, own, answers = numbers.reshape(-1, NUMBERS).T.astype(np.int64)
-    ends = np.cumsum(gaps + own)
+    gaps, own, answers = numbers.astype(np.int64).reshape(-1, NUMBERS).T
+    ends = (gaps + own).cumsum()
     return ends - own, ends, answers
 
 
-def first_items(starts: Counts, ends: Counts, window: int, most_tokens: int | None) -> Counts:
-    """For each item but the first, the first item of the prompt before it."""
-    places = np.arange(1, len(starts))
-    first = np.maximum(places - window, 0)
+def first_item(starts: Counts, ends: Counts, place: Any, window: int, most_tokens: int | None) -> Any:
+    """The first item of the prompt before a place, or before each of several."""
+    first = np.maximum(place - window, 0)
     if most_tokens is not None:
-        first = np.maximum(first, np.searchsorted(starts, ends[:-1] - (most_tokens - 1)))
-    return np.minimum(first, places - 1)
+        first = np.maximum(first, np.searchsorted(starts, ends[place - 1] - (most_tokens - 1)))
+    return np.minimum(first, place - 1)
 
 
 def pair_lengths(
@@ -75,7 +74,8 @@ def pair_lengths(
     inputs, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for history in numbers:
         starts, ends, answers = spans(history)
-        found = ends[:-1] - starts[first_items(starts, ends, window, most_tokens)] + 1
+        places = np.arange(1, len(starts))
+        found = ends[:-1] - starts[first_item(starts, ends, places, window, most_tokens)] + 1
         inputs.append(found[-1:] if only_last else found)
         targets.append(answers[-1:] + 1 if only_last else answers[1:] + 1)
     return np.concatenate(inputs), np.concatenate(targets)

@@ -27,7 +27,7 @@ from data.batches.collate import (
     collate_labels,
     collate_preferences,
 )
-from data.batches.histories import NUMBERS, HistoryRows, spans
+from data.batches.histories import NUMBERS, HistoryRows
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
@@ -88,8 +88,8 @@ class TokenRows(Sequence[dict[str, Any]]):
         """Of histories: whether the tokens of all items are as many as there are."""
         is_sound = isinstance(lengths, np.ndarray) and lengths.size >= 2 * NUMBERS and lengths.size % NUMBERS == 0
         if is_sound:
-            _, ends, answers = spans(lengths)
-            is_sound = (int(ends[-1]), int(answers.sum())) == (len(row["input_ids"]), len(row["labels"]))
+            gaps, own, answers = lengths.reshape(-1, NUMBERS).sum(axis=0, dtype=np.int64).tolist()
+            is_sound = (gaps + own, answers) == (len(row["input_ids"]), len(row["labels"]))
         if not is_sound:
             raise UserError(
                 f"{self._place}, row {index + 1}: its items do not match its tokens; delete the folder and prepare it again"

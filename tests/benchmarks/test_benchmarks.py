@@ -20,7 +20,7 @@ from benchmarks.finetuning import KINDS, Case, measure, ours_words
 from benchmarks.parts import children, finetuning_data, results
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.quality import TIERS, Study
-from benchmarks.recipes import LABEL_RECIPES, RECIPES
+from benchmarks.recipes import RECIPES, SEED_RECIPES
 from benchmarks.throughput import Work
 from config import load
 from devices.processor import CLASSES
@@ -63,9 +63,10 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
         assert load("train", {name: str(value) for name, value in flags.items() if value is not None}).model.head
     for recipe in RECIPES:
         assert load("train", {"preset": f"recipe_{recipe}"}).data.objective == "pairs"
-    for recipe, (score, _) in LABEL_RECIPES.items():
+    for recipe, (score, _) in SEED_RECIPES.items():
         config = load("train", {"preset": f"recipe_{recipe}"})
-        assert config.train.metric_for_best == score and config.model.num_decoder_layers == 0
+        assert config.train.metric_for_best == score
+        assert config.model.is_text == (recipe == "recommend")
     for flags in time_promise.cases():
         load("train", {"train_file": "x", **{name: str(v) for name, v in flags.items() if name != "letters"}})
 
