@@ -12,7 +12,7 @@ import torch
 
 from commands.convert import DTYPES, next_command, probe_logits
 from commands.loading import converting, find_model
-from commands.new_folder import copy_companions, keep_generation_settings, new_folder
+from commands.new_folder import copy_companions, new_folder
 from config import Config, UserError
 from language import say
 from model import hf_format
@@ -24,7 +24,7 @@ from model.shapes import inner_width
 from model.t5 import T5
 from run_files import SETTINGS_FILE
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of
 from training.setup.adapters import attach
 
 
@@ -80,8 +80,7 @@ def merge(config: Config) -> float:
         with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
             hf_format.save(model, made)
             last = learnt_last(folder, adapters)
-            keep_generation_settings(last, made)
-            copy_companions(tokenizer_folder(last, home), home, made)
+            copy_companions(last, home, made)
             # columns and lengths, by which `evaluate` reads rows
             run = next((place for place in (last, *last.parents[:2]) if (place / SETTINGS_FILE).is_file()), None)
             if run is not None:

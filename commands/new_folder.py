@@ -17,6 +17,7 @@ from settings.errors import UserError, reason_of
 from settings.fields import listed
 from storage import atomic_folder, restore_folder
 from training.checkpoints.run_lock import RunLock
+from training.setup.adapter_settings import tokenizer_folder
 
 
 @contextmanager
@@ -71,20 +72,21 @@ def _others(output: Path) -> list[str]:
     return sorted(path.name for path in output.iterdir() if path.name not in ours)
 
 
-def copy_companions(tokenizer: Path, home: Path, folder: Path) -> int | None:
+def copy_companions(learnt: Path, home: Path, folder: Path) -> int | None:
     """Put the tokenizer, the published generation settings and the list of answers of a model beside its new weights.
 
     Args:
-        tokenizer, home: folders of the tokenizer and of the model. folder: where `hf_format.save` has written.
+        learnt: folder of the model, or of the adapter over the one in `home`. folder: where `hf_format.save` has written.
     Returns:
         the tokenizer's number of ids; None where there is none.
     Raises:
         UserError: the tokenizer is broken.
     """
-    for place in dict.fromkeys((tokenizer, home)):  # what an adapter says, beside its tokenizer, goes before its base
+    for place in dict.fromkeys((learnt, home)):  # what an adapter says goes before its base
         keep_generation_settings(place, folder)
     if (folder / GENERATION_FILE).is_file():  # it writes text
-        keep_answer_list(folder, tokenizer, home)
+        keep_answer_list(folder, learnt, home)
+    tokenizer = tokenizer_folder(learnt, home)
     if not has_tokenizer(tokenizer):
         return None
     read = Tokenizer.load(tokenizer)

@@ -35,7 +35,7 @@ from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
+from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of
 from training.setup.adapters import note_origin
 from units import format_size
 
@@ -84,7 +84,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             hf_format.save(model, made)
             if not adapters:
                 note_origin(made, home)
-            copy_companions(tokenizer_folder(learnt, home), home, made)
+            copy_companions(learnt, home, made)
             del model
             after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)

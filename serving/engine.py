@@ -217,7 +217,8 @@ class Engine:
             choices = None if tree is None else tree.choices(nodes, shape.vocab_size)
             logits = self._safely(lambda: decoder.step(newest, choices))
             for answer, token in zip(answers, next_tokens(answers, logits, shape, choices), strict=True):
-                answer.take(token, shape.eos_token_id)
+                for written in [token, *([] if tree is None else tree.tail(answer.node))]:
+                    answer.take(written, shape.eos_token_id)
         except Exception as error:  # the API goes on without these
             self._fail(answers, error)
         self.meters.step(len(answers), time.perf_counter() - began)

@@ -5,7 +5,8 @@
  */
 #include "common.h"
 
-enum { FP32, BF16, INT8, GROUP = 8 }; /* what a matrix holds; its rows that pass by all rows of x before the next */
+enum { FP32, BF16, INT8, GROUP = 8 }; /* what a matrix holds; its rows that pass by the rows of x before the next */
+enum { NEAR = 64 * 1024 };            /* numbers of x that stay in the second-level cache */
 #ifdef __AVX512F__
 enum { MOST = 8 }; /* rows of x in a tile: twice as many sums fit into registers */
 #else
@@ -95,19 +96,26 @@ __attribute__((always_inline)) static inline void few_group(
     }
 }
 
-/* y (m, n) = x (m, depth) W^T, W (n, depth) of `kind`; depth is a multiple of LANES */
+/* y (m, n) = x (m, depth) W^T, W (n, depth) of `kind`; depth is a multiple of LANES. So many rows of x at a time as stay in the
+ * second-level cache. */
 void few_rows(const float *x, const void *w, float *y, long m, long n, long depth, int kind, int threads)
 {
-    const long groups = (n + GROUP - 1) / GROUP;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (long group = 0; group < groups; group++) {
-        const long first = group * GROUP, last = first + GROUP < n ? first + GROUP : n;
-        if (kind == BF16)
-            few_group(BF16, x, w, y, m, n, depth, first, last);
-        else if (kind == INT8)
-            few_group(INT8, x, w, y, m, n, depth, first, last);
-        else
-            few_group(FP32, x, w, y, m, n, depth, first, last);
+    const long groups = (n + GROUP - 1) / GROUP, cached = NEAR / depth / MOST * MOST, step = cached ? cached : MOST;
+#pragma omp parallel num_threads(threads)
+    for (long row = 0; row < m; row += step) {
+        const long rows = row + step < m ? step : m - row;
+        const float *part = x + row * depth;
+        float *out = y + row * n;
+#pragma omp for schedule(static) nowait
+        for (long group = 0; group < groups; group++) {
+            const long first = group * GROUP, last = first + GROUP < n ? first + GROUP : n;
+            if (kind == BF16)
+                few_group(BF16, part, w, out, rows, n, depth, first, last);
+            else if (kind == INT8)
+                few_group(INT8, part, w, out, rows, n, depth, first, last);
+            else
+                few_group(FP32, part, w, out, rows, n, depth, first, last);
+        }
     }
 }
 

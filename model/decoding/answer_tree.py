@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+SPARSE = 32  # a logit of a product takes so much less time than one for itself
 ROOT, DEAD = 0, -1  # nodes: before the first token; of a beam that is out of the search
 
 
@@ -26,7 +27,8 @@ class Choices:
     Args:
         rows: (k,) those that may go on. first: (k,) node of the first child. counts: (k,) of children.
         tokens: (k, W) ids, -1 behind the last child. head: (U,) rows of the head to compute; None: all.
-        places: (k, W) of the tokens' logits among those computed.
+        places: (k, W) of the tokens' logits among those computed. is_sparse: the rows share few of their tokens: each logit
+            is computed for itself.
     """
 
     rows: Ids
@@ -35,6 +37,7 @@ class Choices:
     tokens: Ids
     head: Ids | None
     places: Ids
+    is_sparse: bool
 
 
 class AnswerTree:
@@ -106,10 +109,37 @@ class AnswerTree:
         """The most tokens that each of a prompt's beams has to choose from, on average: only one has the first token's."""
         return max(-(-self._first_choices // beams), self._later_choices)
 
+    def leaves(self, nodes: Ids) -> tuple[Ids, Ids]:
+        """Where only one answer goes on from nodes (n,): its leaf, else `DEAD`, and the tokens up to it."""
+        found, counts = nodes.copy(), np.zeros(len(nodes), np.int64)
+        going = np.flatnonzero(nodes != DEAD)
+        while len(going):
+            at = found[going]
+            first, degrees = self.starts[at], self.starts[at + 1] - self.starts[at]
+            found[going[degrees > 1]] = DEAD
+            going, first = going[degrees == 1], first[degrees == 1]
+            found[going] = first
+            counts[going] += 1
+        return found, counts
+
+    def tail(self, node: int) -> list[int]:
+        """The tokens that must follow, where only one answer goes on from a node; else none."""
+        (leaf,), (count,) = self.leaves(np.array([node]))
+        return [] if leaf == DEAD or not count else self.answer(int(leaf))[-int(count) :]
+
+    def answer(self, leaf: int) -> list[int]:
+        """Token ids of an answer, the end token last."""
+        found = []
+        while leaf != ROOT:
+            found.append(int(self.tokens[leaf]))
+            leaf = int(np.searchsorted(self.starts, leaf, "right")) - 1
+        return found[::-1]
+
     def choices(self, nodes: Ids, vocab_size: int) -> Choices:
         """What may come after nodes (n,); `DEAD` ones have no choice.
 
-        The head is computed for the allowed tokens only where they are less than half of the vocabulary.
+        The head is computed for the allowed tokens only where they are less than half of the vocabulary, and for those of each
+        row where that is far less.
         """
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)
@@ -120,6 +150,7 @@ class AnswerTree:
         places, is_allowed = np.maximum(tokens, 0), np.zeros(vocab_size, bool)
         is_allowed[places] = True
         head = np.flatnonzero(is_allowed)
+        is_sparse = SPARSE * int(counts.sum()) < len(rows) * len(head)
         if 2 * len(head) > vocab_size:
-            return Choices(rows, first, counts, tokens, None, places)
-        return Choices(rows, first, counts, tokens, head, (np.cumsum(is_allowed) - 1)[places])
+            return Choices(rows, first, counts, tokens, None, places, is_sparse)
+        return Choices(rows, first, counts, tokens, head, (np.cumsum(is_allowed) - 1)[places], is_sparse)

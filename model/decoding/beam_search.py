@@ -6,13 +6,17 @@ sum of its log-probabilities over its length to the power of `length_penalty`. A
 cannot beat the worst of G answers, as far as `early_stopping` wants that proven. Answers are those of Hugging Face's
 search, token by token; there a batch continues until its last prompt is done, here each prompt leaves when it is.
 
-Shapes: B prompts, G beams, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et al. 2016 (arXiv 1609.08144).
+With a list of answers only the beams that go on are computed, and one that only one answer goes on from ends with it: the
+other tokens are certain.
+
+Shapes: B prompts, G beams, the first g of which go on, V vocabulary. Source: transformers 5.23, `_beam_search`; Wu et al. 2016 (arXiv 1609.08144).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +37,17 @@ class ScoredAnswer:
     log_probability: float
 
 
+class _Candidates(NamedTuple):
+    """The best of all beginnings that are one token longer, best first, each (B, 2G); with a list of answers also where they stand in its tree."""
+
+    parents: Tensor
+    tokens: Tensor
+    scores: Tensor
+    ends: Tensor  # whether it is an answer,
+    counts: Tensor | int  # of so many tokens, the end token included
+    nodes: Tensor  # of an answer its leaf
+
+
 class _Search:
     """Beginnings that grow, and answers."""
 
@@ -44,22 +59,24 @@ class _Search:
         self.nodes = torch.full((rows, beams), ROOT, device=device)  # of beginnings, in a tree of answers
         if is_listed:
             self.scores[:, 1:], self.nodes[:, 1:] = -torch.inf, DEAD
-        self.answers = self.written.clone()
+        self.answers, self.leaves = self.written.clone(), self.nodes.clone()
         self.answer_scores = torch.full((rows, beams), OUT, device=device)
         self.is_answer = torch.zeros((rows, beams), dtype=torch.bool, device=device)
         self.is_open = torch.ones((rows, 1), dtype=torch.bool, device=device)  # whether better answers may come
 
-    def candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best of all tokens: log_probs (B G, V) -> beams, tokens, scores and nodes, each (B, 2G), best first."""
-        beams = self.settings.num_beams
+    def candidates(self, log_probs: Tensor, eos: int) -> _Candidates:
+        """Of all tokens: log_probs (B G, V)."""
+        beams, count = self.settings.num_beams, self.written.shape[2]
         totals = log_probs.view(-1, beams, log_probs.shape[1]).add_(self.scores.unsqueeze(2))
         parents, tokens, best = _best(totals, 2 * beams)
-        return parents, tokens, best, self.nodes.gather(1, parents)
+        ends = tokens == eos if count < self.settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
+        return _Candidates(parents, tokens, best, ends, count, self.nodes.gather(1, parents))
 
-    def listed_candidates(self, logits: Tensor, choices: Choices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same of the allowed tokens: logits (k, W) of the beams that go on; scores are -inf where there are fewer."""
+    def listed_candidates(self, logits: Tensor, choices: Choices, tree: AnswerTree, width: int) -> _Candidates:
+        """Of the allowed tokens: logits (k, W) of k of the first `width` beams of each prompt; scores are -inf where there are fewer."""
         beams, device = self.settings.num_beams, logits.device
         rows, first, tokens = (torch.from_numpy(of).to(device) for of in (choices.rows, choices.first, choices.tokens))
+        rows = rows // width * beams + rows % width
         totals = torch.log_softmax(logits, 1).add_(self.scores.flatten()[rows].unsqueeze(1))
         found, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)
         count = found.shape[1]
@@ -73,15 +90,19 @@ class _Search:
         best, places = spread(found, -torch.inf).topk(2 * beams)
         ids = spread(tokens.gather(1, columns), 0).gather(1, places).clamp_(min=0)
         nodes = spread(first.unsqueeze(1) + columns, DEAD).gather(1, places)
-        return places // (2 * beams), ids, best, nodes
+        nodes.masked_fill_(best == -torch.inf, DEAD)
+        walked = tree.leaves(nodes.flatten().cpu().numpy())
+        leaves, tails = (torch.from_numpy(of).to(device).view_as(nodes) for of in walked)
+        ends = leaves != DEAD
+        counts = self.written.shape[2] + tails
+        return _Candidates(places // (2 * beams), ids, best, ends, counts, torch.where(ends, leaves, nodes))
 
-    def advance(self, candidates: tuple[Tensor, Tensor, Tensor, Tensor], eos: int) -> Tensor:
+    def advance(self, candidates: _Candidates) -> Tensor:
         """Grow by one token -> parents (B, G) of the new beginnings."""
         settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
-        parents, tokens, best, nodes = candidates
+        parents, tokens, best, ends, counts, nodes = candidates
         grown = torch.cat([_take(self.written, parents), tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
-        ends = tokens == eos if count < settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
-        self._keep_best_answers(grown, best, ends & (best > -torch.inf), count)
+        self._keep_best_answers(grown, best / counts**settings.length_penalty, ends, nodes)
         going = best.masked_fill(ends, -torch.inf)
         chosen = going.topk(beams)[1]
         self.written, self.scores = _take(grown, chosen), going.gather(1, chosen)
@@ -92,13 +113,12 @@ class _Search:
         self.is_open = self.is_open & (reachable > worst).any(1, keepdim=True)
         return parents.gather(1, chosen)
 
-    def _keep_best_answers(self, grown: Tensor, best: Tensor, ends: Tensor, count: int) -> None:
+    def _keep_best_answers(self, grown: Tensor, scores: Tensor, ends: Tensor, nodes: Tensor) -> None:
         """The best G of the answers so far and of those that end now."""
         beams = self.settings.num_beams
         counts = ends.clone()
         counts[:, beams:] = False
         is_full = self.is_answer.all(1, keepdim=True) & (self.settings.early_stopping == "True")
-        scores = best / count**self.settings.length_penalty
         scores = scores + is_full.float() * OUT + (~self.is_open).float() * OUT + (~counts).float() * OUT
         merged = torch.cat([self.answer_scores, scores], 1)
         kept = merged.topk(beams)[1]
@@ -106,6 +126,7 @@ class _Search:
         self.answers = _take(torch.cat([self.answers, grown], 1), kept)
         self.answer_scores = merged.gather(1, kept)
         self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, kept)
+        self.leaves = torch.cat([self.leaves, nodes], 1).gather(1, kept)
 
     def done(self) -> list[bool]:
         """Of each prompt, whether it needs no further step."""
@@ -115,13 +136,15 @@ class _Search:
         found: list[bool] = (full | ~self.is_open.squeeze(1)).tolist()
         return found
 
-    def best_answers(self, place: int, eos: int) -> list[ScoredAnswer]:
+    def best_answers(self, place: int, eos: int, tree: AnswerTree | None) -> list[ScoredAnswer]:
         """The answers to one prompt, best first."""
         found, settings = list[ScoredAnswer](), self.settings
         is_answer, scores = self.is_answer[place].tolist(), self.answer_scores[place].tolist()
         for beam, tokens in enumerate(self.answers[place, :, 1:].tolist()):
             if beam and not is_answer[beam]:
                 continue
+            if tree is not None:
+                tokens = tree.answer(int(self.leaves[place, beam]))
             count = tokens.index(eos) + 1 if eos in tokens else min(len(tokens), settings.max_new_tokens)
             kept = tokens[: count - 1] if eos in tokens else tokens[:count]
             found.append(ScoredAnswer(kept, scores[beam] * count**settings.length_penalty))
@@ -129,7 +152,7 @@ class _Search:
 
     def select(self, rows: list[int]) -> None:
         """Continue with these prompts."""
-        for name in ("written", "scores", "nodes", "answers", "answer_scores", "is_answer", "is_open"):
+        for name in ("written", "scores", "nodes", "leaves", "answers", "answer_scores", "is_answer", "is_open"):
             setattr(self, name, getattr(self, name)[rows])
 
 
@@ -167,17 +190,21 @@ def search(
     rows = list(range(len(prompts)))
     state = _Search(settings, len(prompts), shape.start_token_id, decoder.device, tree is not None)
     while rows:
-        history = state.written.flatten(0, 1)
         if tree is not None:
-            choices = tree.choices(state.nodes.flatten().cpu().numpy(), shape.vocab_size)
-            candidates = state.listed_candidates(decoder.step(history[:, -1], choices), choices)
+            nodes = state.nodes.cpu().numpy()
+            width = int((nodes != DEAD).sum(1).max())  # those that go on are the first
+            choices = tree.choices(nodes[:, :width].flatten(), shape.vocab_size)
+            logits = decoder.step(state.written[:, :width, -1].flatten(), choices)
+            candidates = state.listed_candidates(logits, choices, tree, width)
         else:
+            history = state.written.flatten(0, 1)
             log_probs = torch.log_softmax(decoder.step(history[:, -1]), 1)
-            candidates = state.candidates(penalise(log_probs, history, settings, shape.eos_token_id))
-        decoder.cache.follow(state.advance(candidates, shape.eos_token_id))
+            log_probs = penalise(log_probs, history, settings, shape.eos_token_id)
+            candidates = state.candidates(log_probs, shape.eos_token_id)
+        decoder.cache.follow(state.advance(candidates))
         done = [place for place, is_done in enumerate(state.done()) if is_done]
         for place in done:
-            answers[rows[place]] = state.best_answers(place, shape.eos_token_id)
+            answers[rows[place]] = state.best_answers(place, shape.eos_token_id, tree)
         if done:
             order = decoder.drop(done)
             rows = [rows[place] for place in order]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from devices.malloc import trim_malloc
-from limits import ENCODER_TOKENS
+from limits import ENCODER_TOKENS, TILE_ELEMENTS
 from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
 from model.dropout import Dropout
@@ -107,14 +107,14 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
-        """Append one token to each beam: n G ids, beams of a row side by side -> next logits (n G, V) fp32.
+        """Append one token to the first g beams of each row: n g ids, those of a row side by side -> next logits (n g, V) fp32.
 
         Without beams a step that failed may be repeated.
 
         Args:
             choices: of k beams, from a list of answers: the logits are theirs, (k, W), -inf where there is no token.
         """
-        self.cache.begin_step()
+        self.cache.begin_step(len(ids) // len(self._prompts))
         x = embed(torch.as_tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         with few_rows():
@@ -139,6 +139,13 @@ class Decoder:
             torch.from_numpy(found).to(self.device) for found in (choices.rows, choices.tokens, choices.places)
         )
         weight: Tensor = self.model.output_weight
+        if choices.is_sparse:
+            row, column = (tokens >= 0).nonzero(as_tuple=True)
+            logits = hidden.new_full(tokens.shape, -torch.inf, dtype=torch.float32)
+            for part in torch.arange(len(row), device=self.device).split(max(1, TILE_ELEMENTS // hidden.shape[1])):
+                at, of = row[part], column[part]
+                logits[at, of] = (hidden[rows[at]].float() * embed(tokens[at, of], weight, torch.float32)).sum(1)
+            return logits
         if choices.head is not None:
             weight = embed(torch.from_numpy(choices.head).to(self.device), weight, self.dtype)
         return product(hidden[rows], weight).float().gather(1, places).masked_fill_(tokens < 0, -torch.inf)

@@ -109,10 +109,11 @@ def _write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> It
         del logits
         ended = set[int]()
         for place, (row, token) in enumerate(zip(going, tokens, strict=True)):
-            if token != shape.eos_token_id:
-                row.tokens.append(token)
-            if token == shape.eos_token_id or is_cut(row.tokens, row.settings):
-                ended.add(place)
+            for written in [token, *([] if tree is None else tree.tail(row.node))]:
+                if written != shape.eos_token_id:
+                    row.tokens.append(written)
+                if written == shape.eos_token_id or is_cut(row.tokens, row.settings):
+                    ended.add(place)
         yield
         going = [going[place] for place in decoder.drop(ended)]
 

@@ -9,7 +9,7 @@ Beams of a prompt share its keys and values. To reorder their own at every step 
 itself, so nothing moves: every beam writes into its own slot, all beams of a prompt see all slots, and a mask leaves each
 of them its ancestors.
 
-Shapes: R rows, n of them answered, G beams of each (1 without a search), S longest source, T longest answer so far (it
+Shapes: R rows, n of them answered, G beams of each (1 without a search), the first g of which go on, S longest source, T longest answer so far (it
 doubles as it fills), H heads, K d_kv.
 """
 
@@ -107,8 +107,8 @@ class KVCache:
         """Let each beam continue from a beam of its prompt: parents (n, G) int64, numbers of beams."""
         self._paths = self._paths.gather(1, parents.unsqueeze(2).expand(-1, -1, self._paths.shape[2]))
 
-    def begin_step(self) -> None:
-        """Room for one more token of each row, and what all blocks need to know of where it is."""
+    def begin_step(self, beams: int) -> None:
+        """Room for one more token of the first `beams` of each row, and what all blocks need to know of where it is."""
         rows, count = len(self.lengths), max(self.lengths) + 1
         held = self._own[0][0].shape
         if self._is_resized or count > held[2]:
@@ -135,7 +135,7 @@ class KVCache:
         if self.num_beams > 1:  # (n, 1, G, seen G): where a slot holds a token that is no ancestor of the beam
             slots = torch.arange(self.num_beams, device=device)
             self._paths = torch.cat([self._paths, slots.expand(rows, -1).unsqueeze(2)], 2)
-            foreign = (self._paths.unsqueeze(3) != slots).flatten(2)
+            foreign = (self._paths[:, :beams].unsqueeze(3) != slots).flatten(2)
             # the bias hides what is not written
             self._foreign = F.pad(foreign, (0, (self._seen - count) * self.num_beams)).unsqueeze(1)
 
@@ -148,27 +148,27 @@ class KVCache:
         self._biases = made * (len(self._own) // len(made))
 
     def attend_own(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one token a beam to those before it, which it joins: (n G, H, K) each -> (n G, H K)."""
+        """Attention of one token a beam to those before it, which it joins: (n g, H, K) each -> (n g, H K)."""
         keys, values = (buffer[: len(self.lengths)] for buffer in self._own[block])
         bias = self._biases[block]
         if self._kernels is not None:
             return self._kernels.attend_newest(q, keys, values, self._counts, bias, (k, v)).flatten(1)
-        keys[self._rows, :, self._places] = self._beams(k)
-        values[self._rows, :, self._places] = self._beams(v)
+        for buffer, newest in ((keys, self._beams(k)), (values, self._beams(v))):
+            buffer[self._rows, :, self._places, : newest.shape[2]] = newest
         near = bias[:, self._distances].transpose(0, 1).unsqueeze(2).repeat_interleave(self.num_beams, 3)
         keys, values = (buffer[:, :, : self._seen].flatten(2, 3) for buffer in (keys, values))
         return _attend(self._beams(q), keys, values, near, self._foreign)
 
     def attend_source(self, block: int, q: Tensor) -> Tensor:
-        """Attention of one token a beam to its source: q (n G, H, K) -> (n G, H K)."""
+        """Attention of one token a beam to its source: q (n g, H, K) -> (n g, H K)."""
         keys, values = (buffer[: len(self.lengths), :, : max(self.sources)] for buffer in self._source[block])
         if self._kernels is not None:
             return self._kernels.attend_newest(q, keys, values, np.array(self.sources)).flatten(1)
         return _attend(self._beams(q), keys, values, None, self._beyond)
 
     def _beams(self, x: Tensor) -> Tensor:
-        """(n G, H, K) -> (n, H, G, K), a view."""
-        return x.view(-1, self.num_beams, *x.shape[1:]).transpose(1, 2)
+        """(n g, H, K) -> (n, H, g, K), a view."""
+        return x.view(len(self.lengths), -1, *x.shape[1:]).transpose(1, 2)
 
 
 def _resize(buffers: Buffers, rows: int, length: int, kept: int) -> None:

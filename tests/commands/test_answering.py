@@ -190,6 +190,8 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
         path.unlink()
     keep_answers(adapter, GenerateConfig(max_new_tokens=9))
     (adapter / "settings.json").write_text('{"max_seq_len": 77}')
+    (adapter / "answers.txt").write_text("yes\nno\n")
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "again"))
     assert answers_by(tmp_path / "again")[0]["max_new_tokens"] == 9
     assert "77" in (tmp_path / "again" / "settings.json").read_text()
+    assert (tmp_path / "again" / "answers.txt").read_text() == "yes\nno\n"

@@ -150,8 +150,10 @@ def test_tokenizer_template_and_generation_settings_come_along(tmp_path: Path) -
     shutil.copytree(GOLDEN / "byt5", tmp_path / "old")
     (tmp_path / "old" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     (tmp_path / "old" / "generation_config.json").write_text('{"num_beams": 4, "eos_token_id": 9}')
+    (tmp_path / "old" / "answers.txt").write_text("yes\nno\n")
     Template.load("chat", "t: ").save(tmp_path / "old")
     assert convert(settings(tmp_path / "old", tmp_path / "new")).tokenizer == 384
+    assert (tmp_path / "new" / "answers.txt").read_text() == "yes\nno\n"
     tokenizer = Tokenizer.load(tmp_path / "new")
     assert tokenizer.template == Template.load("chat", "t: ")
     assert tokenizer.encode_batch(["hé"])[0].tolist() == [107, 198, 172]

@@ -109,7 +109,9 @@ def test_llama_cpps_graph_gives_the_same_logits(family: str, tokenizers: dict[st
 def test_a_gguf_in_half_precision(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     source, _ = saved(tmp_path / "model", tokenizers["bpe"])
+    (source / "answers.txt").write_text("yes\nno\n")
     export(settings(source, tmp_path / "out", "gguf", dtype="bf16"))
+    assert (tmp_path / "out" / "answers.txt").read_text() == "yes\nno\n"
     reader = gguf.GGUFReader(str(tmp_path / "out" / "model-bf16.gguf"))
     types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert types["token_embd.weight"] == types["dec.blk.0.ffn_up.weight"] == "BF16"

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,8 @@ from commands.generate import generate
 from config import Config, load
 from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
+from model.decoding.answer_tree import AnswerTree
+from serving.server import api_of
 from settings.errors import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 
@@ -315,6 +318,23 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     generate(settings(own, **{**how, "input": "short", "max_new_tokens": 6}, answers="none"))
     assert "of at most" not in capsys.readouterr().err
+
+
+def test_the_budget_counts_the_tree(folder: Path) -> None:
+    """What it holds itself, and what a step makes of the tokens that it allows."""
+    config, count = settings(folder, input="x"), 2**23
+    writing = loading.writing_of(config, 1)
+    without = loading.load_trained(config, folder, writing)
+    starts = np.full(count + 1, count, np.int32)
+    starts[0] = 1
+    tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
+    trained = loading.load_trained(config, folder, writing, tree)
+    held = trained.room.base_bytes - without.room.base_bytes
+    assert held > 0.8 * tree.num_bytes
+    assert sum(trained.predict(writing).values()) - sum(without.predict(writing).values()) > held + 40 * count
+    serving = load("serve", {"model": str(folder), "max_seq_len": "32"})
+    capacities = [api_of(one, serving).engine.capacity for one in (without, trained)]
+    assert sum(capacities[1].parts.values()) > sum(capacities[0].parts.values()) + 40 * count
 
 
 @pytest.mark.parametrize(

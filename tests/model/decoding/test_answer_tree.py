@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from config import GenerateConfig, T5ModelConfig
-from model.decoding.answer_tree import AnswerTree
+from model.decoding.answer_tree import AnswerTree, Choices
+from model.decoding.decoder import Decoder
 from model.decoding.generation import generate, generate_best, stream
 from model.quantization import quantize_model
 from model.t5 import T5
@@ -129,3 +131,42 @@ def test_an_answer_with_the_end_token_inside_is_refused() -> None:
     for answers in ([], [np.array([5, END, 6])]):
         with pytest.raises(ValueError):
             AnswerTree.build(answers, END)
+
+
+def test_what_is_certain_is_not_computed(config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither tokens that must follow, nor beams that do not go on."""
+    model, steps = model_of(config, 0), list[int]()
+    step = Decoder.step
+
+    def counted(decoder: Decoder, ids: Sequence[int] | torch.Tensor, choices: Choices | None = None) -> torch.Tensor:
+        steps.append(len(ids))
+        return step(decoder, ids, choices)
+
+    monkeypatch.setattr(Decoder, "step", counted)
+    tree = tree_of([(5, 6, 7), (5, 8, 9), (10, 11, 12)])
+    assert tree.tail(0) == [] and tree.tail(2) == [11, 12, END]
+    assert generate(model, ROWS[:1], tree=tree_of([(5, 6, 7), (10, 11, 12)]))[0] in ([5, 6, 7], [10, 11, 12])
+    assert steps == [1]
+    steps.clear()
+    best = generate_best(model, ROWS, GenerateConfig(num_beams=8, length_penalty=0.0), tree=tree)
+    assert [len(found) for found in best] == [3] * len(ROWS) and steps == [len(ROWS), len(ROWS)]
+
+
+def test_logits_computed_one_by_one_are_those_of_the_product(
+    config: T5ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tree = model_of(config, 0), tree_of(some_answers(config.vocab_size, 60))
+    kinds = []
+    for quantized in (False, True):
+        if quantized:
+            quantize_model(model)
+        found = []
+        for sparse in (1, 10**9):
+            monkeypatch.setattr("model.decoding.answer_tree.SPARSE", sparse)
+            kinds.append(tree.choices(np.arange(1, 4), config.vocab_size).is_sparse)
+            found.append(generate_best(model, ROWS, GenerateConfig(num_beams=6, length_penalty=0.0), tree=tree))
+        for each, whole in zip(*found, strict=True):
+            assert [one.tokens for one in each] == [one.tokens for one in whole]
+            scores = ([one.log_probability for one in best] for best in (each, whole))
+            assert next(scores) == pytest.approx(next(scores), abs=1e-3)
+    assert kinds == [True, False] * 2
