@@ -190,6 +190,12 @@ class DataConfig:
     )  # fmt: skip
     item_separator: str = defining(", ", "text between two items of a history without item_file", kind="text")
     history_items: int = defining(20, "most past items in the prompt of a history", kind=int, unit="items", low=1)
+    reverse_histories: float = defining(
+        0.0, "share of training pairs made of the reversed history, where later items predict an earlier one", kind=float, low=0.0, high=1.0
+    )  # fmt: skip
+    item_dropout: float = defining(
+        0.0, "share of past items left out of training prompts, at random", kind=float, low=0.0, high=0.95
+    )
     holdout: str = defining(
         AUTO, "validation data without validation_file: rows (one in a hundred) or last (the last item of each history); auto: last for "
         "histories, else rows", kind=str, auto=True, choices=("rows", "last"),
@@ -618,6 +624,9 @@ class GenerateConfig:
     no_repeat_ngram_size: int = setting(
         0, "forbid repeating any sequence of this many tokens; 0: off", kind=int, unit="tokens", low=0
     )
+    exclude_seen: bool = setting(
+        False, "leave out answers that the prompt contains, such as items of its history; for a beam search", kind=bool
+    )
 
 
 @dataclass(frozen=True)
@@ -807,7 +816,7 @@ SHARED = ("output_dir", "log_dir", "language")
 USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
        *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
-         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
+         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,

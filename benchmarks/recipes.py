@@ -137,7 +137,7 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
         named["ids"] = options["ids"] or "rqvae"
         items = Path(str(load("train", {"preset": "recipe_recommend"}).data.item_file))
         flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
-        every_row = ["--eval_rows=10000000", "--eval_generate_rows=10000000"]
+        every_row = ["--eval_rows=10000000", "--eval_generate_rows=10000000", "--num_answers=10"]
     ours, events = _our_run(recipe, options, flags, work)
     settings = next(event for event in events if event["event"] == "start")["settings"]
     end = next(event for event in reversed(events) if event["event"] == "end")

@@ -8,6 +8,8 @@ which place a number is follows from the counts of items.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,19 @@ from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
 NUMBERS = 3  # of an item
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is drawn anew for each training pair.
+
+    Args:
+        reverse: share of pairs of the reversed history, in which the items after a place predict the item there.
+        dropout: share of past items that are left out; one stays.
+    """
+
+    reverse: float = 0.0
+    dropout: float = 0.0
 
 
 class HistoryRows(Sequence[dict[str, Any]]):
@@ -38,18 +53,44 @@ class HistoryRows(Sequence[dict[str, Any]]):
         return len(self._rows) if self._ends is None else int(self._ends[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        return self.pair(index)
+
+    def pair(self, index: int, augmentation: Augmentation | None = None, key: int = 0) -> dict[str, Any]:
+        """A pair; `key` fixes what the augmentation draws."""
         history = index if self._ends is None else int(np.searchsorted(self._ends, index, "right"))
         ids, labels, numbers = self._rows[history].values()
         starts, ends, answers = spans(numbers)
         place = len(starts) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
-        begin = starts[first_item(starts, ends, place, self._window, self._most_tokens)]
+        if augmentation is None:
+            prompt = ids[starts[first_item(starts, ends, place, self._window, self._most_tokens)] : ends[place - 1]]
+        else:
+            rng = np.random.Generator(np.random.Philox(key=key))
+            past = np.arange(place)
+            if rng.random() < augmentation.reverse:
+                place, past = len(starts) - 1 - place, np.arange(len(starts) - 1, len(starts) - 1 - place, -1)
+            past = past[-self._window :]
+            is_left = rng.random(len(past)) >= augmentation.dropout
+            is_left[rng.integers(len(past))] = True
+            prompt = self._joined(ids, starts, ends, past[is_left].tolist())
         answer_end = int(answers[: place + 1].sum())
         return {
-            "input_ids": np.concatenate([ids[begin : ends[place - 1]], self._eos]),
+            "input_ids": np.concatenate([prompt, self._eos]),
             "labels": np.concatenate([labels[answer_end - answers[place] : answer_end], self._eos]),
         }
+
+    def _joined(self, ids: NDArray[Any], starts: Counts, ends: Counts, items: list[int]) -> NDArray[Any]:
+        """The tokens of items in any order, without the first ones where they are too many."""
+        parts, count = [ids[starts[items[-1]] : ends[items[-1]]]], 0
+        for item, after in reversed(list(pairwise(items))):
+            nearer = max(item, after)
+            more = [ids[starts[item] : ends[item]], ids[ends[nearer - 1] : starts[nearer]]]
+            count += sum(map(len, more))
+            if count + len(parts[-1]) >= self._most_tokens:
+                break
+            parts = [*more, *parts]
+        return np.concatenate(parts)
 
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
@@ -65,6 +106,13 @@ def first_item(starts: Counts, ends: Counts, place: Any, window: int, most_token
     if most_tokens is not None:
         first = np.maximum(first, np.searchsorted(starts, ends[place - 1] - (most_tokens - 1)))
     return np.minimum(first, place - 1)
+
+
+def reversed_numbers(numbers: NDArray[np.integer[Any]]) -> Counts:
+    """The numbers of a history's items, from its last to its first."""
+    turned = numbers.astype(np.int64).reshape(-1, NUMBERS)[::-1].copy()
+    turned[1:, 0], turned[0, 0] = turned[:-1, 0].copy(), 0
+    return turned.ravel()
 
 
 def pair_lengths(

@@ -214,8 +214,9 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         problems.append("expand_turns")
     if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
         problems.append("prepare_text")
-    if data.holdout == LAST and kind != HISTORIES:
-        problems.append("holdout")
+    if kind != HISTORIES:
+        problems += ["holdout"] * (data.holdout == LAST)
+        problems += [name for name in ("reverse_histories", "item_dropout") if getattr(data, name)]
     if problems:
         what = {
             STREAM: "text for pretraining",

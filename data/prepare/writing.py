@@ -151,6 +151,9 @@ class Split:
         stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
         if self.is_of_histories:
             stored, uncut = (encoded.pair_lengths(self.window, most, self.only_last) for most in (self.longest, None))
+            turned = encoded.pair_lengths(self.window, self.longest, self.only_last, is_reversed=True)
+            for counts, lengths in zip(self.lengths, turned, strict=True):  # which training may read too
+                counts.longest = max(counts.longest, int(lengths.max(initial=0)))
         tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
         cut = np.sum([uncut - kept for uncut, kept in zip(uncut, stored, strict=True)], axis=0)
         self.parts[-1]["rows"] += len(stored[0])

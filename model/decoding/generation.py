@@ -46,7 +46,7 @@ def generate(
     settings = _within(replace(settings or GenerateConfig(), **changes), tree)
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        return [best[0].tokens for best in search(decoder, input_ids, settings, tree)]
+        return [best[0].tokens for best in _searched(decoder, input_ids, settings, tree)]
     rows = [Row(ids, settings, seed) for ids in input_ids]
     for _ in _write(decoder, rows, tree):
         pass
@@ -64,7 +64,25 @@ def generate_best(
 ) -> list[list[ScoredAnswer]]:
     """The best answers to each row, `num_beams` or fewer, with their log-probabilities; arguments as of `generate`."""
     settings = _within(settings, tree)
-    return search(Decoder(model, with_weights, compute_dtype, settings.num_beams), input_ids, settings, tree)
+    return _searched(Decoder(model, with_weights, compute_dtype, settings.num_beams), input_ids, settings, tree)
+
+
+def _searched(
+    decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None
+) -> list[list[ScoredAnswer]]:
+    found = search(decoder, input_ids, settings, tree)
+    if not settings.exclude_seen:
+        return found
+    # the best one stays where there is no other
+    return [
+        [answer for answer in best if not _contains(prompt, answer.tokens)] or best[:1]
+        for prompt, best in zip(input_ids, found, strict=True)
+    ]
+
+
+def _contains(prompt: Sequence[int], answer: Sequence[int]) -> bool:
+    prompt, answer = list(prompt), list(answer)
+    return any(prompt[at : at + len(answer)] == answer for at in range(len(prompt) - len(answer) + 1))
 
 
 def _within(settings: GenerateConfig, tree: AnswerTree | None) -> GenerateConfig:
@@ -88,7 +106,7 @@ def stream(
     settings = _within(settings, tree)
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        yield from search(decoder, [input_ids], settings, tree)[0][0].tokens
+        yield from _searched(decoder, [input_ids], settings, tree)[0][0].tokens
         return
     row = Row(input_ids, settings, seed)
     for count, _ in enumerate(_write(decoder, [row], tree)):

@@ -55,7 +55,7 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     items.write_text("".join(json.dumps({"item": item, "codes": code}) + "\n" for item, code in codes.items()))
     flags = {
         "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
-        "eval_generate_rows": 9, "metrics": "recall@9", "metric_for_best": "recall@9",
+        "eval_generate_rows": 9, "metrics": "recall@9", "metric_for_best": "recall@9", "exclude_seen": True,
     }  # fmt: skip
     LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
     assert {event["recall@9"] for event in events(tmp_path, "bought", "eval")} == {100.0}
@@ -63,9 +63,10 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     asked, output = tmp_path / "asked.parquet", tmp_path / "answers.jsonl"
     pq.write_table(pa.table({"user": [7, 8], "items": [["item3", "item4", "item5"], ["item1"]]}), asked)
     run = tmp_path / "runs" / "bought"
-    flags = {"model": run, "input": asked, "output": output, "num_beams": 9, "num_answers": 3}
+    flags = {"model": run, "input": asked, "output": output, "num_answers": 9}
     generate(load("generate", {name: str(value) for name, value in flags.items()}))
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["user"] for row in found] == [7, 8]
     for row in found:
+        assert {*row["items"], *row["response_items"]} == {*codes}, "none of the prompt's items, all others"
         assert row["responses"] == [f"<a_{codes[item][0]}> <b_{codes[item][1]}>" for item in row["response_items"]]

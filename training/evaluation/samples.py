@@ -152,7 +152,9 @@ def score_answers(
 
     settings, several, how = GenerateConfig(max_new_tokens=longest_answer), config.answer.num_answers, config.generate
     if several > 1:
-        settings = replace(settings, num_beams=how.num_beams, length_penalty=how.length_penalty)
+        settings = replace(
+            settings, num_beams=how.num_beams, length_penalty=how.length_penalty, exclude_seen=how.exclude_seen
+        )
     choices = 0 if tree is None else tree.most_choices(settings.num_beams)
     held = monitor.sample().anon_bytes
 

@@ -78,6 +78,33 @@ def test_items_without_codes_are_texts(tmp_path: Path, configure: Any) -> None:
     assert pairs_of(prepare_evaluation(alone).validation_dir, alone)[0] == ("1, 2, 3, 4", "5")
 
 
+def test_reversed_histories_and_left_out_items_are_drawn_by_key(
+    tmp_path: Path, configure: Any, items_file: Path
+) -> None:
+    path = tmp_path / "histories.jsonl"
+    path.write_text(json.dumps({"items": [1, 2, 3, 4, 5, 6]}) + "\n")
+    flags = {"train_file": path, "item_file": items_file, "history_items": 3, "tokenizer_dir": "auto"}
+    prepared = prepare(configure(**flags))
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+
+    def read(**more: Any) -> list[tuple[str, str]]:
+        loader = StepLoader(prepared.train_dir, "pairs", configure(**flags, **more))
+        (batch,) = loader.micro_batches(0, effective_batch_size=32, batch_size=32)
+        assert batch.input_lengths.max() <= loader.longest[0]
+        sides = zip(batch.input_ids, batch.input_lengths, batch.labels, batch.target_lengths, strict=True)
+        return [(tokenizer.decode_answer(a[:n]), tokenizer.decode_answer(b[:m])) for a, n, b, m in sides]
+
+    turned = [5, 4, 3, 2, 1]
+    wanted = {(text_of(turned[max(0, at - 3) : at]), text_of([turned[at]])) for at in range(1, 5)}
+    assert set(read(reverse_histories=1.0)) == wanted
+    found = read(item_dropout=0.5)
+    assert found == read(item_dropout=0.5) and len(set(found)) > 4
+    whole = [text_of([item]) for item in range(1, 6)]
+    for prompt, answer in found:
+        places = [at for at, item in enumerate(whole) if item in prompt]
+        assert places and prompt == " ".join(whole[at] for at in places) and max(places) < whole.index(answer)
+
+
 @pytest.mark.parametrize("written", ["unknown", "twice", "no codes"])
 def test_what_is_wrong_with_items_is_told(tmp_path: Path, configure: Any, items_file: Path, written: str) -> None:
     path = tmp_path / "histories.jsonl"
