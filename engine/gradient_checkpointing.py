@@ -51,8 +51,9 @@ class CheckpointedBlock:
         self.block, self.dtype = block, dtype
         self.x: Tensor | None = x.detach()
         self.entry: Tensor | None = None  # the leaf of the graph: x in that dtype
-        self.output: Tensor | None = None
+        self.seed: Tensor | None = None  # where backward through a saved graph starts; does not hold the block's output
         self.is_saved, self.needs_input = is_saved, needs_input
+        self._grads: list[Tensor] = []  # the gradient of the output, where it is known
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
@@ -60,13 +61,16 @@ class CheckpointedBlock:
             assert self.x is not None
             with torch.no_grad():
                 return self.block(self.x.to(self.dtype))
-        self.output = self._run(graph_only=False)
-        return self.output.detach()
+        output = self._run(graph_only=False)
+        self.seed = _seed(output, self._grads)
+        return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
-        seed = _seed(self._run(graph_only=True) if self.output is None else self.output, grad)
-        self.output = None
+        seed = _seed(self._run(graph_only=True), self._grads) if self.seed is None else self.seed
+        self.seed = None
+        self._grads.append(grad)
+        del grad  # freed as soon as backward has used it
         with adding_in_place():
             seed.backward()
         assert self.entry is not None
@@ -83,22 +87,22 @@ class CheckpointedBlock:
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar whose gradient with respect to x is `grad`."""
+    """A scalar whose gradient with respect to x is the one that `grads` holds by then."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grad: Tensor) -> Tensor:
-        ctx.save_for_backward(grad)
+    def forward(ctx: Any, x: Tensor, grads: list[Tensor]) -> Tensor:
+        ctx.grads = grads
         return x.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0], None
+        return ctx.grads.pop(), None
 
 
-def _seed(output: Tensor, grad: Tensor) -> Tensor:
-    """A scalar from which backward starts with `grad` at `output`. It holds the graph, and not what `output` holds."""
+def _seed(output: Tensor, grads: list[Tensor]) -> Tensor:
+    """A scalar from which backward starts with the gradient in `grads` at `output`. It holds the graph, and not what `output` holds."""
     with torch.enable_grad():
-        return _Seed.apply(output, grad)  # type: ignore[no-any-return]
+        return _Seed.apply(output, grads)  # type: ignore[no-any-return]
 
 
 def backward_from(output: Tensor, grad: Tensor) -> None:
@@ -106,4 +110,4 @@ def backward_from(output: Tensor, grad: Tensor) -> None:
 
     Given a gradient, torch checks its shape with code that imports sympy: 35 MB. Of a scalar it asks for none.
     """
-    _seed(output, grad).backward()
+    _seed(output, [grad]).backward()

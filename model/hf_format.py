@@ -162,7 +162,8 @@ def load(
         if model.label_head is not None and (is_other or new_head(stored, model.config)):
             sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
             if is_frozen:
-                model.label_head.to_empty(device=device)
+                # not by `to_empty`, which imports sympy: 35 MB
+                model.label_head._apply(lambda weight: torch.empty(weight.shape, device=device))
             model.initialise(seed, only=f"{LABEL_HEAD}.")
         if is_frozen:
             assert not parts, "quantized weights are whole"
