@@ -70,7 +70,7 @@ def test_links_and_files_named_exist(page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "docs/finetuning.md"])
 def test_the_table_of_models_and_machines_is_current(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf8")
     assert plan_table.with_table(text) == text, "run: python -m benchmarks.checks.plan_table"
