@@ -564,7 +564,11 @@ class CheckpointConfig:
     """The trained model to use."""
 
     model: str = setting(
-        AUTO, "model folder; auto: the base of the adapter, else the newest run in output_dir", kind=str, auto=True
+        AUTO,
+        "model folder; several with commas: an ensemble that averages log-probabilities (generate, evaluate, chat, serve); auto: the base "
+        "of the adapter, else the newest run in output_dir",
+        kind=str,
+        auto=True,
     )
     adapter: str | None = setting(
         None, "adapter folders for the model, separated by commas; the first is active", kind=str, optional=True
@@ -667,6 +671,12 @@ class AnswerConfig:
         low=1,
         high=256,
     )
+    candidates: int = setting(
+        1, "write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others (minimum Bayes "
+        "risk); several models share the number; 1: off",
+        kind=int, low=1, high=256,
+    )  # fmt: skip
+    choose_by: str = setting("chrf", "similarity of candidates", kind=str, choices=("chrf", "chrf++", "bleu"))
 
 
 @dataclass(frozen=True)
@@ -834,7 +844,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (

@@ -28,6 +28,7 @@ from settings.errors import DoesNotFit, reason_of
 from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
+from training.evaluation.answers import decoder_of
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
 from training.setup.answer_list import with_answers
@@ -77,7 +78,7 @@ def chat(config: Config) -> None:
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
+    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.name)]
     if only_pretrained(trained.folder):
         command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
         notes.append(
@@ -291,11 +292,9 @@ class Writer:
         self.asked += 1
         ids = self._fitted(turns, system)
         self.trained.rows_at_once(1, writing_of(self.config, 1, len(ids)))
-        weight_store = self.trained.blockwise.weight_store
-        tokens = stream(
-            self.trained.blockwise.model, ids, self.config.generate, seed=self.config.run.seed + self.asked - 1,
-            with_weights=weight_store.for_products, compute_dtype=weight_store.compute_dtype, tree=self.trained.tree,
-        )  # fmt: skip
+        decoder = decoder_of(self.trained.models, self.config.generate.num_beams)
+        seed = self.config.run.seed + self.asked - 1
+        tokens = stream(decoder, ids, self.config.generate, seed=seed, tree=self.trained.tree)
         return pieces(self.trained.tokenizer, self._counted(tokens))
 
     def _counted(self, tokens: Iterator[int]) -> Iterator[int]:

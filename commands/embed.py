@@ -62,7 +62,7 @@ def embed(config: Config) -> None:
     given = config.answer.input
     if given is None:
         raise UserError('--input = none, texts are needed; give a text (--input="Hello") or a file of them')
-    config, folder, _ = find_answering(config, searches=False)
+    config, folder, _ = find_answering(config, searches=False, averages=False)
     config, bad_rows = with_preparation(config, folder), BadRows(config.data.skip_bad_rows)
     output = None if config.answer.output is None else VectorFile(config, folder, given)
     texts = _texts(config, given, bad_rows)

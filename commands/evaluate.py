@@ -67,7 +67,11 @@ def evaluate(config: Config) -> Evaluation:
     # before memory is measured: its libraries count to what the program takes
     signatures = AnswerScores(names).signatures if answered else {}
     trained = load_trained(config, folder, Writing(1, *loader.longest), tree)
-    batch_size = loss_rows(trained.blockwise.model.config, trained.weights, trained.room, asked, loader.longest)
+    weights_bytes = sum(weights.bytes for _, weights in trained.shapes)
+    batch_size = min(
+        loss_rows(shape, replace(weights, bytes=weights_bytes), trained.room, asked, loader.longest)
+        for shape, weights in trained.shapes
+    )
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
     flag = "eval_batch_size_per_gpu"
@@ -83,18 +87,25 @@ def evaluate(config: Config) -> Evaluation:
     ):
         results, samples, ended, unknown = dict[str, Evaluation](), list[Sample](), 0, 0
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
-            batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
             label_scores = LabelScores(prepared.labels)
             watch = partial(_seen, label_scores, write) if is_labelled else None
-            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, watch)
+            losses = [
+                measure_loss(
+                    blockwise, loader.evaluation_batches(rows, batch_size, group.rank, group.size, of), group,
+                    trained.device.torch_device, watch,
+                )
+                for blockwise in trained.models
+            ]  # fmt: skip
+            # of the mean of log-probabilities
+            results[name] = replace(losses[0], loss=sum(result.loss for result in losses) / len(losses))
             if is_labelled:
                 label_scores.gather(group)
                 results[name].metrics.update(label_scores.result())
                 confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
             if answered:
                 scores, shown, cut = generate_metrics(
-                    trained.blockwise, loader, trained.tokenizer, how, group, rows=answered, batch_size=at_once,
-                    names=names, num_answers=config.answer.num_answers, shown=SHOWN, seed=config.run.seed, kept=trained.kept, of=of, tree=tree,
+                    lambda inputs: trained.ranked_answers(inputs, config), loader, trained.tokenizer, how, group,
+                    rows=answered, batch_size=at_once, names=names, shown=SHOWN, of=of,
                 )  # fmt: skip
                 results[name].metrics.update(scores)
                 samples, ended = [*samples, *shown], ended + cut
@@ -106,7 +117,7 @@ def evaluate(config: Config) -> Evaluation:
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += prepared.unread
         if config.plan.json and group.is_main:
-            told = {"model": str(trained.folder), **result.figures(), "answers": answered, "sacrebleu": signatures}
+            told = {"model": trained.name, **result.figures(), "answers": answered, "sacrebleu": signatures}
             print(json.dumps(plain({**told, "peak_bytes": trained.monitor.peak_bytes}), indent=1))
         elif not config.plan.json:
             _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
@@ -241,7 +252,7 @@ def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample],
     progress = Progress(1, is_main)
     budget = format_size(trained.room.budget.host_bytes)
     memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
-    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
+    progress.table(say("evaluation of {folder}", folder=trained.name), [*table, (say("peak memory"), memory)])
     for sample in samples:
         progress.sample(sample.prompt, sample.answer, sample.reference)
 
@@ -268,11 +279,9 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     others = (
         "model",
         "adapter",
-        "output",
         "overwrite",
-        "answers",
+        *config.answer.__dict__,
         "json",
-        "num_answers",
         "metrics",
         "eval_generate_rows",
         *config.generate.__dict__,

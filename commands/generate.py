@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from childproc import call
-from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
+from commands.loading import Trained, check_one_process, find_answering, find_models, load_trained, watched, writing_of
 from config import Config, UserError, settings_by_name
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
@@ -66,7 +66,8 @@ def generate(config: Config) -> None:
     config, tree = with_answers(config, folder, adapters)
     config = _with_histories(config, folder, adapters)
     prompts = prompts_of(config, given, bad_rows)
-    output = None if config.answer.output is None else Output(config, [base_of(folder), *adapters], given)
+    named = [*adapters, *find_models(config)[1:]]
+    output = None if config.answer.output is None else Output(config, [base_of(folder), *named], given)
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
@@ -82,7 +83,7 @@ def generate(config: Config) -> None:
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
-    Progress(1, stream=sys.stderr).note(say(told, model=folder, storage=storage, compute=compute))
+    Progress(1, stream=sys.stderr).note(say(told, model=trained.name, storage=storage, compute=compute))
     encoder = Encoder(trained, config)
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
@@ -131,6 +132,7 @@ def answers(
     asked = config.answer.generate_batch_size
     # of the longest prompt that may come; those that do come decide what is answered at once
     size = max(1, trained.kept.most(writing_of(config, MOST_ROWS)) if asked == AUTO else int(asked)) * WINDOW_BATCHES
+    size = max(1, size // config.answer.candidates)
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
@@ -302,7 +304,8 @@ class Output:
 
 def _identity(config: Config, folders: list[Path], given: str) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
-    files = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    places = dict.fromkeys(place for folder in folders for place in (base_of(folder), folder))
+    files = [path for folder in places for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
     if given == STANDARD_INPUT:  # which nobody can read again: such an output is never continued
@@ -319,4 +322,5 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
     listed = answer_sources(config, folders)
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
+    answers += [config.answer.candidates, config.answer.choose_by] if config.answer.candidates > 1 else []
     return fingerprint([FORMAT, weights, source, settings, [data.prompt_column, data.text_column], *answers])

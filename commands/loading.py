@@ -7,8 +7,9 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from engine.weights import weight_store_for
 from language import join, say
 from memory.budget import Budget, measure_budget
 from memory.estimate.disk import is_in_memory
-from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_generation
+from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_ensemble
 from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
@@ -50,7 +51,8 @@ from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
-from training.evaluation.answers import answer_all, best_answers
+from training.evaluation.answers import CANDIDATE_BEAMS, agreed_answers, answer_all, best_answers
+from training.evaluation.minimum_bayes_risk import similarities
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
@@ -60,6 +62,7 @@ from units import format_size, typed_size
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
 # prompts of many lengths grow it by a tenth over some dozens of them
 ROOMY_SHARE = 0.8
+COMPARED_BYTES = 440  # of a token of a candidate that is compared with others: n-grams of 4 characters
 
 
 @dataclass
@@ -98,6 +101,8 @@ class Trained:
     room: Room
     adapters: AdapterSet | None = None
     tree: AnswerTree | None = None  # of the answers that there are; None: any
+    others: Sequence[tuple[Path, Blockwise, Weights]] = ()  # further models of an ensemble
+    is_pooled: bool = False  # whether they write candidates one after the other, not each token together
     monitor: Monitor = field(init=False)
     kept: AnswerBudget = field(init=False)
 
@@ -108,10 +113,26 @@ class Trained:
             lambda writing: sum(self.predict(writing).values()), self.room.total_bytes, self.monitor
         )
 
+    @property
+    def name(self) -> str:
+        """The folders of all models."""
+        return ", ".join(str(folder) for folder in (self.folder, *(folder for folder, _, _ in self.others)))
+
+    @property
+    def models(self) -> list[Blockwise]:
+        """All models, the first one in front."""
+        return [self.blockwise, *(blockwise for _, blockwise, _ in self.others)]
+
+    @property
+    def shapes(self) -> list[tuple[T5ModelConfig, Weights]]:
+        """Shape and weights of each model."""
+        weights = [self.weights, *(weights for _, _, weights in self.others)]
+        return [(blockwise.model.config, held) for blockwise, held in zip(self.models, weights, strict=True)]
+
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
         writing = writing if self.tree is None else replace(writing, choices=self.tree.most_choices(writing.beams))
-        return predict_generation(self.blockwise.model.config, self.weights, writing, self.room.base_bytes)
+        return predict_ensemble(self.shapes, writing, self.room.base_bytes, self.is_pooled)
 
     def rows_at_once(self, asked: int | str, writing: Writing, flag: str = "generate_batch_size") -> int:
         """How many prompts are answered together.
@@ -148,27 +169,33 @@ class Trained:
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
-        """Token ids of the answers to prompts, by the settings of `config.generate`, as many at once as fit or were asked for.
+        """Token ids of the answers to prompts, as many at once as fit or were asked for; of several candidates those chosen.
 
         Raises:
             DoesNotFit: as `rows_at_once`.
         """
-        asked = config.answer.generate_batch_size
-        return answer_all(
-            self.blockwise,
-            inputs,
-            config.generate,
-            lambda writing: self.rows_at_once(asked, writing),
-            config.run.seed,
-            self.kept,
-            self.tree,
-        )
+        asked, how = config.answer, config.generate
+
+        def at_once(writing: Writing) -> int:
+            return self.rows_at_once(asked.generate_batch_size, writing)
+
+        more = at_once, config.run.seed, self.kept, self.tree
+        if asked.candidates == 1:
+            return answer_all(self.models, inputs, how, *more)
+        decode = self.tokenizer.decode_answer
+        return agreed_answers(self.models, inputs, how, asked.candidates, asked.choose_by, decode, *more)
+
+    def ranked_answers(self, inputs: list[list[int]], config: Config) -> list[list[list[int]]]:
+        """Token ids of the `num_answers` best to each prompt, or of the one of `answer`."""
+        if config.answer.num_answers == 1:
+            return [[tokens] for tokens in self.answer(inputs, config)]
+        return [[answer.tokens for answer in best] for best in self.best_answers(inputs, config)]
 
     def best_answers(self, inputs: list[list[int]], config: Config) -> list[list[ScoredAnswer]]:
         """The `num_answers` best to each prompt, or as many as there are; otherwise as `answer`."""
         asked = config.answer.generate_batch_size
         found = best_answers(
-            self.blockwise, inputs, config.generate, lambda writing: self.rows_at_once(asked, writing), self.kept, self.tree
+            self.models, inputs, config.generate, lambda writing: self.rows_at_once(asked, writing), self.kept, self.tree
         )  # fmt: skip
         return [best[: config.answer.num_answers] for best in found]
 
@@ -263,14 +290,28 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
 
 
 def find_model(config: Config) -> Path:
-    """The folder that `--model` names; auto: the base of the adapter that is named, else the newest run's model.
+    """The one folder that `--model` names, see `find_models`.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or there are several.
+    """
+    first, *others = find_models(config)
+    if others:
+        raise UserError(
+            f"--model = {config.checkpoint.model}, names several models; give one here (generate, evaluate, chat and serve take several)"
+        )
+    return first
+
+
+def find_models(config: Config) -> list[Path]:
+    """The folders that `--model` names; auto: the base of the adapter that is named, else the newest run's model.
+
+    Raises:
+        UserError: one is not there.
     """
     named, adapters = config.checkpoint.model, config.checkpoint.adapter
     if named == AUTO and adapters is not None:
-        return base_of(adapter_folders(Path(), adapters)[0])
+        return [base_of(adapter_folders(Path(), adapters)[0])]
     if named == AUTO:
         run = newest_run(config.run.output_dir, needs_model=True)
         if run is None:
@@ -278,6 +319,12 @@ def find_model(config: Config) -> Path:
                 f"--model = auto, there is no trained model in {config.run.output_dir}; give a folder, or train first"
             )
         named = str(run)
+    is_one = model_folder(named) is not None or Path(named).exists()
+    names = [named] if is_one else [name.strip() for name in named.split(",") if name.strip()]
+    return [_existing(name) for name in names or [named]]
+
+
+def _existing(named: str) -> Path:
     folder = model_folder(named) or Path(named)
     if folder.is_file():
         told = "--model = {folder}, is a file; give the folder with config.json, model.safetensors and tokenizer.json"
@@ -304,17 +351,21 @@ def check_one_process(command: str) -> None:
 
 
 def find_answering(
-    config: Config, searches: bool = True, several: bool = False, writes: bool = False
+    config: Config, searches: bool = True, several: bool = False, writes: bool = False, averages: bool = True
 ) -> tuple[Config, Path, list[Path]]:
     """The folder that `--model` names, the adapters over it, and the settings with what they say of how they answer.
 
     Args:
         searches: whether there is a beam search here. several: whether there is somebody who changes between adapters. writes:
-            whether text has to be written.
+            whether text has to be written. averages: whether several models may be named, whose first one is returned.
     Raises:
         UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
     """
-    folder = find_model(config)
+    folder, *others = find_models(config) if averages else [find_model(config)]
+    if others and config.checkpoint.adapter is not None:
+        raise UserError(
+            f"--adapter = {config.checkpoint.adapter}, belongs to one model and --model names several; name the adapters' folders there"
+        )
     adapters = adapter_folders(folder, config.checkpoint.adapter)
     if len(adapters) > 1 and not several:
         names = ",".join(map(str, adapters))
@@ -326,6 +377,10 @@ def find_answering(
             "embed"
         )
     if not shape.is_text:
+        if others:
+            raise UserError(
+                f"--model = {config.checkpoint.model}, an ensemble writes text and {folder} is an encoder; give one model"
+            )
         return config, folder, adapters
     return answering(config, folder, adapters, searches), folder, adapters
 
@@ -343,80 +398,143 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
     use_threads(config.run.num_threads)
     use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
-    home, adapters = base_of(folder), adapter_folders(folder, config.checkpoint.adapter)
-    for place in dict.fromkeys((folder, home, *adapters)):
-        refuse_damaged(place, "adapter" if place in adapters else "model")
-    learnt = learnt_last(folder, adapters)
-    shape = shape_of(learnt, home)
-    texts = tokenizer_folder(learnt, home)
+    folders = [folder, *(find_models(config)[1:] if "," in config.checkpoint.model else [])]
+    of_each = [adapter_folders(each, config.checkpoint.adapter) for each in folders]
+    homes = [base_of(each) for each in folders]
+    learnt = [learnt_last(each, adapters) for each, adapters in zip(folders, of_each, strict=True)]
+    for place in dict.fromkeys(itertools.chain(folders, homes, *of_each)):
+        refuse_damaged(place, "adapter" if any(place in adapters for adapters in of_each) else "model")
+    shapes = [shape_of(of, home) for of, home in zip(learnt, homes, strict=True)]
+    texts = tokenizer_folder(learnt[0], homes[0])
     tokenizer = Tokenizer.load(texts)
-    if tokenizer.size > shape.vocab_size:
-        raise UserError(
-            f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
-        )
+    for each, shape, of, home in zip(folders, shapes, learnt, homes, strict=True):
+        if tokenizer.size > shape.vocab_size:
+            raise UserError(
+                f"--model = {each}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
+            )
+        if each != folder:
+            _check_alike(folder, shapes[0], tokenizer, each, shape, Tokenizer.load(tokenizer_folder(of, home)))
+    is_pooled = config.answer.candidates > 1
+    if is_pooled:  # what computes similarities counts to what the program itself takes
+        similarities(["a", "b"], config.answer.choose_by)
+        writing = replace(writing, beams=max(writing.beams, CANDIDATE_BEAMS))
     room = Room.measure(config, device)
-    room = replace(room, base_bytes=room.base_bytes + sum(map(adapter_bytes, adapters)))  # they lie beside the model
-    storage, chosen = _choose_dtypes(config, device, shape, home, writing, room)
-    if not chosen.as_requested:  # beside the answers, which a script may read from standard output
-        told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
-        Progress(1, rank() == 0, stream=sys.stderr).note(told)
-    compute = chosen.dtype
-    weights, homes = _fitting(config, shape, storage, compute, writing, room)
-    roomy = replace(weights, small_heap=False)
-    if sum(predict_generation(shape, roomy, writing, room.base_bytes).values()) <= ROOMY_SHARE * room.total_bytes:
-        weights = roomy
+    beside = sum(map(adapter_bytes, itertools.chain(*of_each)))  # they lie beside the models
+    compared = COMPARED_BYTES * config.answer.candidates * config.generate.max_new_tokens if is_pooled else 0
+    room = replace(room, base_bytes=room.base_bytes + beside + compared)
+
+    def takes(models: Sequence[tuple[T5ModelConfig, Weights]]) -> int:
+        return sum(predict_ensemble(models, writing, room.base_bytes, is_pooled).values())
+
+    fits_wide = takes([(shape, _weights(shape, torch.float32, torch.float32)) for shape in shapes]) <= room.total_bytes
+    dtypes = list[tuple[torch.dtype, torch.dtype]]()
+    for home in homes:
+        storage, chosen = _choose_dtypes(config, device, home, fits_wide)
+        dtypes.append((storage, chosen.dtype))
+        if (
+            not chosen.as_requested and home == homes[0]
+        ):  # beside the answers, which a script may read from standard output
+            told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
+            Progress(1, rank() == 0, stream=sys.stderr).note(told)
+    fitting = _fitting(config, list(zip(shapes, dtypes, strict=True)), takes, room)
+    roomy = [replace(weights, small_heap=False) for weights, _ in fitting]
+    if takes(list(zip(shapes, roomy, strict=True))) <= ROOMY_SHARE * room.total_bytes:
+        fitting = [(weights, plan) for weights, (_, plan) in zip(roomy, fitting, strict=True)]
     else:
         tune_malloc("small")
-    offloaded = offloaded_store(homes, device, weights_folder(config))
-    cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
-    model = hf_format.load(home, storage, device.torch_device, expect=shape, cut=cut, filling=filling)
-    adapter_set = attach(model, adapters, home) if adapters else None
-    weight_store = offloaded or weight_store_for(storage, compute, (model.embedding, model.output_weight))
-    trim = no_trim if device.is_separate_memory else trim_malloc
-    objective = None if model.label_head is None else LabelObjective(model.label_head)
-    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim)
-    made = Trained(
-        learnt, blockwise, tokenizer, template_of(config.data, texts), device, weights, room, adapter_set, tree
-    )
-    made.monitor.interval_seconds = config.memory.monitor_seconds
-    return made
+    trim, made = no_trim if device.is_separate_memory else trim_malloc, list[tuple[Blockwise, AdapterSet | None]]()
+    for home, adapters, shape, (storage, compute), (_, plan) in zip(
+        homes, of_each, shapes, dtypes, fitting, strict=True
+    ):
+        offloaded = offloaded_store(plan, device, weights_folder(config))
+        cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
+        model = hf_format.load(home, storage, device.torch_device, expect=shape, cut=cut, filling=filling)
+        adapter_set = attach(model, adapters, home) if adapters else None
+        weight_store = offloaded or weight_store_for(storage, compute, (model.embedding, model.output_weight))
+        objective = None if model.label_head is None else LabelObjective(model.label_head)
+        made.append((Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim), adapter_set))
+    (blockwise, adapter_set), *more = made
+    others = [
+        (each, other, weights) for each, (other, _), (weights, _) in zip(learnt[1:], more, fitting[1:], strict=True)
+    ]
+    trained = Trained(
+        learnt[0], blockwise, tokenizer, template_of(config.data, texts), device, fitting[0][0], room, adapter_set, tree,
+        others, is_pooled,
+    )  # fmt: skip
+    trained.monitor.interval_seconds = config.memory.monitor_seconds
+    return trained
+
+
+def _check_alike(
+    first: Path, shape: T5ModelConfig, tokenizer: Tokenizer, folder: Path, other: T5ModelConfig, its: Tokenizer
+) -> None:
+    """Refuse a model that cannot write beside the first one, token by token."""
+    if its.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"--model = {folder}, has another tokenizer than {first}; an ensemble needs one for all, such as runs with the same "
+            "--tokenizer_dir"
+        )
+    for name in ("vocab_size", "start_token_id", "eos_token_id"):
+        if getattr(shape, name) != getattr(other, name):
+            raise UserError(
+                f"--model = {folder}, has {name} {getattr(other, name)} and {first} {getattr(shape, name)}; an ensemble needs the same"
+            )
 
 
 def _fitting(
-    config: Config, shape: T5ModelConfig, storage: torch.dtype, compute: torch.dtype, writing: Writing, room: Room
-) -> tuple[Weights, ExecutionPlan]:
-    """The weights that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
+    config: Config,
+    models: Sequence[tuple[T5ModelConfig, tuple[torch.dtype, torch.dtype]]],
+    takes: Callable[[Sequence[tuple[T5ModelConfig, Weights]]], int],
+    room: Room,
+) -> list[tuple[Weights, ExecutionPlan]]:
+    """The weights of each model that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
 
+    Args:
+        models: shapes, dtypes of weights at rest and of products. takes: bytes while they write.
     Raises:
         DoesNotFit: what is left does not fit either.
     """
-    whole, blocks = _weights(shape, storage, compute), shape.num_layers + shape.num_decoder_layers
-    work, machine = Workload(shape, 1, 1, 1, False, "adafactor"), Machine(room.total_bytes, room.total_bytes)
-    rest, products = (str(dtype).removeprefix("torch.") for dtype in (storage, compute))
-    here = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
-    asked, weights = config.memory.weights_in, whole
+    machine = Machine(room.total_bytes, room.total_bytes)
+
+    def held(away: int) -> list[tuple[Weights, ExecutionPlan]]:
+        found = []
+        for shape, dtypes in models:
+            whole, blocks = _weights(shape, *dtypes), min(away, shape.num_layers + shape.num_decoder_layers)
+            work = Workload(shape, 1, 1, 1, False, "adafactor")
+            rest, products = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+            plan = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
+            if blocks:
+                plan = replace(plan, away_blocks=blocks, weights_in=FILE)
+                resident = whole.bytes - away_bytes(work, plan) + slots_bytes(work, plan, machine)
+                whole = replace(whole, bytes=resident)
+            found.append((whole, plan))
+        return found
+
+    most = max(shape.num_layers + shape.num_decoder_layers for shape, _ in models)
+    asked = config.memory.weights_in
     if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
         if asked == FILE:
             raise UserError(rests_in_memory(weights_folder(config)))
         asked = DEVICE
-    for away in {FILE: (blocks,), AUTO: range(blocks + 1)}.get(asked, (0,)):
-        choice = replace(here, away_blocks=away, weights_in=FILE if away else here.weights_in)
-        resident = whole.bytes - away_bytes(work, choice) + slots_bytes(work, choice, machine)
-        weights = replace(whole, bytes=resident)
-        if sum(predict_generation(shape, weights, writing, room.base_bytes).values()) <= room.total_bytes:
-            return weights, choice
-    for held, way in ((whole, here), (weights, choice)) if asked != FILE else ((weights, choice),):
-        if held.bytes + room.base_bytes <= room.total_bytes:
-            return held, way  # what writing lacks is told once the prompts are known
+    for away in {FILE: (most,), AUTO: range(most + 1)}.get(asked, (0,)):
+        fitting = held(away)
+        if (
+            takes([(shape, weights) for (shape, _), (weights, _) in zip(models, fitting, strict=True)])
+            <= room.total_bytes
+        ):
+            return fitting
+    for tried in (held(0), fitting) if asked != FILE else (fitting,):
+        size = sum(weights.bytes for weights, _ in tried)
+        if size + room.base_bytes <= room.total_bytes:
+            return tried  # what writing lacks is told once the prompts are known
+    whose = "model's" if len(models) == 1 else "models'"
     raise DoesNotFit(
-        f"--memory_budget = {format_size(room.total_bytes)}, does not hold the model's {format_size(weights.bytes)} of "
-        f"weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
+        f"--memory_budget = {format_size(room.total_bytes)}, does not hold the {whose} "
+        f"{format_size(size)} of weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
     )
 
 
-def _choose_dtypes(
-    config: Config, device: Device, shape: T5ModelConfig, folder: Path, writing: Writing, room: Room
-) -> tuple[torch.dtype, DtypeChoice]:
+def _choose_dtypes(config: Config, device: Device, folder: Path, fits_wide: bool) -> tuple[torch.dtype, DtypeChoice]:
     """Dtype of the weights at rest, and that of products; fp16 gives way to what the device multiplies fast, and to fp32 for int8."""
     asked, stored = config.memory.mixed_precision, hf_format.stored_dtype(folder)
     is_wide = stored not in (torch.bfloat16, torch.int8)
@@ -429,8 +547,6 @@ def _choose_dtypes(
         return torch.float16, chosen
     if asked == "no" or (is_wide and asked != "bf16" and chosen.dtype == torch.float32):
         return torch.float32, chosen
-    wide = _weights(shape, torch.float32, torch.float32)
-    fits_wide = sum(predict_generation(shape, wide, writing, room.base_bytes).values()) <= room.total_bytes
     if chosen.dtype == torch.float32 and asked != "bf16" and fits_wide:
         return torch.float32, chosen
     return torch.bfloat16, chosen

@@ -13,11 +13,11 @@ from commands.loading import Trained, check_one_process, find_answering, load_tr
 from config import Config
 from language import join, say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
-from model.decoding.decoder import Decoder
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
 from settings.fields import AUTO
+from training.evaluation.answers import decoder_of
 from training.setup.adapter_settings import base_of, learnt_last, shape_of
 from training.setup.answer_list import with_answers
 from units import format_size
@@ -73,17 +73,17 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    store, model = trained.blockwise.weight_store, trained.blockwise.model
-    decoder = Decoder(model, store.for_products, store.compute_dtype) if model.config.is_text else None
+    decoder = decoder_of(trained.models) if trained.blockwise.model.config.is_text else None
     capacity = _capacity(trained, config) if decoder is not None else Capacity(0, 0, {"weights": trained.weights.bytes})
     engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device, trained.tree)
     texts = Texts(
         trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, Embedder.of(trained, config)
     )  # fmt: skip
+    name = "+".join(folder.resolve().name for folder in (trained.folder, *(folder for folder, _, _ in trained.others)))
     written = trained.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
-        engine, texts, trained.folder.resolve().name, made, config.generate, config.serve.request_timeout,
+        engine, texts, name, made, config.generate, config.serve.request_timeout,
         config.run.seed if config.given("seed") else None,
     )  # fmt: skip
 
@@ -94,8 +94,8 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
     longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True, choices=choices)
 
     def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
-        shape, base = trained.blockwise.model.config, trained.room.base_bytes
-        return serving_capacity(shape, trained.weights, asked, base, total_bytes, config.serve.max_queue, READING_BYTES)
+        base, waiting = trained.room.base_bytes, config.serve.max_queue
+        return serving_capacity(trained.shapes, asked, base, total_bytes, waiting, READING_BYTES)
 
     found = capacity(longest, trained.room.total_bytes)
     if found is None:

@@ -9,7 +9,7 @@ F d_ff, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -90,11 +90,10 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
         base_bytes: the process before the model is loaded.
     """
     e = dtype_bytes(weights.compute)
-    number = inner_width(model) * e
-    w, block = writing, 2 * number * writing.rows  # keys and values of one token in one decoder block
-    source, own = (model.num_decoder_layers * block * count for count in (w.source_tokens, w.beams * w.new_tokens))
+    w, token = writing, _token_bytes(model, weights) * writing.rows
+    source, own = token * w.source_tokens, token * w.beams * w.new_tokens
     # rows that leave, and buffers that grow, are copied one tensor at a time
-    step = block // 2 * max(w.source_tokens, w.beams * w.new_tokens) + _step_bytes(model, e, w)
+    step = inner_width(model) * e * w.rows * max(w.source_tokens, w.beams * w.new_tokens) + _step_bytes(model, e, w)
     encoder = _encoder_bytes(model, weights, w)
     # the buffers of answers are mapped, and not there before they are written to
     is_reading = encoder + _slack(encoder, weights) >= own + step + _slack(step, weights)
@@ -110,6 +109,37 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     }
     parts["allocator slack"] += int(MARGIN * sum(parts.values()))
     return parts
+
+
+def predict_ensemble(
+    models: Sequence[tuple[T5ModelConfig, Weights]], writing: Writing, base_bytes: int, is_pooled: bool = False
+) -> dict[str, int]:
+    """Predict what one model or several in memory hold at their highest: component -> bytes.
+
+    Args:
+        models: shapes and weights. is_pooled: whether they write one after the other; else all write each token together.
+    """
+    if len(models) == 1:
+        return predict_generation(*models[0], writing, base_bytes)
+    every = [predict_generation(*model, writing, 0) for model in models]
+    highest = max(every, key=lambda parts: sum(parts.values()) - parts["weights"])
+    parts = highest | {"base": base_bytes, "weights": sum(parts["weights"] for parts in every)}
+    if not is_pooled:
+        tokens = writing.rows * (writing.source_tokens + writing.beams * writing.new_tokens)
+        parts["keys and values"] = tokens * sum(_token_bytes(*model) for model in models)
+        parts["log-probabilities"] = _mean_bytes(models, writing)
+    parts["allocator slack"] += int(MARGIN * (sum(parts.values()) - sum(highest.values())))
+    return parts
+
+
+def _token_bytes(model: T5ModelConfig, weights: Weights) -> int:
+    """Keys and values of one token in all decoder blocks."""
+    return 2 * model.num_decoder_layers * inner_width(model) * dtype_bytes(weights.compute)
+
+
+def _mean_bytes(models: Sequence[tuple[T5ModelConfig, Weights]], writing: Writing) -> int:
+    """Log-probabilities of an ensemble beside those of the model that computes."""
+    return 4 * writing.rows * writing.beams * models[0][0].vocab_size if len(models) > 1 else 0
 
 
 def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int) -> dict[str, int]:
@@ -168,8 +198,7 @@ class Capacity:
 
 
 def serving_capacity(
-    model: T5ModelConfig,
-    weights: Weights,
+    models: Sequence[tuple[T5ModelConfig, Weights]],
     longest: Writing,
     base_bytes: int,
     total_bytes: int,
@@ -179,23 +208,26 @@ def serving_capacity(
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
+        models: shape and weights of the model, or of all models of an ensemble.
         longest: the most rows asked for, the longest prompt and answer. base_bytes, total_bytes: see `predict_generation`.
         waiting: requests that may be held beside those being written.
         reading_bytes: what requests may hold together until it is known what they ask for.
     """
-    token = 2 * model.num_decoder_layers * inner_width(model) * dtype_bytes(weights.compute)
+    token = sum(_token_bytes(*model) for model in models)
     one = longest.source_tokens + longest.new_tokens
     rows = max(1, min(longest.rows, MOST_ROWS))
     while rows:
         # prompts are read one by one, between two steps
-        one_row, e = replace(longest, rows=1), dtype_bytes(weights.compute)
-        reading, step = _encoder_bytes(model, weights, one_row), _step_bytes(model, e, replace(longest, rows=rows))
-        fixed = _fixed(model, weights, base_bytes, max(reading, step)) | {
-            "encoder" if reading >= step else "logits": max(reading, step)
-        }
+        one_row, all_rows = replace(longest, rows=1), replace(longest, rows=rows)
+        fixed = max(
+            (_passing(*model, one_row, all_rows, base_bytes) for model in models), key=lambda parts: sum(parts.values())
+        )
+        fixed["weights"] = sum(weights.bytes for _, weights in models)
+        fixed["log-probabilities"] = _mean_bytes(models, all_rows)
         fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
         left = total_bytes - sum(fixed.values())
-        beside = SLACK + 1 / (2 * model.num_decoder_layers)  # a buffer that grows is there twice
+        # a buffer that grows is there twice
+        beside = SLACK + 1 / (2 * min(model.num_decoder_layers for model, _ in models))
         tokens = min(int(left / (token * (1 + beside))), few_places(rows) * one)
         if tokens >= one:
             held = tokens * token
@@ -203,6 +235,17 @@ def serving_capacity(
             return Capacity(rows, tokens, fixed)
         rows //= 2
     return None
+
+
+def _passing(
+    model: T5ModelConfig, weights: Weights, one_row: Writing, all_rows: Writing, base_bytes: int
+) -> dict[str, int]:
+    reading, step = (
+        _encoder_bytes(model, weights, one_row),
+        _step_bytes(model, dtype_bytes(weights.compute), all_rows),
+    )
+    highest = max(reading, step)
+    return _fixed(model, weights, base_bytes, highest) | {"encoder" if reading >= step else "logits": highest}
 
 
 def _encoder_bytes(model: T5ModelConfig, weights: Weights, w: Writing) -> int:

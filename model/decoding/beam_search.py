@@ -31,7 +31,8 @@ OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows."""
+    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows; of an
+    ensemble the mean of its models'."""
 
     tokens: list[int]
     log_probability: float
@@ -72,12 +73,12 @@ class _Search:
         ends = tokens == eos if count < self.settings.max_new_tokens else torch.ones_like(tokens, dtype=torch.bool)
         return _Candidates(parents, tokens, best, ends, count, self.nodes.gather(1, parents))
 
-    def listed_candidates(self, logits: Tensor, choices: Choices, tree: AnswerTree, width: int) -> _Candidates:
-        """Of the allowed tokens: logits (k, W) of k of the first `width` beams of each prompt; scores are -inf where there are fewer."""
-        beams, device = self.settings.num_beams, logits.device
+    def listed_candidates(self, log_probs: Tensor, choices: Choices, tree: AnswerTree, width: int) -> _Candidates:
+        """Of the allowed tokens: log_probs (k, W) of k of the first `width` beams of each prompt; scores are -inf where there are fewer."""
+        beams, device = self.settings.num_beams, log_probs.device
         rows, first, tokens = (torch.from_numpy(of).to(device) for of in (choices.rows, choices.first, choices.tokens))
         rows = rows // width * beams + rows % width
-        totals = torch.log_softmax(logits, 1).add_(self.scores.flatten()[rows].unsqueeze(1))
+        totals = log_probs.add_(self.scores.flatten()[rows].unsqueeze(1))
         found, columns = totals.topk(min(2 * beams, totals.shape[1]), 1)
         count = found.shape[1]
 
@@ -194,14 +195,13 @@ def search(
             nodes = state.nodes.cpu().numpy()
             width = int((nodes != DEAD).sum(1).max())  # those that go on are the first
             choices = tree.choices(nodes[:, :width].flatten(), shape.vocab_size)
-            logits = decoder.step(state.written[:, :width, -1].flatten(), choices)
-            candidates = state.listed_candidates(logits, choices, tree, width)
+            log_probs = decoder.log_probs(state.written[:, :width, -1].flatten(), choices)
+            candidates = state.listed_candidates(log_probs, choices, tree, width)
         else:
             history = state.written.flatten(0, 1)
-            log_probs = torch.log_softmax(decoder.step(history[:, -1]), 1)
-            log_probs = penalise(log_probs, history, settings, shape.eos_token_id)
+            log_probs = penalise(decoder.log_probs(history[:, -1]), history, settings, shape.eos_token_id)
             candidates = state.candidates(log_probs, shape.eos_token_id)
-        decoder.cache.follow(state.advance(candidates))
+        decoder.follow(state.advance(candidates))
         done = [place for place, is_done in enumerate(state.done()) if is_done]
         for place in done:
             answers[rows[place]] = state.best_answers(place, shape.eos_token_id, tree)

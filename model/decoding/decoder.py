@@ -1,14 +1,15 @@
 """The decoder at work: prompts pass through the encoder once, then each step adds one token to every row that is being answered.
 
 One `Decoder` writes all answers: greedy, drawn, by beams, and of rows that come and go (continuous batching: Yu et al.
-2022, Orca, OSDI). No answer depends on the rows beside it.
+2022, Orca, OSDI). No answer depends on the rows beside it. In an ensemble each model has its decoder, and the first one gives the
+mean of all log-probabilities (Sutskever et al. 2014, arXiv 1409.3215).
 
 Shapes: n rows, G beams of each (1 without a search), N tokens, D d_model, H heads, K d_kv, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,8 +34,9 @@ class Decoder:
         with_weights: a context around each use of a block, made of its weights (`engine.weights`).
         compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
         num_beams: G, answers of each prompt that are written side by side.
+        others: decoders of further models of an ensemble, with the same vocabulary and as many beams; this one drives them.
     Memory: that of `KVCache`; the encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the longest
-        prompt; logits of one step.
+        prompt; logits of one step; in an ensemble the caches of all, and the logits once more.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class Decoder:
         with_weights: WithWeights = in_place,
         compute_dtype: torch.dtype | None = None,
         num_beams: int = 1,
+        others: Sequence[Decoder] = (),
     ) -> None:
-        self.model, self.with_weights = model, with_weights
+        self.model, self.with_weights, self.others = model, with_weights, others
         self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
         self.cache = KVCache(model, self.dtype, num_beams)
         self.blocks: list[DecoderBlock] = list(model.decoder.blocks)  # type: ignore[arg-type]
@@ -60,24 +63,31 @@ class Decoder:
             UserError: an id outside of the vocabulary.
         """
         _check_ids(self.model, prompts)
-        first = len(self._prompts)
-        same = (
-            self._prompts.index(tuple(prompts[0])) if len(prompts) == 1 and tuple(prompts[0]) in self._prompts else None
-        )
-        try:
-            self.cache.add([len(ids) for ids in prompts], limit)
-            if same is not None:
-                self.cache.copy_source(same)
+        first, reached = len(self._prompts), list[Decoder]()
+        rows = {ids: row for row, ids in enumerate(self._prompts)}  # prompt -> a row that has it
+        new, copied = list[int](), list[tuple[int, int]]()
+        for row, ids in enumerate(map(tuple, prompts), first):
+            if ids in rows:
+                copied.append((rows[ids], row))
             else:
-                self._read(prompts, first)
+                rows[ids] = row
+                new.append(row)
+        try:
+            for decoder in (self, *self.others):
+                reached.append(decoder)
+                decoder.cache.add([len(ids) for ids in prompts], limit)
+                decoder._read({row: prompts[row - first] for row in new})
+                for source, row in copied:
+                    decoder.cache.copy_source(source, row)
         except BaseException:
-            self.cache.drop(range(first, first + len(prompts)))
+            for decoder in reached:
+                decoder.cache.drop(range(first, first + len(prompts)))
             raise
         self._prompts += map(tuple, prompts)
 
-    def _read(self, prompts: Sequence[Sequence[int]], first: int) -> None:
-        """Keys and values of prompts, which are the rows from `first` on, in groups that the encoder takes together."""
-        for group in _groups([len(ids) for ids in prompts]):
+    def _read(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Keys and values of prompts, by row, in groups that the encoder takes together."""
+        for group in _groups({row: len(ids) for row, ids in prompts.items()}):
             rows = Rows(tuple(len(prompts[row]) for row in group))
             encoded = self._encode([token for row in group for token in prompts[row]], rows)
             for number, block in enumerate(self.blocks):
@@ -86,7 +96,7 @@ class Decoder:
                     keys, values = (cross.heads(matrix(encoded)) for matrix in (cross.k, cross.v))
                 for row, start, length in zip(group, rows.starts, rows.lengths, strict=True):
                     part = slice(start, start + length)
-                    self.cache.fill(number, first + row, keys[part], values[part])
+                    self.cache.fill(number, row, keys[part], values[part])
 
     def _encode(self, ids: list[int], rows: Rows) -> Tensor:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
@@ -109,12 +119,28 @@ class Decoder:
     def step(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
         """Append one token to the first g beams of each row: n g ids, those of a row side by side -> next logits (n g, V) fp32.
 
-        Without beams a step that failed may be repeated.
+        Those of an ensemble are log-probabilities. Without beams a step that failed may be repeated.
 
         Args:
             choices: of k beams, from a list of answers: the logits are theirs, (k, W), -inf where there is no token.
         """
-        self.cache.begin_step(len(ids) // len(self._prompts))
+        scores = self._logits(ids, choices)
+        if self.others:
+            scores = torch.log_softmax(scores, 1)
+            for decoder in self.others:
+                scores += torch.log_softmax(decoder._logits(ids, choices), 1)
+            scores /= 1 + len(self.others)
+        for decoder in (self, *self.others):
+            decoder.cache.lengths = [length + 1 for length in decoder.cache.lengths]
+        return scores
+
+    def log_probs(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
+        """As `step`, log-probabilities; of a list of answers over the tokens that it allows."""
+        scores = self.step(ids, choices)
+        return scores if self.others else torch.log_softmax(scores, 1)
+
+    def _logits(self, ids: Sequence[int] | Tensor, choices: Choices | None) -> Tensor:
+        self.cache.begin_step(len(ids) // len(self.cache.sources))
         x = embed(torch.as_tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
         no_drop = Dropout(0.0, Rows((1,) * len(ids)))
         with few_rows():
@@ -128,11 +154,9 @@ class Decoder:
                     x = x + cross.o(self.cache.attend_source(number, q))
                     x = x + block.feed_forward(block.feed_forward_norm(x, self.dtype), no_drop)
             hidden = (self.model.decoder.final_norm(x) * self.model.output_scale).to(self.dtype)
-            logits = (
-                product(hidden, self.model.output_weight).float() if choices is None else self._some(hidden, choices)
-            )
-        self.cache.lengths = [length + 1 for length in self.cache.lengths]
-        return logits
+            if choices is not None:
+                return self._some(hidden, choices)
+            return product(hidden, self.model.output_weight).float()
 
     def _some(self, hidden: Tensor, choices: Choices) -> Tensor:
         rows, tokens, places = (
@@ -153,19 +177,28 @@ class Decoder:
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out whose answers are done; which one each of the others was, as the last ones take their places."""
         order = self.cache.drop(rows)
+        for decoder in self.others:
+            decoder.cache.drop(rows)
         self._prompts = [self._prompts[row] for row in order]
         return order
 
+    def follow(self, parents: Tensor) -> None:
+        """Let each beam continue from a beam of its prompt: parents (n, G) int64, numbers of beams."""
+        for decoder in (self, *self.others):
+            decoder.cache.follow(parents)
 
-def _groups(lengths: Sequence[int]) -> Iterator[range]:
-    """Part prompts, in their order, into runs of at most ENCODER_TOKENS tokens, or of one prompt."""
-    first = tokens = 0
-    for row, length in enumerate(lengths):
-        if row > first and tokens + length > ENCODER_TOKENS:
-            yield range(first, row)
-            first, tokens = row, 0
+
+def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:
+    """Part prompts, row -> length, into groups of at most ENCODER_TOKENS tokens, or of one prompt."""
+    group, tokens = list[int](), 0
+    for row, length in lengths.items():
+        if group and tokens + length > ENCODER_TOKENS:
+            yield group
+            group, tokens = [], 0
+        group.append(row)
         tokens += length
-    yield range(first, len(lengths))
+    if group:
+        yield group
 
 
 def _check_ids(model: T5, prompts: Sequence[Sequence[int]]) -> None:

@@ -43,34 +43,18 @@ def generate(
         UserError: an id outside of the vocabulary.
     Memory: see `Decoder`; a search holds three times the logits besides.
     """
-    settings = _within(replace(settings or GenerateConfig(), **changes), tree)
+    settings = replace(settings or GenerateConfig(), **changes)
     decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        return [best[0].tokens for best in _searched(decoder, input_ids, settings, tree)]
-    rows = [Row(ids, settings, seed) for ids in input_ids]
-    for _ in _write(decoder, rows, tree):
-        pass
-    return [row.tokens for row in rows]
+        return [best[0].tokens for best in generate_best(decoder, input_ids, settings, tree)]
+    return write(decoder, [Row(ids, settings, seed) for ids in input_ids], tree)
 
 
 def generate_best(
-    model: T5,
-    input_ids: Sequence[Sequence[int]],
-    settings: GenerateConfig,
-    *,
-    with_weights: WithWeights = in_place,
-    compute_dtype: torch.dtype | None = None,
-    tree: AnswerTree | None = None,
+    decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
 ) -> list[list[ScoredAnswer]]:
-    """The best answers to each row, `num_beams` or fewer, with their log-probabilities; arguments as of `generate`."""
-    settings = _within(settings, tree)
-    return _searched(Decoder(model, with_weights, compute_dtype, settings.num_beams), input_ids, settings, tree)
-
-
-def _searched(
-    decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None
-) -> list[list[ScoredAnswer]]:
-    found = search(decoder, input_ids, settings, tree)
+    """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder."""
+    found = search(decoder, input_ids, _within(settings, tree), tree)
     if not settings.exclude_seen:
         return found
     # the best one stays where there is no other
@@ -85,38 +69,43 @@ def _contains(prompt: Sequence[int], answer: Sequence[int]) -> bool:
     return any(prompt[at : at + len(answer)] == answer for at in range(len(prompt) - len(answer) + 1))
 
 
+def write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None = None) -> list[list[int]]:
+    """The answers of rows whose longest answers are alike, greedy or drawn, by a fresh decoder without beams."""
+    for _ in _steps(decoder, rows, tree):
+        pass
+    return [row.tokens for row in rows]
+
+
 def _within(settings: GenerateConfig, tree: AnswerTree | None) -> GenerateConfig:
     return settings if tree is None else replace(settings, max_new_tokens=tree.longest)
 
 
 def stream(
-    model: T5,
+    decoder: Decoder,
     input_ids: Sequence[int],
     settings: GenerateConfig,
     *,
     seed: int = 0,
-    with_weights: WithWeights = in_place,
-    compute_dtype: torch.dtype | None = None,
     tree: AnswerTree | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens of the answer to one row as they are chosen; the same tokens as `generate`, same arguments.
+    """Yield the tokens of the answer to one row as they are chosen, by a fresh decoder; the same tokens as `generate`.
 
     A beam search knows its answer at the end: then all tokens come at once.
     """
-    settings = _within(settings, tree)
-    decoder = Decoder(model, with_weights, compute_dtype, settings.num_beams)
     if settings.num_beams > 1:
-        yield from _searched(decoder, [input_ids], settings, tree)[0][0].tokens
+        yield from generate_best(decoder, [input_ids], settings, tree)[0][0].tokens
         return
     row = Row(input_ids, settings, seed)
-    for count, _ in enumerate(_write(decoder, [row], tree)):
+    for count, _ in enumerate(_steps(decoder, [row], tree)):
         yield from row.tokens[count:]
 
 
-def _write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> Iterator[None]:
-    """Write the answers of rows with the same settings, a token of each a step."""
+def _steps(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None) -> Iterator[None]:
+    """Write the answers of rows, a token of each a step."""
     shape = decoder.model.config
     going = list(rows)
+    for row in going:
+        row.settings = _within(row.settings, tree)
     if going:
         decoder.join([row.ids for row in going], going[0].settings.max_new_tokens)
     while going:

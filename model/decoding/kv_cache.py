@@ -76,10 +76,10 @@ class KVCache:
         for buffer, found in zip(self._source[block], (keys, values), strict=True):
             buffer[row, :, : len(found)] = found.transpose(0, 1)
 
-    def copy_source(self, row: int) -> None:
-        """The newest row has the prompt of `row`."""
+    def copy_source(self, source: int, row: int) -> None:
+        """A row has the prompt of row `source`."""
         for buffer in (buffer for pair in self._source for buffer in pair):
-            buffer[len(self.sources) - 1, :, : self.sources[row]] = buffer[row, :, : self.sources[row]]
+            buffer[row, :, : self.sources[source]] = buffer[source, :, : self.sources[source]]
 
     def tokens_with(self, sources: Sequence[int] = (), limits: Sequence[int] = ()) -> int:
         """Tokens that there is room for once all answers have their longest length, were these rows here too."""

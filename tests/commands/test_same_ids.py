@@ -107,17 +107,17 @@ def test_every_command_makes_the_same_ids(
     def spying(name: str, original: Any) -> Any:
         def call(*arguments: Any, **how: Any) -> Any:
             given = arguments[0 if name == "serve" else 1]  # behind the model, which the server's decoder has
-            seen[name] += [list(given)] if name == "chat" else [list(ids) for ids in given]
+            seen[name] += [list(given)] if name == "chat" else [list(getattr(row, "ids", row)) for row in given]
             return original(*arguments, **how)
 
         return call
 
     used = {"model": folder, "max_new_tokens": 1, "mixed_precision": "no", **template}
-    answers_of = training.evaluation.answers.generate
+    answers_of = training.evaluation.answers.write
     monkeypatch.setattr(commands.chat, "stream", spying("chat", commands.chat.stream))
-    monkeypatch.setattr(training.evaluation.answers, "generate", spying("evaluate", answers_of))
+    monkeypatch.setattr(training.evaluation.answers, "write", spying("evaluate", answers_of))
     evaluate(settings("evaluate", folder, tmp_path, validation_file=folder / "pairs.jsonl", **used))
-    monkeypatch.setattr(training.evaluation.answers, "generate", spying("generate", answers_of))
+    monkeypatch.setattr(training.evaluation.answers, "write", spying("generate", answers_of))
     generate(
         settings("generate", folder, tmp_path, input=folder / "pairs.jsonl", output=tmp_path / "out.jsonl", **used)
     )

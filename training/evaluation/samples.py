@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,7 @@ class Sample:
 
 
 def generate_metrics(
-    blockwise: Blockwise,
+    answer: Callable[[list[list[int]]], list[list[list[int]]]],
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
@@ -55,50 +55,33 @@ def generate_metrics(
     rows: int,
     batch_size: int,
     names: Sequence[str],
-    num_answers: int = 1,
     shown: int = 0,
-    seed: int = 0,
-    kept: AnswerBudget | None = None,
     own: Mapping[str, OwnMetric] | None = None,
     of: range | None = None,
-    tree: AnswerTree | None = None,
 ) -> tuple[dict[str, float], list[Sample], int]:
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
-        settings: how answers are written.
-        rows: how many, of all processes. batch_size: answered at once.
+        answer: token ids of prompts -> of each the token ids of its answers, best first. settings: by which they are written.
+        rows: how many, of all processes. batch_size: given to `answer` at once.
         names: scores, see `training.evaluation.scores.metric_names`.
-        num_answers: to each row; more than one are the best of a search.
-        shown: samples to give back, of this process. seed: of answers that are drawn.
-        kept: by which a batch is answered in parts where memory is nearer to its budget than predicted; None: never.
+        shown: samples to give back, of this process.
         own: metrics of the user's own, by name. of: the rows of one validation set; None: all.
-        tree: the answers that there are; None: any.
     Returns:
         score name -> percentage over all processes; the first samples; and how many answers of all were cut.
     Raises:
         UserError: a metric of the user's own failed, or gave no number.
-    Memory: `model.decoding.generation.generate` for one batch; with metrics of one's own the texts of all rows, else nothing grows
+    Memory: that of `answer`; with metrics of one's own the texts of all rows, else nothing grows
         with `rows`.
     """
-
-    def at_once(writing: Writing) -> int:
-        return writing.rows if kept is None or not kept.excess_bytes else max(1, kept.most(writing))
-
     scores = AnswerScores(names)
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        inputs = [source for source, _ in pairs]
-        if num_answers > 1:
-            ranked = best_answers(blockwise, inputs, settings, at_once, kept, tree)
-            answers = [[answer.tokens for answer in best[:num_answers]] for best in ranked]
-        else:
-            answers = [[answer] for answer in answer_all(blockwise, inputs, settings, at_once, seed, kept, tree)]
-        for (source, target), best in zip(pairs, answers, strict=True):
+        for (source, target), best in zip(pairs, answer([source for source, _ in pairs]), strict=True):
             texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
-            first, *others = (tokenizer.decode_with_unknown(answer).strip() for answer in best)
+            first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
             sample = Sample(prompt, first, reference)
             cut += is_cut(best[0], settings)
             if own:
@@ -164,10 +147,22 @@ def score_answers(
 
     kept = AnswerBudget(predict, held + free_bytes, monitor)
     batch_size = max(1, kept.most(Writing.by(settings, rows, loader.longest[0])))
+    is_kept = not blockwise.weight_store.is_collective  # else all processes take steps together
+
+    def at_once(writing: Writing) -> int:
+        return max(1, kept.most(writing)) if is_kept and kept.excess_bytes else writing.rows
+
+    def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
+        budget = kept if is_kept else None
+        if several == 1:
+            found = answer_all([blockwise], inputs, settings, at_once, budget=budget, tree=tree)
+            return [[tokens] for tokens in found]
+        ranked = best_answers([blockwise], inputs, settings, at_once, budget, tree)
+        return [[one.tokens for one in best[:several]] for best in ranked]
+
     scores, samples, _ = generate_metrics(
-        blockwise, loader, tokenizer, settings, group,
-        rows=rows, batch_size=batch_size, names=metric_names(config), shown=SHOWN,
-        num_answers=several, kept=None if blockwise.weight_store.is_collective else kept, own=own, of=of, tree=tree,
+        answer, loader, tokenizer, settings, group,
+        rows=rows, batch_size=batch_size, names=metric_names(config), shown=SHOWN, own=own, of=of,
     )  # fmt: skip
     return scores, samples
 
@@ -193,7 +188,7 @@ def show_samples(
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
-        answers = answer_all(blockwise, inputs, settings, lambda writing: writing.rows, tree=tree)
+        answers = answer_all([blockwise], inputs, settings, lambda writing: writing.rows, tree=tree)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):

@@ -62,7 +62,9 @@ def test_the_best_are_those_of_all_answers_scored(config: T5ModelConfig, seed: i
     tree = tree_of(answers)
     for beams in (len(answers), 2 * len(answers)):
         settings = GenerateConfig(num_beams=beams, length_penalty=0.0)
-        for row, best in zip(ROWS, generate_best(model, ROWS, settings, tree=tree), strict=True):
+        for row, best in zip(
+            ROWS, generate_best(Decoder(model, num_beams=settings.num_beams), ROWS, settings, tree), strict=True
+        ):
             expected = scored(model, row, answers)
             assert [tuple(found.tokens) for found in best] == sorted(answers, key=lambda of: -expected[of])
             for found in best:
@@ -82,7 +84,9 @@ def test_no_answer_is_outside(config: T5ModelConfig, how: dict[str, float]) -> N
             found = generate(model, ROWS, tree=tree, seed=seed, **{**limits, **how})
             assert set(map(tuple, found)) <= set(answers)
     assert found == [list(answers[0])] * len(ROWS)
-    assert list(stream(model, ROWS[0], GenerateConfig(**how), tree=tree)) == list(answers[0])  # type: ignore[arg-type]
+    assert list(
+        stream(Decoder(model, num_beams=int(how.get("num_beams", 1))), ROWS[0], GenerateConfig(**how), tree=tree)
+    ) == list(answers[0])  # type: ignore[arg-type]
 
 
 def test_drawn_answers_have_the_shares_of_their_probabilities(config: T5ModelConfig) -> None:
@@ -104,7 +108,10 @@ def test_the_head_may_be_computed_whole_and_in_int8(config: T5ModelConfig) -> No
     for quantized in (False, True):
         if quantized:
             quantize_model(model)
-        whole, part = (generate_best(model, ROWS, settings, tree=tree_of(of)) for of in (every, few))
+        whole, part = (
+            generate_best(Decoder(model, num_beams=settings.num_beams), ROWS, settings, tree_of(of))
+            for of in (every, few)
+        )
         for best, best_of_few in zip(whole, part, strict=True):
             inside = [found.tokens for found in best if tuple(found.tokens) in few]
             assert [found.tokens for found in best_of_few][: len(inside)] == inside
@@ -148,7 +155,7 @@ def test_what_is_certain_is_not_computed(config: T5ModelConfig, monkeypatch: pyt
     assert generate(model, ROWS[:1], tree=tree_of([(5, 6, 7), (10, 11, 12)]))[0] in ([5, 6, 7], [10, 11, 12])
     assert steps == [1]
     steps.clear()
-    best = generate_best(model, ROWS, GenerateConfig(num_beams=8, length_penalty=0.0), tree=tree)
+    best = generate_best(Decoder(model, num_beams=8), ROWS, GenerateConfig(num_beams=8, length_penalty=0.0), tree)
     assert [len(found) for found in best] == [3] * len(ROWS) and steps == [len(ROWS), len(ROWS)]
 
 
@@ -164,7 +171,9 @@ def test_logits_computed_one_by_one_are_those_of_the_product(
         for sparse in (1, 10**9):
             monkeypatch.setattr("model.decoding.answer_tree.SPARSE", sparse)
             kinds.append(tree.choices(np.arange(1, 4), config.vocab_size).is_sparse)
-            found.append(generate_best(model, ROWS, GenerateConfig(num_beams=6, length_penalty=0.0), tree=tree))
+            found.append(
+                generate_best(Decoder(model, num_beams=6), ROWS, GenerateConfig(num_beams=6, length_penalty=0.0), tree)
+            )
         for each, whole in zip(*found, strict=True):
             assert [one.tokens for one in each] == [one.tokens for one in whole]
             scores = ([one.log_probability for one in best] for best in (each, whole))
