@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from engine.blockwise import Blockwise
+from engine.gradient_checkpointing import CheckpointedBlock
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
@@ -27,6 +30,20 @@ def gradients(
     )
     total = blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels)
     return float(total), torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
+
+
+def test_a_saved_block_does_not_hold_its_output() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def doubled(x: torch.Tensor, *, graph_only: bool = False) -> torch.Tensor:
+        made.append(weakref.ref(y := 2.0 * x))
+        return y
+
+    block = CheckpointedBlock(doubled, torch.ones(3), is_saved=True, dtype=torch.float32)
+    block.forward()
+    assert made[0]() is None
+    grad = block.backward(torch.full((3,), 5.0))
+    assert grad is not None and grad.tolist() == [10.0] * 3
 
 
 def test_kept_and_recomputed_blocks_agree() -> None:

@@ -23,6 +23,7 @@ from model.rows import Rows
 from model.t5 import T5
 from settings.consistency import TEXT
 from settings.errors import UserError
+from tests.measuring import in_child
 
 HEADS: dict[str, dict[str, Any]] = {  # class of transformers -> the head that it is
     "T5EncoderModel": {"head": "sequence", "labels": "regression", "num_decoder_layers": 0},
@@ -31,6 +32,13 @@ HEADS: dict[str, dict[str, Any]] = {  # class of transformers -> the head that i
 }
 IDS = torch.tensor([[5, 6, 7, 8, 9, 1], [7, 5, 9, 1, 0, 0]])
 MASK = (IDS != 0).long()
+NEW_HEAD = """
+from dataclasses import replace
+from model.formats.shape_file import read_config
+from model.hf_format import load
+load(sys.argv[1], torch.int8, expect=replace(read_config(sys.argv[1]), head="token", labels="3"))
+print(int("sympy" in sys.modules))
+"""
 
 
 def model_of(config: T5ModelConfig, kind: str) -> T5:
@@ -75,6 +83,11 @@ def test_a_head_is_kept_for_its_own_labels(
     save(model, tmp_path)
     back = load(tmp_path, expect=dataclasses.replace(shape, labels=asked), seed=3)
     assert torch.equal(back.label_head.out.weight, model.label_head.out.weight) == is_kept
+
+
+def test_a_new_head_over_a_quantized_base_imports_no_sympy(config: T5ModelConfig, tmp_path: Path) -> None:
+    save(T5(dataclasses.replace(config, head="none", num_decoder_layers=0)).initialise(1), tmp_path)
+    assert in_child(NEW_HEAD, tmp_path) == [0], "it takes 35 MB"
 
 
 @pytest.mark.slow
