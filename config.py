@@ -212,6 +212,10 @@ class DataConfig:
     tokenizer_dir: str = setting(
         AUTO, "folder with tokenizer.json; auto: the model's own, else a new one is trained", kind=str, auto=True
     )
+    extra_tokens: str | None = defining(
+        None, "file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens", kind=str,
+        optional=True,
+    )  # fmt: skip
     objective: str = defining(
         AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
         kind=str, auto=True, choices=("span", "ul2", "prefix", "denoise", "pairs", PREFERENCES, *HEADS),
@@ -838,10 +842,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": (
         "head", *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
-        "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
+        "extra_tokens", "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
     ),
     "prepare": (
-        "head", "labels", *ROWS, "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
+        "head", "labels", *ROWS, "extra_tokens", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
         "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",

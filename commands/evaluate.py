@@ -293,7 +293,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
     merged = replace(
-        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), overwrite=config.run.overwrite),
+        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), extra_tokens=None, overwrite=config.run.overwrite),
         model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from config import Config, UserError
 from data.prepare.looking import look
-from data.prepare.task import decide, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
+from data.prepare.task import decide, read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
 from data.sources.places import public
+from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.fields import AUTO
 from settings.program import program
@@ -53,6 +54,9 @@ def tokenizer(config: Config) -> None:
         with writing("tokenizer_dir", folder):
             shutil.rmtree(partial, ignore_errors=True)
             trained.save(partial)
+            if config.data.extra_tokens is not None:
+                trained.save_extended(read_extra_tokens(config.data.extra_tokens), partial)
+                trained = Tokenizer.load(partial)
             (folder / TOKENIZER_FILE).unlink(missing_ok=True)  # else a kill would leave a mixture that looks whole
             for path in sorted(partial.iterdir(), key=lambda path: path.name == TOKENIZER_FILE):
                 rename(path, folder / path.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,7 @@ def load(
     allow_pickle: bool = False,
     filling: Filling = in_memory,
     seed: int = 0,
+    pieces: Mapping[int, Sequence[int]] | None = None,
 ) -> T5:
     """Read a model from a Hugging Face folder, in evaluation mode.
 
@@ -129,11 +130,13 @@ def load(
         folder: holds `config.json` and `model.safetensors`, or shards of it with an index.
         dtype: what the weights become; norms and bias tables are fp32 always. int8, int4: frozen, see `model.quantization`.
         device: where they go.
-        expect: the shape that the checkpoint must have; the model keeps this configuration. None: any.
+        expect: the shape that the checkpoint must have; the model keeps this configuration. None: any. Its vocabulary may be
+            larger: the tables then get new rows.
         cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
         filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
-        seed: of a head over labels that `expect` has and the folder has not, or has for other labels.
+        seed: of a head over labels that `expect` has and the folder has not, or has for other labels, and of new rows of the tables.
+        pieces: of each new token, its tokens before: it begins as their mean, or at random where there are none.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
     Memory: the model, and a chunk of one tensor (4 MiB).
@@ -143,7 +146,8 @@ def load(
     raw = read_json(path)
     config = shape_from(path, raw, stored)
     if expect is not None:
-        free = _FREE_FIELDS if expect.is_text else (*_FREE_FIELDS, *_ENCODER_FIELDS)
+        free: tuple[str, ...] = _FREE_FIELDS if expect.is_text else (*_FREE_FIELDS, *_ENCODER_FIELDS)
+        free += ("vocab_size",) * (expect.vocab_size > config.vocab_size)
         names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in free]
         different = [name for name in names if getattr(config, name) != getattr(expect, name)]
         if different:
@@ -154,7 +158,12 @@ def load(
                 f"{folder}, is a checkpoint of a different shape: {shown}; give the model that it was made with"
             )
     is_frozen = dtype in QUANTIZED
-    sources = _match(stored, expect or config)  # before memory is taken for a shape that the tensors lack
+    as_stored = dataclasses.replace(expect or config, vocab_size=config.vocab_size)
+    sources = _match(stored, as_stored)  # before memory is taken for a shape that the tensors lack
+    pieces = pieces or dict.fromkeys(range(config.vocab_size, (expect or config).vocab_size), ())
+    for name in ("embedding", "head") if pieces else ():
+        if name in sources:
+            stored.replace_rows(sources[name], min(pieces), _new_rows(stored, sources[name], pieces, seed))
     model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
     parts = {} if cut is None else cut(model)
     with torch.no_grad():
@@ -183,6 +192,29 @@ def load(
         if raw.get("model_type") == "umt5" and is_unscaled and model.config.is_text:
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
+
+
+def _new_rows(stored: TensorFolder, name: str, pieces: Mapping[int, Sequence[int]], seed: int) -> Tensor:
+    """The first values of new rows of a table, in their order: the mean of each token's pieces, or drawn with the mean and
+    deviation of the rows before them, which the pieces are among. Memory: the new rows and those of the pieces."""
+    size, found = min(pieces), list[Tensor]()
+    wanted = torch.tensor(sorted({piece for each in pieces.values() for piece in each}), dtype=torch.long)
+    total = square = torch.zeros(stored.shape(name)[1], dtype=torch.float64)
+    start = 0
+    for chunk in stored.chunks(name):
+        chunk = chunk[: max(0, size - start)].double()
+        total, square = total + chunk.sum(0), square + chunk.square().sum(0)
+        found.append(chunk[wanted[(wanted >= start) & (wanted < start + len(chunk))] - start])
+        start += len(chunk)
+    mean = total / start
+    deviation = (square / start - mean.square()).clamp_(min=0).sqrt_()
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    rows = mean + deviation * torch.randn(len(pieces), len(mean), generator=generator, dtype=torch.float64)
+    of_piece, known = dict(zip(wanted.tolist(), range(len(wanted)), strict=True)), torch.cat(found)
+    for row, each in zip(rows, pieces.values(), strict=True):
+        if each:
+            row.copy_(known[[of_piece[piece] for piece in each]].mean(0))
+    return rows.float()
 
 
 def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:

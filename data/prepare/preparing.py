@@ -32,6 +32,7 @@ from data.prepare.task import (
     held_out_sources,
     label_names,
     passed_over,
+    read_extra_tokens,
     tokenizer_folder,
 )
 from data.prepare.writing import Job, Writing, clear
@@ -175,8 +176,9 @@ def _prepare(config: Config, once: Once) -> Prepared:
         train = _place(task.shards, TRAIN)
         tokenizer_dir = train[0].root / TOKENIZER
         if data.tokenizer_dir != AUTO:
-            _check_same_tokenizer(train[0], Path(data.tokenizer_dir))
+            _check_same_tokenizer(train[0], tokenizer_folder(config, task, once))
         _check_same_template(config, train[0], tokenizer_dir)
+        _check_extra_tokens(config, tokenizer_dir)
         made = _make_shards(config, task, tokenizer_dir, [], raw, once, sets=sets) if raw else train[0]
     else:
         tokenizer_dir = tokenizer_folder(config, task, once)
@@ -224,6 +226,17 @@ def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
             f"{manifest.root}: was written with another tokenizer than {folder}; "
             f"use --tokenizer_dir={manifest.root / TOKENIZER}, or prepare the text again"
         )
+
+
+def _check_extra_tokens(config: Config, folder: Path) -> None:
+    """Refuse shards whose tokenizer lacks tokens that the settings add."""
+    if config.data.extra_tokens is not None:
+        tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
+        if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
+            raise UserError(
+                f"--extra_tokens = {config.data.extra_tokens}, the shards were written without {listed(missing)}; prepare the text "
+                "again with the same --extra_tokens"
+            )
 
 
 def _check_same_template(config: Config, manifest: Manifest, beside: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
@@ -38,7 +39,9 @@ from data.text.conversations import Examples
 from data.text.histories import code_tokens
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.proteins import PREFIXES, PROSTT5
+from data.text.templates import FILE_NAME as TEMPLATE_FILE
 from data.text.templates import template_of
+from data.tokenizers.published import COMPANIONS
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
 from data.tokenizers.training import CODES, check_vocabulary, train_tokenizer, words_tokenizer
 from formats import FASTA, JSONL, TSV
@@ -46,7 +49,7 @@ from language import join, say
 from settings.consistency import HEADS, LAST
 from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
-from storage import Once, fingerprint, make_once, read_text, write_text
+from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_text, write_text
 
 FLAG = "--validation_file"
 QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
@@ -346,11 +349,43 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
 
 
 def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path:
-    """Give the folder of the tokenizer: the one named, or one trained on the training data and kept in the cache.
+    """Give the folder of the tokenizer: the one named, or one trained on the training data and kept in the cache; with
+    `extra_tokens`, where it lacks some, one that has them, kept there too.
 
     Raises:
-        UserError: the data cannot be read, or the vocabulary is too small. NotMade: by `only_if_made`.
+        UserError: the data or the tokens cannot be read, or the vocabulary is too small. NotMade: by `only_if_made`.
     """
+    folder = _without_extra_tokens(config, task, once)
+    if config.data.extra_tokens is None:
+        return folder
+    tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
+    if all(tokenizer.token_to_id(token) is not None for token in tokens):
+        return folder
+    home = folder if folder.is_dir() else folder.parent
+    beside = [read_bytes(home / name) for name in (*COMPANIONS, TEMPLATE_FILE) if (home / name).is_file()]
+    facts = [tokenizer.fingerprint, [sha256(content).hexdigest() for content in beside], tokens]
+    made = Path(config.data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
+    return once(made, lambda partial: tokenizer.save_extended(tokens, partial))
+
+
+def read_extra_tokens(path: str) -> list[str]:
+    """The tokens of `extra_tokens`, each once; blank lines are left out.
+
+    Raises:
+        UserError: the file cannot be read, or holds none.
+    """
+    try:
+        lines = read_text(Path(path), MOST_TABLE_BYTES).splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--extra_tokens = {path}, cannot be read ({error}); give a text file with a token a line"
+        ) from None
+    if not (tokens := list(dict.fromkeys(filter(None, map(str.strip, lines))))):
+        raise UserError(f"--extra_tokens = {path}, holds no tokens; give a text file with a token a line")
+    return tokens
+
+
+def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
     data = config.data
     if data.tokenizer_dir != AUTO:
         return Path(data.tokenizer_dir)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import AddedToken, decoders
 
 from settings.errors import UserError
 
@@ -64,15 +65,26 @@ class LibraryBackend:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.serialized()).hexdigest()
 
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        """Id -> token that no text is split into."""
+        return self._backend.get_added_tokens_decoder()
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        return frozenset(number for number, token in self._backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(number for number, token in self.added_tokens().items() if token.special)
 
     @cached_property
     def prefix_ids(self) -> Sequence[int]:
         encoding = self._backend.encode("a")
         text_begins = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
         return encoding.ids[:text_begins]
+
+    @cached_property
+    def _letters(self) -> Mapping[int | None, str]:
+        """Added tokens that the library would decode letter by letter as bytes, such as Zürich."""
+        if not isinstance(self._backend.decoder, decoders.ByteLevel):
+            return {}
+        return {number: token.content for number, token in self.added_tokens().items() if not token.content.isascii()}
 
     def token_to_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
@@ -105,7 +117,14 @@ class LibraryBackend:
 
     def decode(self, ids: Iterable[int], skip: Collection[int]) -> str:
         """Text of ids without those of `skip`; ids that are not known are left out."""
-        return self._backend.decode([number for number in ids if number not in skip], skip_special_tokens=False)
+        text, run = "", list[int]()
+        for number in [*(number for number in ids if number not in skip), None]:
+            if number is not None and number not in self._letters:
+                run.append(number)
+                continue
+            text += self._backend.decode(run, skip_special_tokens=False) + self._letters.get(number, "")
+            run = []
+        return text
 
     def serialized(self) -> bytes:
         self._backend.encode_special_tokens = False

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +154,18 @@ class _Stated:
 
     def add_to(self, backend: LibraryTokenizer) -> None:
         """Add tokens that `tokenizer.json` does not have, and give those that it has the attributes stated here."""
-        for number, token in sorted(self.by_id.items()):
+        ordered, known_tokens = sorted(self.by_id.items()), backend.get_added_tokens_decoder()
+        changed = []
+        for number, token in ordered:
             known = backend.token_to_id(token.content)
-            has_own_flags = number in self.described and backend.get_added_tokens_decoder().get(number) != token
+            has_own_flags = number in self.described and known_tokens.get(number) != token
             if known is None or (number == known and has_own_flags):
-                _add(backend, token)
+                changed.append(token)
+        for is_special, tokens in groupby(
+            changed, key=lambda token: token.special
+        ):  # each call takes time by all tokens
+            (backend.add_special_tokens if is_special else backend.add_tokens)(list(tokens))
+        for number, token in ordered:
             if backend.token_to_id(token.content) != number:
                 raise UserError(
                     f"{self.folder}: {token.content!r} has the id {number} in {CONFIG_FILE} or {ADDED_FILE}, and "

@@ -51,6 +51,7 @@ class SentencePieceBackend:
         legacy: bool,
     ) -> None:
         self._model, self._proto, self._legacy = model, proto, legacy
+        self._tokens = added
         self._added = {number: token.content for number, token in added.items()}
         self._ids = {text: number for number, text in self._added.items()}
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
@@ -60,12 +61,15 @@ class SentencePieceBackend:
         self._anchor_tokens = len(self._model.encode(self._anchor))
         # finds added tokens as `tokenizer.json` would (longest first, blanks beside them); all between two is one token, 0
         self._splitter = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-        for token in added.values():
-            (self._splitter.add_special_tokens if token.special else self._splitter.add_tokens)([token])
+        self._splitter.add_special_tokens([token for token in added.values() if token.special])
+        self._splitter.add_tokens([token for token in added.values() if not token.special])
 
     @property
     def size(self) -> int:
         return max([self._num_pieces - 1, *self._added]) + 1
+
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        return self._tokens
 
     @cached_property
     def fingerprint(self) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import AddedToken
 
 from data.text.templates import Template
-from data.tokenizers.backends import Ids, LibraryBackend, failure_is_user_error
+from data.tokenizers.backends import TOKENIZER_FILE, Ids, LibraryBackend, failure_is_user_error
 from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, Published, read_published
 from settings.errors import UserError
 
@@ -89,10 +90,7 @@ class Tokenizer:
         """Write the files that the tokenizer was read from, or those that Hugging Face's `AutoTokenizer` reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        files = dict(self._published.files)
-        if not self._published.is_in_files:
-            files[self.backend.file_name] = self.backend.serialized()
-        config = json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
+        files, config = self._files()
         words = self.template.chat_template()
         given = files[JINJA_FILE].decode() if JINJA_FILE in files else config.get("chat_template")
         if words != given:  # the template that prompts were worded by counts
@@ -101,13 +99,49 @@ class Tokenizer:
             config |= {} if words is None else {"chat_template": words}
             files.pop(CONFIG_FILE, None)
         files.setdefault(CONFIG_FILE, _json(config))
-        if not self._published.files:
-            files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
         for name in {*MAIN_FILES, JINJA_FILE} - files.keys():  # of another tokenizer that was there
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
         self.template.save(folder)
+
+    def save_extended(self, tokens: Iterable[str], folder: str | Path) -> None:
+        """Write the tokenizer with further tokens: as `add_tokens` of transformers, they take the next
+        ids, are found anywhere in a text, and stay in answers. Tokens that it has are passed over.
+
+        Raises:
+            UserError: the library gives them other ids.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        files, config = self._files()
+        new = [token for token in dict.fromkeys(tokens) if self.token_to_id(token) is None]
+        added = {
+            **self.backend.added_tokens(),
+            **{self.size + number: AddedToken(token, normalized=False) for number, token in enumerate(new)},
+        }
+        if self._published.path.name == CONFIG_FILE:  # bytes: transformers takes no further tokens beside `extra_ids`
+            config |= {
+                "tokenizer_class": "ByT5Tokenizer",
+                "extra_ids": 0,
+                "additional_special_tokens": self._sentinel_names(),
+            }
+        # where it is there, transformers reads no other list of added tokens
+        config["added_tokens_decoder"] = {str(number): _described(token) for number, token in sorted(added.items())}
+        for name, content in {**files, CONFIG_FILE: _json(config)}.items():
+            Path(folder, name).write_bytes(content)
+        if TOKENIZER_FILE in files:  # it alone counts in other programs
+            extended = read_published(folder).backend.serialized()
+            Path(folder, TOKENIZER_FILE).write_bytes(extended)
+        self.template.save(folder)
+
+    def _files(self) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Name -> content of its files, but for its configuration where it has none yet; and the configuration."""
+        files = dict(self._published.files)
+        if not self._published.is_in_files:
+            files[self.backend.file_name] = self.backend.serialized()
+        if not self._published.files:
+            files[SPECIAL_FILE] = _json({**self.names, "additional_special_tokens": self._sentinel_names()})
+        return files, json.loads(files[CONFIG_FILE]) if CONFIG_FILE in files else self._hugging_face_config()
 
     def _hugging_face_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {**self.names, "additional_special_tokens": self._sentinel_names()}
@@ -295,6 +329,12 @@ def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
         tokens += sum(map(len, encoded))
         unknown += sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
     return Quality(chars, tokens, unknown)
+
+
+def _described(token: AddedToken) -> dict[str, Any]:
+    """An entry of `added_tokens_decoder`."""
+    names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+    return {name: getattr(token, name) for name in names}
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -49,6 +49,7 @@ class TensorFolder(TensorHeaders):
 
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
+        self._replaced: dict[str, tuple[int, Tensor]] = {}
         super().__init__(folder)
 
     def _kinds(self) -> tuple[Kind, ...]:
@@ -60,12 +61,38 @@ class TensorFolder(TensorHeaders):
             return list(opened.keys()), lambda: opened
         return super()._tensors_of(path)
 
+    def replace_rows(self, name: str, first: int, rows: Tensor) -> None:
+        """Let a table be read with other rows from `first` on, and more of them than there are. Memory: these rows."""
+        self._replaced[name] = first, rows
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        count, *rest = super().shape(name)
+        if name in self._replaced:
+            first, rows = self._replaced[name]
+            count = max(count, first + len(rows))
+        return count, *rest
+
     def chunks(self, name: str) -> Iterator[Tensor]:
         """A tensor in pieces of whole rows, none much larger than FILE_CHUNK_BYTES, from the first row to the last.
 
         What is stored in int8 comes as fp32.
         """
-        count, *rest = self.shape(name)
+        if name not in self._replaced:
+            yield from self._stored_chunks(name)
+            return
+        start, (first, rows) = 0, self._replaced[name]
+        for chunk in self._stored_chunks(name):
+            low, high = max(start, first), min(start + len(chunk), first + len(rows))
+            if low < high:
+                chunk = chunk.clone()
+                chunk[low - start : high - start] = rows[low - first : high - first]
+            start += len(chunk)
+            yield chunk
+        if start < first + len(rows):
+            yield rows[start - first :]
+
+    def _stored_chunks(self, name: str) -> Iterator[Tensor]:
+        count, *rest = super().shape(name)
         rows = max(1, FILE_CHUNK_BYTES // (4 * math.prod(rest)))
         for start in range(0, count, rows):
             part = self._slice(name)[start : start + rows]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from config import T5ModelConfig
 from model.formats.shape_file import read_config
 from model.hf_format import load, save
+from model.quantization import dequantize
 from model.t5 import T5
 from settings.errors import UserError
 from tests.measuring import in_child
@@ -177,6 +178,7 @@ from pathlib import Path
 from config import T5ModelConfig
 from devices.malloc import trim_malloc
 from model.hf_format import load, save
+from model.quantization import dequantize
 from model.t5 import T5
 
 small = T5ModelConfig(vocab_size=64, d_model=16, num_layers=1, num_decoder_layers=1)
@@ -226,3 +228,22 @@ def test_an_index_names_files_of_its_own_folder_alone(folder: Path, name: object
     for allow_pickle in (False, True):
         with pytest.raises(UserError, match=r"as a file of weights; allowed: \.safetensors files of its own folder"):
             load(folder, allow_pickle=allow_pickle)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_new_tokens_begin_as_the_mean_of_their_pieces(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = T5ModelConfig(vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=1, num_heads=2,
+                           tie_word_embeddings=False, scale_decoder_outputs=False)  # fmt: skip
+    save(T5(config).initialise(3), tmp_path)
+    larger = dataclasses.replace(config, vocab_size=22)
+    model = load(tmp_path, dtype, expect=larger, pieces={18: [3, 5], 19: [4], 20: [4, 4, 7], 21: []})
+    base = load(tmp_path)
+    for name in ("embedding", "head"):
+        ours, theirs = dequantize(model.get_parameter(name), torch.float32), base.get_parameter(name)
+        within = {"rtol": 0, "atol": 0 if dtype == torch.float32 else float(theirs.abs().max()) / 100}
+        torch.testing.assert_close(ours[:18], theirs[:18].detach(), **within)
+        means = torch.stack([theirs[[3, 5]].mean(0), theirs[4], theirs[[4, 4, 7]].mean(0)])
+        torch.testing.assert_close(ours[18:21], means.detach(), **{**within, "atol": within["atol"] + 1e-6})
+        assert 0.2 < ours[21].std() / theirs.std() < 5
+    with pytest.raises(UserError, match="vocab_size"):
+        load(tmp_path, expect=dataclasses.replace(config, vocab_size=19))

@@ -16,7 +16,8 @@ from typing import Any
 from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.estimate import misfit
 from data.prepare.looking import ask
-from data.prepare.task import file_problems
+from data.prepare.task import file_problems, read_extra_tokens
+from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import HEEDED, answers_by, remarks
 from model.formats.checksums import refuse_damaged
@@ -25,7 +26,7 @@ from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
 from settings.consistency import check, ranking_problems
-from settings.fields import AUTO
+from settings.fields import AUTO, counted
 from settings.program import program
 from storage import read_text
 from training.checkpoints.folder import Checkpoints
@@ -89,12 +90,30 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
             config.data.tokenizer_dir == AUTO or is_gone
         ):  # resumed on another machine; the checkpoint has the same files
             config = config.changed(tokenizer_dir=str(home))
+        if config.data.extra_tokens is not None:
+            config = _with_extra_tokens(config, run.notes if is_new else [])
     refuse(list(ranking_problems(config)))
     run.config, run.base = with_form_of(config, base), base
     if base is not None and run.resumed_dir is not None:
         # one that was stopped before its first checkpoint begins again with the model that it goes on from
         run.is_resumed = base.parent == Checkpoints(run.resumed_dir, 1).folder
     refuse(check_trained(run.config, base))
+
+
+def _with_extra_tokens(config: Config, notes: list[str]) -> Config:
+    """The settings with a model that has rows for the tokens of `extra_tokens` which the tokenizer of its base lacks."""
+    tokenizer, tokens = Tokenizer.load(config.data.tokenizer_dir), read_extra_tokens(str(config.data.extra_tokens))
+    count = sum(tokenizer.token_to_id(token) is None for token in tokens)
+    if not count:
+        return config
+    last, told = (
+        tokenizer.size + count - 1,
+        "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces",
+    )
+    notes.append(
+        say(told, tokens=counted(count, "token"), file=config.data.extra_tokens, first=tokenizer.size, last=last)
+    )
+    return config.changed(vocab_size=max(config.model.vocab_size, last + 1))
 
 
 def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, list[str]]:

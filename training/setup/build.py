@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from config import PREFERENCES, Config
+from data.tokenizers.published import has_tokenizer
+from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
@@ -108,6 +111,16 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     return Engine(blockwise, update, device, choice, group.all_reduce_sum)
 
 
+def _pieces_of_new_tokens(run: ResolvedRun, home: Path) -> dict[int, list[int]]:
+    """Id -> ids in the tokenizer of the base, of each token that `extra_tokens` adds to it; a probe has no tokenizer."""
+    if run.config.data.extra_tokens is None or not hasattr(run, "tokenizer") or not has_tokenizer(home):
+        return {}
+    base = Tokenizer.load(home)
+    new = range(base.size, run.tokenizer.size)
+    encoded = base.encode_batch([run.tokenizer.id_to_token(number) or "" for number in new])
+    return {number: ids[ids != base.unk_id].tolist() for number, ids in zip(new, encoded, strict=True)}
+
+
 def _make_model(
     run: ResolvedRun,
     storage: torch.dtype,
@@ -122,8 +135,9 @@ def _make_model(
     home = None if run.base is None else home_of(run.base, config)
     if home is not None:
         model = hf_format.load(
-            home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling, seed=config.run.seed
-        )
+            home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling, seed=config.run.seed,
+            pieces=_pieces_of_new_tokens(run, home),
+        )  # fmt: skip
     elif cut is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)
     else:

@@ -160,7 +160,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         if base is not None:
             raise UserError(
                 f"--tokenizer_dir = {config.data.tokenizer_dir}, has {tokenizer.size} tokens and the model {model.vocab_size}: "
-                "it does not match; use the tokenizer that the model was trained with"
+                "it does not match; use the tokenizer that the model was trained with, and name new tokens by --extra_tokens"
             )
         model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
