@@ -401,6 +401,10 @@ class LoraConfig:
         kind=str, choices=("standard", "rank_stabilised"),
     )  # fmt: skip
     use_dora: bool = defining(False, "train the magnitude of each row as well as its direction (DoRA)", kind=bool)
+    lora_tokens: str | None = defining(
+        AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",
+        kind=str, auto=True, optional=True,
+    )  # fmt: skip
     lora_base: str = defining(
         AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request",
         kind=str, auto=True, choices=("fp32", "bf16", "int8", "int4"),

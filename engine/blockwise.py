@@ -33,7 +33,7 @@ from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, token_losses
 from model.micro_batch import MicroBatch
 from model.padded_attention import place_indices
-from model.quantization import embed
+from model.quantization import embed, rows_of
 from model.t5 import T5, Stack
 
 
@@ -147,6 +147,8 @@ class Blockwise:
             for table in tables:
                 if table.requires_grad:
                     self.weight_store.open_gradient(table)
+                if (rows := rows_of(table)) is not None and rows[1].requires_grad:
+                    self.weight_store.open_gradient(rows[1])
             for micro_batch in micro_batches:
                 loss, grad = self.objective.loss_and_gradients(
                     hidden.popleft(), head, micro_batch, scale, self.loss_settings, head.grad
@@ -254,7 +256,7 @@ class StackPass:
         self.bias: Tensor | None = None
         self.token_sums: TokenSums | None = None
         host_ids = [mb.host_ids[is_decoder] for mb in micro_batches if mb.host_ids]
-        if with_backward and stack.entry_learns and len(host_ids) == len(micro_batches):
+        if with_backward and self.embedding.requires_grad and len(host_ids) == len(micro_batches):
             # made before anything runs: the host has time while the device computes
             self.token_sums = TokenSums.of(host_ids, self.embedding.device)
         if not is_host(self.embedding):
@@ -344,14 +346,22 @@ class StackPass:
         """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""
         if not self.stack.entry_learns:
             return grads.clear()
-        buffer = self.blockwise.weight_store.open_gradient(self.embedding)
+        store, rows = self.blockwise.weight_store, rows_of(self.embedding)
         with torch.no_grad():
             for dropout in self.dropouts:
                 grads.append(self.stack.stack.enter(grads.popleft(), dropout))
-            add_token_gradients(buffer, self.ids, grads, self.token_sums)
+            if self.embedding.requires_grad:
+                add_token_gradients(store.open_gradient(self.embedding), self.ids, grads, self.token_sums)
+                store.close_gradient(self.embedding)
+            if rows is not None and rows[1].requires_grad:
+                places = [ids - rows[0] for ids in self.ids]
+                inside = [(part >= 0) & (part < len(rows[1])) for part in places]
+                of_rows = [part[kept] for part, kept in zip(places, inside, strict=True)]
+                buffer = store.open_gradient(rows[1])  # also without such tokens: other processes may have some
+                if any(map(len, of_rows)):
+                    kept_grads = [grad[kept] for grad, kept in zip(grads, inside, strict=True)]
+                    add_token_gradients(buffer, of_rows, kept_grads)
         grads.clear()
-        del buffer
-        self.blockwise.weight_store.close_gradient(self.embedding)
 
     def _place_indices(self) -> None:
         """Bring to a GPU what attention and dropout need to know of where rows lie, before anything runs."""
@@ -433,7 +443,8 @@ class Schedule:
     """
 
     def __init__(self, model: T5) -> None:
-        embeds = model.embedding.requires_grad
+        rows = [] if model.token_rows is None else list(model.token_rows.parameters())
+        embeds = model.embedding.requires_grad or any(weight.requires_grad for weight in rows[:1])
         self.encoder = StackSchedule(model, False, embeds, False)
         self.decoder = None
         if model.config.num_decoder_layers:
@@ -442,7 +453,7 @@ class Schedule:
         self.bias_tables = [stack.bias.table for stack in model.stacks.values() if stack.bias is not None]
         self.label_head = [] if model.label_head is None else list(model.label_head.parameters())
         heads = [*([] if model.head is None else [model.head]), *self.label_head]
-        self.shared = [*self.bias_tables, model.embedding, *heads]
+        self.shared = [*self.bias_tables, model.embedding, *heads, *rows]
 
     def forward(self) -> list[list[nn.Parameter]]:
         """The weights of each stage in the order of forward."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from devices.base import traits_of
 from devices.kernels.calls import kernels, takes
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
-from model.quantization import add_product, product, product_back
+from model.quantization import add_product, product, product_back, rows_of
 
 IGNORED = -100  # a label that carries no loss
 
@@ -104,13 +104,13 @@ def loss_and_gradients(
         head: (V, D); of another dtype than hidden it is widened in pieces, once a chunk and way.
         labels: (N,) int64, IGNORED carries no loss.
         scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
-        grad_head: (V, D), added to; None: the head is frozen.
+        grad_head: (V, D), added to; None: the head is frozen. Gradients of rows in its place are added to theirs, where open.
         weights: (N,) fp32, any sign: factor on each token's loss and gradient; None: 1 for all.
     Returns:
         loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
     Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
-    grad_hidden, total = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32)
+    grad_hidden, total, rows = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32), rows_of(head)
     step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
@@ -122,6 +122,8 @@ def loss_and_gradients(
             add_product(grad_head, gradient, chunk)
         elif grad_head is not None:
             grad_head += add_product(None, gradient, chunk)
+        if rows is not None and rows[1].grad is not None:
+            rows[1].grad += add_product(None, gradient[:, rows[0] : rows[0] + len(rows[1])], chunk)
         del gradient  # before the next chunk's logits are made
     return total, grad_hidden
 

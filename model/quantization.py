@@ -178,9 +178,29 @@ def _widened(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor | None) ->
     return unpack(part, shape_of(weight)[1], dtype) if is_int4(weight) else part.to(dtype)
 
 
+# of a frozen table, rows that learn in place of its own: the number of the first, and (n, D) fp32
+TableRows = tuple[int, nn.Parameter]
+_ROWS = "trained_rows"
+
+
+def use_rows(table: nn.Parameter, rows: TableRows | None) -> None:
+    """Let rows stand in place of those of a table in `embed`, `product` and `product_back`; None: its own."""
+    setattr(table, _ROWS, rows)
+
+
+def rows_of(table: Tensor) -> TableRows | None:
+    """The rows that stand in place of those of a table, if any do."""
+    return getattr(table, _ROWS, None)
+
+
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows `ids` (N,) of a table (V, D) in `dtype`: (N, D). Differentiable where the table is trained."""
-    return dequantize(table, dtype, ids) if is_int8(table) else F.embedding(ids, table).to(dtype)
+    x = dequantize(table, dtype, ids) if is_int8(table) else F.embedding(ids, table).to(dtype)
+    if (rows := rows_of(table)) is None:
+        return x
+    places = ids - rows[0]
+    inside = (places >= 0) & (places < len(rows[1]))
+    return torch.where(inside.unsqueeze(-1), F.embedding(places.clamp(0, len(rows[1]) - 1), rows[1]).to(dtype), x)
 
 
 def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -214,6 +234,14 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
     A piece stays in cache and in malloc's heap: a wide copy of all is written to memory that the system clears each time.
     """
+    y = _product(x, weight)
+    if (rows := rows_of(weight)) is not None:
+        first, values = rows
+        y[:, first : first + len(values)] = _product(x, values.to(x.dtype))
+    return y
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype == x.dtype or _few(x, weight):
         return _times(x, weight)
     pieces = _pieces(weight)
@@ -240,6 +268,15 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
     """grad W: (N, n) -> (N, m), the gradient of x in `product`. Memory: as `product`."""
+    x = _product_back(grad, weight)
+    if (rows := rows_of(weight)) is not None:
+        first, values = rows
+        part = slice(first, first + len(values))
+        x.addmm_(grad[:, part], (values.detach() - dequantize(weight, torch.float32, part)).to(grad.dtype))
+    return x
+
+
+def _product_back(grad: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype == grad.dtype and not is_split(grad, len(weight)):
         return grad @ weight
     if is_int4(weight) and traits_of(weight.device).is_host:

@@ -30,6 +30,7 @@ STACKS = (ENCODER, DECODER)
 PRODUCTS = ("q", "k", "v", "o", "gate", "wi", "wo")  # roles of the matrices of blocks
 ALL = "all"
 SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # words of `freeze` for what lies in all blocks
+TOKEN_ROWS = "token_rows"
 LABEL_HEAD = "label_head"  # of our names; Hugging Face's are `classifier` and `classification_head`
 _TABLE, _HF_TABLE = "bias.table", "0.SelfAttention.relative_attention_bias.weight"
 
@@ -204,6 +205,29 @@ def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str], use_d
                 yield weight._replace(name=f"{path}.adapter.{part}", shape=shape, role="adapter")
 
 
+def token_range(asked: str | None) -> tuple[int, int] | None:
+    """The ids of the first and the last token that `lora_tokens` names, such as 32100-32227; None: none.
+
+    Raises:
+        ValueError: it names no such range.
+    """
+    if asked in (AUTO, None):
+        return None
+    first, _, last = str(asked).partition("-")
+    if int(first) > int(last or first):
+        raise ValueError
+    return int(first), int(last or first)
+
+
+def token_row_weights(c: T5ModelConfig, tokens: tuple[int, int] | None) -> Iterator[Weight]:
+    """The rows of embedding and head that learn beside adapters (`model.lora.token_rows`)."""
+    if tokens is not None:
+        for weight in weights(c):
+            if weight.role in ("embedding", "head"):
+                shape = tokens[1] - tokens[0] + 1, c.d_model
+                yield weight._replace(name=f"{TOKEN_ROWS}.{weight.name}", shape=shape)
+
+
 def is_meant(word: str, name: str, hf_name: str) -> bool:
     """Whether a word of the setting `freeze` means the weight of these two names, or something that it is in."""
     pattern = SCATTERED.get(word, word)
@@ -220,4 +244,4 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether a weight is a matrix of a block or of an adapter in it, so that every row learns from every token."""
-    return is_matrix(name, shape) and name not in ("embedding", "head")
+    return is_matrix(name, shape) and name.rpartition(".")[2] not in ("embedding", "head")

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
@@ -30,6 +32,9 @@ from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
 from model.rows import Rows
 from model.shapes import Role, inner_width, weights
+
+if TYPE_CHECKING:
+    from model.lora.token_rows import TokenRows
 
 # name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
 Parts = Mapping[str, tuple[int, int]]
@@ -168,6 +173,7 @@ class T5(nn.Module):
         super().__init__()
         self.config = config
         self.adapter_dropout = 0.0  # share dropped of what adapters read, in training; see `model.lora.adapter`
+        self.token_rows: TokenRows | None = None  # of tokens that learn beside adapters
         self.adapter_info: AdapterInfo | None = None  # form and base of the adapters that are on
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -327,6 +333,10 @@ class T5(nn.Module):
             logits = self._label_logits(input_ids, attention_mask, rate)
             return label_loss(logits.reshape(len(labels), -1), labels) / count
         hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
+        if self.token_rows is not None:
+            return F.cross_entropy(
+                product(hidden, self.output_weight).float(), labels.reshape(-1), ignore_index=IGNORED
+            )
         return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 
 

@@ -19,7 +19,7 @@ from language import say
 from memory.estimate.precision import dtype_bytes
 from memory.estimate.weight_offload import away_bytes, taken_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
-from model.shapes import weight_counts
+from model.shapes import token_range, weight_counts
 from settings.fields import AUTO, counted
 from units import MIB, format_size
 
@@ -86,7 +86,11 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
     work = Workload(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
-    adapters = trained.adapters if trained is not None and config.lora.lora_rank else 0
+    adapters = (
+        trained.adapters + trained.embedding + trained.head if trained is not None and config.lora.lora_rank else 0
+    )
+    if adapters and token_range(config.lora.lora_tokens) is not None:  # PEFT takes a head of its own whole
+        adapters += weight_counts(model)["head"]
     weights = 4 * adapters if adapters else weight_counts(model)["total"] * dtype_bytes(storage)
     most, steps = train.keep_latest_n_ckp + 2, 0
     if train.max_steps != AUTO:

@@ -103,9 +103,12 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
 
 
 def _fp32_beside(work: Workload, choice: ExecutionPlan) -> int:
-    """Adapters, and what the weights of a label head take more than if they were stored like the others."""
+    """Adapters and rows of tokens, and what the weights of a label head take more than if they were stored like the others."""
     label_head = sum(weight.size for weight in label_head_weights(work.model))
-    return 4 * (work.trained.adapters if work.trained else 0) + (4 - dtype_bytes(choice.storage)) * label_head
+    t = work.trained
+    # beside adapters nothing of the tables learns but rows of tokens
+    adapters = t.adapters + t.embedding + max(0, t.head - label_head) if t is not None and t.adapters else 0
+    return 4 * adapters + (4 - dtype_bytes(choice.storage)) * label_head
 
 
 def changeable(parts: dict[str, int]) -> int:

@@ -69,7 +69,8 @@ def trained_counts(config: Config) -> Trained:
     words = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
     targets = shapes.asked_targets(model, lora.lora_targets)
     beside = shapes.adapter_weights(model, lora.lora_rank, targets, lora.use_dora)
-    learning = chain(beside, shapes.label_head_weights(model)) if lora.lora_rank else shapes.weights(model)
+    rows = shapes.token_row_weights(model, shapes.token_range(lora.lora_tokens))
+    learning = chain(beside, rows, shapes.label_head_weights(model)) if lora.lora_rank else shapes.weights(model)
     return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
 
 

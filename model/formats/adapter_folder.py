@@ -23,15 +23,17 @@ from settings.program import program
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FINGERPRINT, HEAD = "base_fingerprint", "head"  # in the metadata of the file of weights
 SAVED_MODULES = {"classifier", "score", "classification_head"}  # that PEFT may save beside adapters: heads over labels
+TABLES = ("shared", "embed_tokens")  # whose rows of tokens may have learnt
 # how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
 BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
+MOST_TOKENS = 2**24  # no vocabulary has more
 # what an adapter_config.json may say without another computation than of rank, scaling and targets
 HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
     "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
-    "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora", "use_rslora",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 }  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def read_info(folder: str | Path) -> AdapterInfo:
     names = tuple(targets) if isinstance(targets, list) else (targets,)
     alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
     is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
-    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora)
+    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora, _tokens(raw))
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
         try:
@@ -63,6 +65,18 @@ def read_info(folder: str | Path) -> AdapterInfo:
         except (ValueError, TypeError, LookupError) as error:
             raise UserError(f"{folder}, its head cannot be read ({error}); copy the adapter again") from None
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
+
+
+def _tokens(raw: dict[str, Any]) -> tuple[int, int] | None:
+    """The first and the last of the tokens whose rows learnt beside the matrices."""
+    ids = _token_ids(raw)
+    return (ids[0], ids[-1]) if ids else None
+
+
+def _token_ids(raw: dict[str, Any]) -> list[int]:
+    named = raw.get("trainable_token_indices") or []
+    lists = list(named.values()) if isinstance(named, dict) else [named]
+    return lists[0] if lists else []
 
 
 def _own_head(text: str) -> dict[str, Any]:
@@ -98,11 +112,22 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
         for name, values in wanted.items()
         if raw.get(name) not in values
     ]
+    saved = SAVED_MODULES | ({"lm_head"} if raw.get("trainable_token_indices") else set())
     problems += [
         f"{name} = {str(value)[:60]}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload"
         for name, value in raw.items()
-        if value and name not in HARMLESS and not (name == "modules_to_save" and set(value) <= SAVED_MODULES)
+        if value and name not in HARMLESS and not (name == "modules_to_save" and set(value) <= saved)
     ]
+    named, ids = raw.get("trainable_token_indices") or [], _token_ids(raw)
+    is_known = not isinstance(named, dict) or (
+        set(named) <= set(TABLES) and all(each == ids for each in named.values())
+    )
+    is_range = all(type(one) is int for one in ids) and (not ids or ids == list(range(ids[0], ids[0] + len(ids))))
+    if not is_known or not is_range or (ids and not 0 <= ids[0] <= ids[-1] < MOST_TOKENS):
+        problems.append(
+            f"trainable_token_indices = {str(named)[:60]}, is not supported; allowed: ids one after the other, of {' or '.join(TABLES)}; "
+            "merge it by PEFT's merge_and_unload"
+        )
     begun = raw.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:
         problems.append(

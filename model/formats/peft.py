@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +22,12 @@ from torch import Tensor
 from config import T5ModelConfig
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
+from model.formats.shape_file import HEAD as HEAD_TABLE
 from model.formats.shape_file import class_of, published_names
-from model.formats.tensor_files import write_safetensors
+from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
 from model.lora.form import LoraSettings
+from model.lora.token_rows import TokenRows
 from model.shapes import label_head_weights, targets_of, weights
 from model.t5 import T5
 from settings.errors import UserError
@@ -72,25 +77,42 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
         for part, weight in adapter.named_parameters()
     }
     tensors |= {name: model.get_parameter(ours).detach() for ours, name in _head_names(model.config).items()}
+    whole: dict[str, Iterator[Tensor]] = {}
+    if (rows := model.token_rows) is not None:
+        tensors |= dict.fromkeys(_row_names(model.config), rows.embedding.detach())
+        if rows.head is not None:  # PEFT knows no other form for rows of a head of its own; the base lends all others
+            stored, name = TensorFolder(Path(base)), _BASE + HEAD_TABLE
+            dtype = stored.dtype(HEAD_TABLE) if stored.dtype(HEAD_TABLE).is_floating_point else torch.float32
+            stored.replace_rows(HEAD_TABLE, rows.tokens[0], rows.head.detach().to("cpu", dtype))
+            tensors[name] = torch.empty(stored.shape(HEAD_TABLE), dtype=dtype, device="meta")
+            whole[name] = (chunk.to(dtype) for chunk in stored.chunks(HEAD_TABLE))
     metadata, task = {FINGERPRINT: fingerprint}, TASKS[class_of(model.config)]
     if not model.config.is_text:
         fields = {name: getattr(model.config, name) for name in ("head", "labels", "pooling", "head_kind")}
         metadata[HEAD] = json.dumps({**fields, "has_decoder": model.config.num_decoder_layers > 0})
-    write_safetensors(tensors, folder / WEIGHTS_FILE, about=metadata)
+    write_safetensors(
+        tensors, folder / WEIGHTS_FILE, lambda name: nullcontext(whole.get(name, tensors[name])), metadata
+    )
     # transformers has a module of its own for some heads; PEFT leaves out the tensors of others
     modules = {"TOKEN_CLS": ["classifier"], "SEQ_CLS": ["classification_head"]}.get(task)
+    if whole:
+        modules = ["lm_head"]
     about = {
         "peft_type": "LORA", "task_type": task, "base_model_name_or_path": base, "r": settings.rank,
         "lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "target_modules": list(settings.targets),
         "use_rslora": settings.rank_stabilised, "use_dora": settings.dora, "bias": "none", "fan_in_fan_out": False,
         "inference_mode": True, "init_lora_weights": True, "modules_to_save": modules,
     }  # fmt: skip
+    if rows is not None:
+        first, last = rows.tokens
+        table = "shared" if model.head is None else "embed_tokens"
+        about["trainable_token_indices"] = {table: [*range(first, last + 1)]}
     (folder / CONFIG_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf8")
 
 
-def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
-    """Read the adapters of a folder for this model; they are not on yet, see `model.lora.adapter.use_adapters`. A head over labels that
-    learnt beside them is filled.
+def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter], TokenRows | None]:
+    """Read the adapters of a folder for this model, and the rows of tokens beside them; they are not on yet, see
+    `model.lora.adapter.use_adapters`. A head over labels that learnt beside them is filled.
 
     Raises:
         UserError: no adapter, or one for a model of another shape or with other modules.
@@ -106,6 +128,11 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
         if heads and left >= set(heads.values()):
             left -= set(heads.values())
             problems += _fill_head(model, {name: stored.get_tensor(there) for name, there in heads.items()})
+        rows = None
+        if info.settings.tokens is not None:
+            rows = TokenRows(model, info.settings.tokens)
+            used, wrong = _fill_rows(rows, model, stored)
+            left, problems = left - used, problems + wrong
         if tables := sorted(name for name in left if _TABLE.search(name)):
             raise UserError(
                 f"--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with it "
@@ -132,7 +159,31 @@ def load_adapters(model: T5, folder: str | Path) -> dict[str, LoraAdapter]:
             f"--adapter = {folder}, lacks {counted(len(lacking), 'tensor')} of the modules that its {CONFIG_FILE} names, such "
             f"as {min(lacking)}; save it again, or copy it again"
         )
-    return adapters
+    return adapters, rows
+
+
+def _row_names(config: T5ModelConfig) -> list[str]:
+    """PEFT's names of the rows of tokens in the embedding: it knows one of a tied embedding, and two copies of another."""
+    table = published_names(config)["embedding"].removesuffix(".weight")
+    is_tied = config.tie_word_embeddings or not config.is_text
+    tables = [table] if is_tied else ["encoder.embed_tokens", "decoder.embed_tokens"]
+    return [f"{_BASE}{each}.token_adapter.trainable_tokens_delta" for each in tables]
+
+
+def _fill_rows(rows: TokenRows, model: T5, stored: Any) -> tuple[set[str], list[str]]:
+    """Copy the rows of tokens; returns the names of tensors that were read, and what is wrong with them."""
+    names, head, (first, last) = {*_row_names(model.config)}, _BASE + HEAD_TABLE, rows.tokens
+    names |= set() if rows.head is None else {head}
+    if missing := names - set(stored.keys()):
+        return set(), [f"lacks {', '.join(sorted(missing))}, the rows of its tokens"]
+    with torch.no_grad():
+        for name in names - {head}:
+            if stored.get_slice(name).get_shape() != list(rows.embedding.shape):
+                return names, [f"{name} is {stored.get_slice(name).get_shape()} and not {list(rows.embedding.shape)}"]
+            rows.embedding.copy_(stored.get_tensor(name))
+        if rows.head is not None:
+            rows.head.copy_(stored.get_slice(head)[first : last + 1])
+    return names, []
 
 
 def _fill_head(model: T5, tensors: dict[str, Tensor]) -> list[str]:

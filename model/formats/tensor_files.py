@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from model.formats.headers import INDEX_FILE, SCALE, WEIGHTS_FILE, Kind, TensorH
 from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 
 PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
-Here = Callable[[str], AbstractContextManager[Tensor]]
+Here = Callable[[str], AbstractContextManager[Tensor | Iterable[Tensor]]]
 _DTYPE_NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -143,7 +143,7 @@ def write_safetensors(
     """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
 
     Args:
-        here: name -> a context in which that tensor has its content, where some show their shape and dtype alone.
+        here: name -> a context in which that tensor has its content, whole or in pieces, where some show their shape and dtype alone.
         about: words for the file's own metadata.
     Raises:
         OSError: the file cannot be written.
@@ -166,8 +166,9 @@ def write_safetensors(
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            with here(name) as tensor:
-                file.write(tensor.to("cpu").contiguous().view(torch.uint8).numpy().data)
+            with here(name) as content:
+                for tensor in (content,) if isinstance(content, Tensor) else content:
+                    file.write(tensor.to("cpu").contiguous().view(torch.uint8).numpy().data)
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int, here: Here | None = None) -> None:

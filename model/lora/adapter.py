@@ -13,7 +13,7 @@ Source: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from model.dropout import Dropout
 from model.layers import Linear, trained_product
 from model.lora.form import LoraSettings, adapted_paths
+from model.lora.token_rows import TokenRows, merge_token_rows, use_token_rows
 from model.quantization import dequantize, is_int4, is_int8, product, row_pieces, shape_of
 from model.t5 import T5, WithWeights, in_place
 
@@ -86,7 +87,8 @@ def linears(model: T5) -> dict[str, Linear]:
 def add_adapters(
     model: T5, settings: LoraSettings, seed: int = 0, held: WithWeights = in_place
 ) -> dict[str, LoraAdapter]:
-    """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix.
+    """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix, and rows of `settings.tokens`
+    in place of those of the tables.
 
     Args:
         settings: `targets` must exist, see `form.resolve_targets`.
@@ -107,6 +109,8 @@ def add_adapters(
         with held([linear.weight] if settings.dora else []):  # DoRA's first lengths are those of the rows
             linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
     model.adapter_dropout = settings.dropout
+    if settings.tokens is not None:
+        use_token_rows(model, TokenRows(model, settings.tokens))
     return adapters
 
 
@@ -116,21 +120,22 @@ def adapters_of(model: T5) -> dict[str, LoraAdapter]:
     return {path: adapter for path, adapter in found.items() if isinstance(adapter, LoraAdapter)}
 
 
-def use_adapters(model: T5, adapters: dict[str, LoraAdapter]) -> None:
-    """Let exactly these adapters be on; {}: the base alone."""
+def use_adapters(model: T5, adapters: Mapping[str, LoraAdapter], rows: TokenRows | None = None) -> None:
+    """Let exactly these adapters be on, and the rows of tokens that learnt beside them; {}: the base alone."""
     for path, linear in linears(model).items():
         linear.adapter = adapters.get(path)
+    use_token_rows(model, rows)
 
 
 @contextmanager
 def adapters_off(model: T5) -> Iterator[None]:
     """The base alone, until the context ends: the reference of preference training, without a second model."""
-    adapters = adapters_of(model)
+    adapters, rows = adapters_of(model), model.token_rows
     use_adapters(model, {})
     try:
         yield
     finally:
-        use_adapters(model, adapters)
+        use_adapters(model, adapters, rows)
 
 
 @torch.no_grad()
@@ -144,3 +149,4 @@ def merge(model: T5) -> None:
         assert not is_int8(linear.weight) and not is_int4(linear.weight), "merge into weights that are not quantized"
         linear.weight.copy_(adapter.merged(linear.weight))
         linear.adapter = None
+    merge_token_rows(model)

@@ -20,6 +20,7 @@ class LoraSettings:
         targets: names of the matrices as Hugging Face has them: q, k, v, o, wi or wi_0 and wi_1, wo.
         dropout: share dropped of what the adapters read.
         rank_stabilised: alpha / sqrt(r) instead of alpha / r. dora: learn the rows' lengths too.
+        tokens: ids of the first and the last token whose rows of the tables learn too; None: none do.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class LoraSettings:
     dropout: float = 0.0
     rank_stabilised: bool = False
     dora: bool = False
+    tokens: tuple[int, int] | None = None
 
     @property
     def scaling(self) -> float:
@@ -47,6 +49,8 @@ class AdapterInfo:
 
     def adapted(self, base: T5ModelConfig) -> T5ModelConfig:
         """The shape of the adapted model, from that of its base."""
+        if self.settings.tokens is not None:  # which a base may have no rows for
+            base = replace(base, vocab_size=max(base.vocab_size, self.settings.tokens[1] + 1))
         if not self.head:
             return base
         decoder = base.num_decoder_layers if self.head["has_decoder"] else 0

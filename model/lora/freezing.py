@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from config import T5ModelConfig
-from model.shapes import SCATTERED, hf_names, is_meant
+from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
 from settings.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     theirs, unknown, frozen = hf_names(shape), [], set[str]()
     # an adapter's weights are meant by the name of the matrix that they stand beside
     beside = {name: f"{name.partition('.adapter.')[0]}.weight" if ".adapter." in name else name for name in learns}
+    beside |= {name: name.partition(".")[2] for name in learns if name.startswith(f"{TOKEN_ROWS}.")}
     for pattern in (word.strip() for word in patterns.split(",") if word.strip()):
         found = [name for name in learns if is_meant(pattern, name, theirs[beside[name]])]
         if not found:

@@ -66,6 +66,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **_COMMON, **_GATED, "decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "dropout_rate": 0.1,
         "relative_attention_max_distance": 128, "torch_dtype": "float32", "transformers_version": "4.35.0", "use_cache": True,
     },
+    "prot_t5_xl": {**_COMMON, "n_positions": 512, "output_past": True, "feed_forward_proj": "relu", "use_cache": True},
+    "ankh-base": {
+        **_COMMON, **_GATED, **_HALVES, "relative_attention_num_buckets": 64, "relative_attention_max_distance": 128,
+        "output_past": True, "torch_dtype": "float32", "use_cache": True,
+    },
     "flan-ul2": {**_COMMON, **_GATED, "feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True},
 }  # fmt: skip
 

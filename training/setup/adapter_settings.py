@@ -13,7 +13,7 @@ from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
-from model.shapes import adapter_weights, label_head_weights, weights
+from model.shapes import adapter_weights, label_head_weights, token_range, token_row_weights, weights
 from settings.errors import UserError
 from settings.fields import AUTO
 from training.checkpoints.runs import near_folder
@@ -95,7 +95,21 @@ def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
     alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
     stabilised = lora.lora_scaling == "rank_stabilised"
     targets = resolve_targets(shape, lora.lora_targets)
-    return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora)
+    return LoraSettings(
+        lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora, _tokens(shape, lora.lora_tokens)
+    )
+
+
+def _tokens(shape: T5ModelConfig, asked: str | None) -> tuple[int, int] | None:
+    try:
+        found = token_range(asked)
+    except ValueError:
+        found = shape.vocab_size, shape.vocab_size
+    if found is not None and found[1] >= shape.vocab_size:
+        raise UserError(
+            f"--lora_tokens = {asked}, names no tokens of this model; allowed: ids as FIRST-LAST, 0 to {shape.vocab_size - 1}"
+        )
+    return found
 
 
 def with_form_of(config: Config, base: Path | None) -> Config:
@@ -103,9 +117,18 @@ def with_form_of(config: Config, base: Path | None) -> Config:
     if base is None or not is_adapter(base) or not config.lora.lora_rank:
         return config
     form, lora = read_info(base).settings, config.lora
-    kept = {"lora_targets": ",".join(form.targets), "lora_scaling": _scaling_of(form), "use_dora": form.dora}
+    kept = {
+        "lora_targets": ",".join(form.targets),
+        "lora_scaling": _scaling_of(form),
+        "use_dora": form.dora,
+        "lora_tokens": _shown(form.tokens),
+    }
     taken = {name: value for name, value in kept.items() if not config.given(name)}
     return config.changed(**taken, lora_alpha=form.alpha if lora.lora_alpha == AUTO else lora.lora_alpha)
+
+
+def _shown(tokens: tuple[int, int] | None) -> str | None:
+    return None if tokens is None else "{}-{}".format(*tokens)
 
 
 def _scaling_of(form: LoraSettings) -> str:
@@ -119,6 +142,7 @@ def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     asked_and_found = {
         "lora_rank": (settings.rank, form.rank), "lora_alpha": (settings.alpha, form.alpha),
         "lora_scaling": (_scaling_of(settings), _scaling_of(form)), "use_dora": (settings.dora, form.dora),
+        "lora_tokens": (_shown(settings.tokens), _shown(form.tokens)),
     }  # fmt: skip
     if set(settings.targets) != set(form.targets):
         asked_and_found["lora_targets"] = (",".join(settings.targets), ",".join(form.targets))
@@ -150,7 +174,7 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
             if base is not None and is_adapter(base):
                 problems += form_problems(settings, base)
             adapters = adapter_weights(shape, settings.rank, settings.targets, settings.dora)
-            trained = (*adapters, *label_head_weights(shape))
+            trained = (*adapters, *token_row_weights(shape, settings.tokens), *label_head_weights(shape))
             learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in trained}}
     except UserError as error:
         problems += error.problems

@@ -23,6 +23,7 @@ from model.formats.tensor_files import TensorFolder
 from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
+from model.lora.token_rows import TokenRows
 from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from training.setup.adapter_settings import form_problems, lora_settings
@@ -73,7 +74,7 @@ def choose_trained(
             if problems := form_problems(settings, start):
                 raise UserError(*problems)
             _check_fingerprint(start, read_info(start), known)
-            use_adapters(model, load_adapters(model, start))
+            use_adapters(model, *load_adapters(model, start))
         model.adapter_info = AdapterInfo(settings, "" if base is None else str(base.resolve()), known)
     freeze(model, config.train.freeze or "")
     return model
@@ -87,11 +88,11 @@ class AdapterSet:
     """Several adapters over one model, of which one or none is on.
 
     Args:
-        by_name: name -> path of its matrix -> adapter.
+        by_name: name -> path of its matrix -> adapter; and the rows of tokens that learnt beside them.
     """
 
     model: T5
-    by_name: dict[str, dict[str, LoraAdapter]]
+    by_name: dict[str, tuple[dict[str, LoraAdapter], TokenRows | None]]
     infos: dict[str, AdapterInfo]
 
     def set_adapter(self, name: str | None) -> None:
@@ -102,7 +103,7 @@ class AdapterSet:
         """
         if name is not None and name not in self.by_name:
             raise UserError(f"adapter = {name}, is not loaded; there are: {', '.join(self.by_name)}")
-        use_adapters(self.model, {} if name is None else self.by_name[name])
+        use_adapters(self.model, *(({}, None) if name is None else self.by_name[name]))
         self.model.adapter_info = None if name is None else self.infos[name]
 
 
@@ -126,8 +127,9 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
     loaded = {name: load_adapters(model, folder) for name, folder in zip(names, folders, strict=True)}
     adapters = AdapterSet(model, loaded, infos)
     adapters.set_adapter(names[0])
-    for weight in (weight for by_path in loaded.values() for a in by_path.values() for weight in a.parameters()):
-        weight.requires_grad_(False)
+    for by_path, rows in loaded.values():
+        for module in (*by_path.values(), *([] if rows is None else [rows])):
+            module.requires_grad_(False)
     return adapters
 
 

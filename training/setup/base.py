@@ -19,6 +19,7 @@ from data.prepare.looking import ask
 from data.prepare.task import file_problems, read_extra_tokens
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
+from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.answering import HEEDED, answers_by, remarks
 from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
@@ -81,7 +82,10 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
                 refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, base, home)
         if is_new:  # found by loading it, after hours of preparing rows, otherwise
-            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), config.model)])
+            as_stored = dataclasses.replace(
+                config.model, vocab_size=read_config(home).vocab_size
+            )  # adapters may have more rows
+            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), as_stored)])
         if config.model.is_text:
             # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
             config = _with_answers_of(config, run.notes if is_new else [], home, base)
@@ -89,7 +93,8 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         if (
             config.data.tokenizer_dir == AUTO or is_gone
         ):  # resumed on another machine; the checkpoint has the same files
-            config = config.changed(tokenizer_dir=str(home))
+            has_tokens = is_adapter(base) and read_info(base).settings.tokens is not None
+            config = config.changed(tokenizer_dir=str(base if has_tokens else home))
         if config.data.extra_tokens is not None:
             config = _with_extra_tokens(config, run.notes if is_new else [])
     refuse(list(ranking_problems(config)))
@@ -113,7 +118,10 @@ def _with_extra_tokens(config: Config, notes: list[str]) -> Config:
     notes.append(
         say(told, tokens=counted(count, "token"), file=config.data.extra_tokens, first=tokenizer.size, last=last)
     )
-    return config.changed(vocab_size=max(config.model.vocab_size, last + 1))
+    learning = (
+        {"lora_tokens": f"{tokenizer.size}-{last}"} if config.lora.lora_rank and config.lora.lora_tokens == AUTO else {}
+    )
+    return config.changed(vocab_size=max(config.model.vocab_size, last + 1), **learning)
 
 
 def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, list[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from config import PREFERENCES, Config, TrainConfig
-from model.shapes import weight_counts
+from model.shapes import TOKEN_ROWS, weight_counts
 from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 
@@ -176,7 +176,7 @@ def layerwise_factors(names: Iterable[str], num_layers: int, num_decoder_layers:
     depths = {"encoder": num_layers, "decoder": num_decoder_layers}
 
     def blocks_above(name: str) -> int:
-        stack, _, rest = name.partition(".")
+        stack, _, rest = name.removeprefix(f"{TOKEN_ROWS}.").partition(".")
         if stack == "embedding":
             return max(depths.values())
         if rest.startswith("blocks."):

@@ -40,7 +40,7 @@ def test_round_trip(config: T5ModelConfig, form: LoraSettings, tmp_path: Path) -
     assert info.settings == dataclasses.replace(form, targets=tuple(form.targets))
     assert (info.base, info.fingerprint) == (str(tmp_path / "base"), "f00d")
     again = hf_format.load(tmp_path / "base")
-    use_adapters(again, load_adapters(again, tmp_path / "adapter"))
+    use_adapters(again, *load_adapters(again, tmp_path / "adapter"))
     assert torch.equal(logits(again), logits(model))
 
 
@@ -129,7 +129,7 @@ def test_peft_computes_the_same(config: T5ModelConfig, form: LoraSettings, famil
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     theirs.save_pretrained(tmp_path / "back")
     back = hf_format.load(tmp_path / "base")
-    use_adapters(back, load_adapters(back, tmp_path / "back"))
+    use_adapters(back, *load_adapters(back, tmp_path / "back"))
     assert read_info(tmp_path / "back").fingerprint == "", "PEFT knows of no fingerprint"
     torch.testing.assert_close(logits(back), expected, rtol=1e-4, atol=1e-4)
     for path, adapter in adapters_of(back).items():
