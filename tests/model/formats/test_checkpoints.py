@@ -95,7 +95,7 @@ def test_shapes_are_those_that_were_published(name: str) -> None:
     raw: dict[str, Any] = {**PUBLISHED[published.keys], **sizes}
     head = {"lm_head.weight"} if raw.get("tie_word_embeddings") is False else set()
     layers = {f"decoder.block.{number}.layer" for number in range(200)}  # as many tensors as blocks, at least
-    shape = shape_from(Path(name), raw, Tensors({"shared.weight", *head, *layers}))  # type: ignore[arg-type]
+    shape = shape_from(Path(name, "config.json"), raw, Tensors({"shared.weight", *head, *layers}))  # type: ignore[arg-type]
     assert weight_counts(shape)["total"] / 1e6 == pytest.approx(published.millions, rel=5e-3)
     assert ("lm_head.weight" in hf_names(shape).values()) == bool(head)
     for field, value in model_presets()[published.preset].items() if published.preset else ():
@@ -104,5 +104,5 @@ def test_shapes_are_those_that_were_published(name: str) -> None:
 
 def test_the_table_names_what_is_tested_here() -> None:
     page = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf8")
-    table = page[page.index("| checkpoint | weights |") :].partition("\n\n")[0]
+    table = page[page.index("\n| checkpoint | weights |") + 1 :].partition("\n\n")[0]
     assert set(re.findall(r"`([\w-]+/[\w.-]+)`", table)) == set(CHECKPOINTS)
