@@ -52,6 +52,7 @@ from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, class_folder, markdown, picture_place, write_section
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
+from benchmarks.parts.simple_items import item_scores
 from benchmarks.parts.watched import events_of
 from config import GenerateConfig, load
 from data.prepare.preparing import find_prepared
@@ -147,10 +148,11 @@ def scores(
 
 def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
     """Train one seed of a recipe that has no peer; its figures."""
-    named, every_row = dict[str, str](), list[str]()
+    named, every_row = dict[str, Any](), list[str]()
     if recipe == "recommend":
-        named["ids"] = options["ids"] or "rqvae"
-        items = Path(str(load("train", {"preset": "recipe_recommend"}).data.item_file))
+        preset = load("train", {"preset": "recipe_recommend"}).data
+        items, named["ids"] = Path(str(preset.item_file)), options["ids"] or "rqvae"
+        named["simple"] = item_scores(Path(str(preset.train_file)))
         flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
         every_row = ["--eval_rows=10000000", "--eval_generate_rows=10000000", "--num_answers=10"]
     ours, events = _our_run(recipe, options, flags, work)
@@ -207,6 +209,9 @@ def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
     ]  # fmt: skip
     mean = sum(one[measure] for one in runs) / len(runs)
     told = f"Mean {measure} on validation: {mean:.4f}" + (f"; published on test: {published}." if published else ".")
+    if "simple" in runs[0]:
+        simple = ", ".join(f"{name} {value:.4f}" for name, value in runs[0]["simple"].items())
+        told += f" Co-occurrence of items, without a network (`benchmarks/parts/simple_items.py`): {simple}."
     return f"{told}\n\n{markdown([*keys, *names, 'weights', 'steps', 'time', 'peak'], rows)}"
 
 

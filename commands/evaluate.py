@@ -25,6 +25,7 @@ from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
+from model.formats.answering import item_file_of
 from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
 from settings.fields import AUTO, counted, read_settings_file
@@ -297,6 +298,9 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
+    items = merged.data.item_file
+    if items is not None and not Path(items).exists() and (own := item_file_of(folder, home)) is not None:
+        merged = merged.changed(item_file=str(own))
     if not config.given("validation_file"):
         return merged
     if merged.data.validation_file is None:

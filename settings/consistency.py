@@ -34,7 +34,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the 
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_of_training, _preferences, _of_heads, answer_problems, _of_memory)
+    parts = (_of_training, _of_histories, _preferences, _of_heads, answer_problems, _of_memory)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -145,6 +145,14 @@ def _of_training(config: Config) -> Iterator[str]:
     mirror = config.run.checkpoint_mirror
     if mirror is not None and "://" not in mirror:
         yield f"--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///.."
+
+
+def _of_histories(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.item_file is not None and data.item_separator != type(data)().item_separator:
+        yield f"--item_separator = {data.item_separator!r}, has no effect with --item_file, whose codes are separated by blanks; omit it"
+    if config.origin("holdout") == "flag" and data.validation_file is not None:
+        yield f"--holdout = {data.holdout}, has no effect with --validation_file; omit one"
 
 
 def _preferences(config: Config) -> Iterator[str]:

@@ -2,7 +2,7 @@
 import { ask, bytes, button, copyable, count, duration, go, h, has, icon, memoryBar, state, t, toast } from "./core.js";
 import { partBar, partList } from "./run.js";
 
-const LEARNT_BY = { pairs: true, conversations: true };
+const LEARNT_BY = { pairs: true, conversations: true, histories: false };
 
 export function showNew(place) {
   document.title = `${t("new_run")} · FrugalT5`;
@@ -143,7 +143,7 @@ export function showNew(place) {
   function goalPart() {
     const box = h("div.choices", { role: "radiogroup", "aria-label": t("goal") });
     goal = () => {
-      const options = [["", LEARNT_BY[task] ? "learn_pairs" : "learn_language"], ["True", "learn_answer"]];
+      const options = [["", task in LEARNT_BY ? "learn_pairs" : "learn_language"], ["True", "learn_answer"]];
       box.replaceChildren(...options.map(([value, key]) => h("button.choice", { type: "button", role: "radio", "data-goal": key, "aria-checked": String((flags.is_finetune === "True") === (value === "True")), onclick: () => { set("is_finetune", value); if (!value) set("finetune_from", ""); goal(); drawModel(); } }, h("b", {}, t(key)), h("span", {}, t(`${key}_about`)))));
       drawModel();
     };

@@ -391,9 +391,8 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
         return Path(data.tokenizer_dir)
     kind = tokenizer_type_of(config, task)
     if kind == CODES:
-        writing = item_writing(data)
-        folder = Path(data.cache_dir) / f"tokenizer-{fingerprint([CODES, writing.source])}"
-        return once(folder, lambda partial: words_tokenizer(code_tokens((writing.texts or {}).values())).save(partial))
+        folder = Path(data.cache_dir) / f"tokenizer-{fingerprint([CODES, item_writing(data).source])}"
+        return once(folder, lambda partial: train_task_tokenizer(config, task).save(partial))
     check_vocabulary(kind, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
@@ -406,13 +405,16 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
 
 
 def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
-    """Train a tokenizer on the training data, in this process.
+    """Train a tokenizer on the training data, or make one of the codes of items, in this process.
 
     Raises:
         UserError: the data cannot be read, or the vocabulary is too small.
     Memory:
         that of `looking.tokenizer_room`.
     """
+    kind = tokenizer_type_of(config, task)
+    if kind == CODES:
+        return words_tokenizer(code_tokens((item_writing(config.data).texts or {}).values()))
     examples = examples_of(config, task.kind, task.columns, None)
 
     def texts() -> Iterator[str]:
@@ -422,7 +424,7 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
                 progress.add(1, sum(len(text.encode("utf8", "replace")) for text in row))
                 yield from examples.texts(row)
 
-    settings, kind = config.tokenizer, tokenizer_type_of(config, task)
+    settings = config.tokenizer
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
         texts(), kind, config.model.vocab_size, settings.tokenizer_sample, source,

@@ -289,17 +289,20 @@ class Writing:
         # a conversation goes to one side whole: its prompts hold its answers
         rows, numbers = np.unique(encoded.places, return_inverse=True)
         window = self.job.window
+
+        def for_validation(found: Encoded) -> Encoded:
+            return of_items(found, -window - 1, None) if window else found
+
         if name == TRAIN and self.job.hold_out == LAST:
-            self.splits[VALIDATION].add(of_items(encoded, -window - 1, None), part)
+            self.splits[VALIDATION].add(for_validation(encoded), part)
             encoded = of_items(encoded, 0, -1)
         elif name == TRAIN and self.job.hold_out:
             apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
             if apart.any():
-                held_out = encoded.select(apart)
-                self.splits[VALIDATION].add(of_items(held_out, -window - 1, None) if window else held_out, part)
+                self.splits[VALIDATION].add(for_validation(encoded.select(apart)), part)
             encoded = encoded.select(~apart)
-        elif window:
-            encoded = of_items(encoded, -window - 1, None)
+        elif name != TRAIN:
+            encoded = for_validation(encoded)
         split.kept += len(rows)
         if encoded.num_rows:
             split.add(encoded, part)
