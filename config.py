@@ -920,7 +920,9 @@ def unlisted(command: str) -> frozenset[str]:
     if command != "plan":
         return frozenset()
     groups = ("metrics", "generate", "cleaning")
-    names = ("prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub")
+    names = (
+        "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub", "answers", "num_answers",
+    )  # fmt: skip
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)
 
 

@@ -3,6 +3,8 @@
 The same random weights in Hugging Face T5 and here, greedy and beam search, all answers of full length: in fp32, with
 bf16 weights, and here with int8 weights, which the peer has none of on a CPU. All take turns in one process on one thread,
 and the least processor time of the turns counts, so that other work on the machine hardly does.
+
+`python -m benchmarks.generation answers [--answers=1000000] [--beams=20]`: answers from a list, see `parts/answer_lists.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.children import options_of
 from benchmarks.parts.results import markdown, write_section
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
@@ -119,6 +122,8 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure all cases; all flags are --name=value."""
+    if "answers" in arguments:
+        return answer_lists(arguments)
     options = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
     name, repeats = options.get("model", "t5-small"), int(options.get("repeats", "3"))
     warnings.simplefilter("ignore")
@@ -131,6 +136,20 @@ def main(arguments: list[str]) -> None:
     print(f"\n{heading}\n{body}", flush=True)
     if options.get("write", "True") == "True":
         write_section(f"generation-{name}", heading, body, runs)
+
+
+def answer_lists(arguments: list[str]) -> None:
+    """Measure answers from a list."""
+    from benchmarks.parts import answer_lists
+
+    _, options = options_of(arguments, answer_lists.OPTIONS, answer_lists.__doc__ or "")
+    warnings.simplefilter("ignore")
+    figures = answer_lists.measure(options)
+    heading = f"Answers from a list of {int(options['answers']):,}: {options['model']}, {options['rows']} rows of {options['source']} tokens, {options['beams']} beams, {options['threads']} threads"
+    body = answer_lists.table(figures)
+    print(f"\n{heading}\n{body}\n{json.dumps(figures)}", flush=True)
+    if options["write"] == "True":
+        write_section(f"generation-answers-{options['model']}", heading, body, figures)
 
 
 if __name__ == "__main__":

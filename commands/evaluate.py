@@ -42,7 +42,7 @@ from training.processes.launch import num_processes
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
-from training.setup.answer_list import with_answers
+from training.setup.answer_list import unlisted_note, with_answers
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -86,7 +86,7 @@ def evaluate(config: Config) -> Evaluation:
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
         _predictions_file(config, trained, prepared) as write,
     ):
-        results, samples, ended, unknown = dict[str, Evaluation](), list[Sample](), 0, 0
+        results, samples, ended, unknown, unlisted = dict[str, Evaluation](), list[Sample](), 0, 0, list[str]()
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             label_scores = LabelScores(prepared.labels)
             watch = partial(_seen, label_scores, write) if is_labelled else None
@@ -110,12 +110,14 @@ def evaluate(config: Config) -> Evaluation:
                 )  # fmt: skip
                 results[name].metrics.update(scores)
                 samples, ended = [*samples, *shown], ended + cut
+                unlisted += [] if tree is None else unlisted_note(tree, loader, answered, of)
                 unknown += count_unknown(loader, trained.tokenizer, answered, of)
         result = mean_of_sets(results) if loader.sets else results[""]
         answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
         table = [*_table(result, loader, prepared, answered, unknown), *confusions]
         table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
+        table += [(say("unlisted"), note) for note in unlisted]
         table += prepared.unread
         if config.plan.json and group.is_main:
             told = {"model": trained.name, **result.figures(), "answers": answered, "sacrebleu": signatures}

@@ -179,13 +179,17 @@ def evaluation_seconds(
 
 
 def writing_seconds(
-    work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int, pace: Pace | None = None
+    work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int, pace: Pace | None = None, beams: int = 1
 ) -> float:
-    """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once."""
+    """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once.
+
+    Args:
+        beams: of all rows.
+    """
     pace, counts = pace or pace_of(machine.speed_class), work.counts
     blocks = work.model.num_decoder_layers
     weights = blocks * counts["decoder"] + counts["embedding"]
-    reading, computing = 4 * weights / pace.memory_rate, 2 * weights / machine.rate(choice.compute)
+    reading, computing = 4 * weights / pace.memory_rate, 2 * beams * weights / machine.rate(choice.compute)
     bringing, _ = moving_seconds(work, choice, machine, pace.copy_rate)
     return tokens * max(reading + computing + blocks * pace.block_seconds, bringing)
 
@@ -269,7 +273,7 @@ class Schedule:
         steps: to go. evaluations, saves: how many. evaluation_rows: of one evaluation, on this process.
         reference_steps: whose rows a reference model sees, too, before the run or in its steps.
         sample_tokens: of the longest answer at the end. scored_batches: of answers, in each evaluation; scored_tokens: of the
-            longest of them.
+            longest of them; scored_beams: of all rows of a batch, whose products take longer than reading the weights.
     """
 
     steps: int
@@ -279,6 +283,7 @@ class Schedule:
     sample_tokens: int = 0
     scored_batches: int = 0
     scored_tokens: int = 0
+    scored_beams: int = 1
     reference_steps: int = 0
 
 
@@ -321,8 +326,11 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     others = int(first_step == 0 and rows > 0) + int(train.average_checkpoints > 1 and rows > 0)
     refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
     steps, batches = last - first_step, -(-scored // MOST_ROWS)
+    beams = config.generate.num_beams * min(scored, MOST_ROWS) if config.answer.num_answers > 1 else 1
     compared = steps if refers else 0
-    return Schedule(steps, len(evaluations) + others, len(saves), rows, written, batches, answer_tokens, compared)
+    return Schedule(
+        steps, len(evaluations) + others, len(saves), rows, written, batches, answer_tokens, beams, compared
+    )
 
 
 def predict_times(
@@ -338,7 +346,8 @@ def predict_times(
     step = typical_seconds(work, choice, machine, pace)
     answers = writing_seconds(work, choice, machine, 1, pace)
     evaluation = evaluation_seconds(work, choice, machine, schedule.evaluation_rows, pace)
-    evaluation += schedule.scored_batches * schedule.scored_tokens * answers
+    scored = writing_seconds(work, choice, machine, schedule.scored_tokens, pace, schedule.scored_beams)
+    evaluation += schedule.scored_batches * scored
     adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
     saved = weights + state_bytes(work, choice.storage)

@@ -8,7 +8,7 @@ Source: constrained beam search over entities, De Cao et al. 2021 (arXiv 2010.00
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,16 @@ class AnswerTree:
     def most_choices(self, beams: int) -> int:
         """The most tokens that each of a prompt's beams has to choose from, on average: only one has the first token's."""
         return max(-(-self._first_choices // beams), self._later_choices)
+
+    def __contains__(self, ids: Sequence[int]) -> bool:
+        """Whether token ids, the end token last, are an answer."""
+        node = ROOT
+        for token in ids:
+            first, last = self.starts[node], self.starts[node + 1]
+            node = int(first + np.searchsorted(self.tokens[first:last], token))
+            if node == last or self.tokens[node] != token:
+                return False
+        return bool(self.starts[node] == self.starts[node + 1])
 
     def leaves(self, nodes: Ids) -> tuple[Ids, Ids]:
         """Where only one answer goes on from nodes (n,): its leaf, else `DEAD`, and the tokens up to it."""

@@ -53,7 +53,7 @@ class _Search:
     """Beginnings that grow, and answers."""
 
     def __init__(self, settings: GenerateConfig, rows: int, start: int, device: torch.device, is_listed: bool) -> None:
-        self.settings, beams = settings, settings.num_beams
+        self.settings, self.is_listed, beams = settings, is_listed, settings.num_beams
         self.written = torch.full((rows, beams, 1), start, device=device)  # with the start token
         self.scores = torch.full((rows, beams), OUT, device=device)
         self.scores[:, 0] = 0.0  # all beginnings are alike yet: one is enough
@@ -118,7 +118,8 @@ class _Search:
         """The best G of the answers so far and of those that end now."""
         beams = self.settings.num_beams
         counts = ends.clone()
-        counts[:, beams:] = False
+        if not self.is_listed:
+            counts[:, beams:] = False
         is_full = self.is_answer.all(1, keepdim=True) & (self.settings.early_stopping == "True")
         scores = scores + is_full.float() * OUT + (~self.is_open).float() * OUT + (~counts).float() * OUT
         merged = torch.cat([self.answer_scores, scores], 1)

@@ -233,12 +233,13 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
     assert merged.run.checkpoint_mirror is None
 
 
-def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
+def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.txt"
     rows.write_text("".join(json.dumps({"prompt": "x", "response": name}) + "\n" for name in ("red", "blue")))
     listed.write_text("red\n")
     result = evaluate(settings(folder, tmp_path, validation_file=rows, answers=listed, max_new_tokens=60))
     assert result.metrics["exact_match"] == 50.0
+    assert "1 of 2 rows" in capsys.readouterr().out
 
 
 def test_ranked_answers(folder: Path, tmp_path: Path) -> None:

@@ -320,6 +320,14 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.C
     assert "of at most" not in capsys.readouterr().err
 
 
+def test_a_list_that_the_budget_does_not_hold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answers.txt").write_text("red\nblue\n")
+    monkeypatch.setattr("training.setup.answer_list.child_bytes", lambda config: 2**20)
+    flags = {"input": "x", "answers": tmp_path / "answers.txt", "cache_dir": tmp_path / "cache"}
+    with pytest.raises(DoesNotFit, match="--memory_budget"):
+        generate(settings(folder, **flags, max_new_tokens=60))
+
+
 def test_the_budget_counts_the_tree(folder: Path) -> None:
     """What it holds itself, and what a step makes of the tokens that it allows."""
     config, count = settings(folder, input="x"), 2**23

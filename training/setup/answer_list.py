@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from childproc import MEMORY, ChildDied, call
+from childproc import CRASHED, MEMORY, ChildDied, call
 from config import Config, DataConfig, GenerateConfig, UserError
 from data.prepare.looking import child_bytes
 from data.sources.files import Source, find, sources_fingerprint
@@ -23,16 +23,20 @@ from language import say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
 from settings.errors import DoesNotFit
-from settings.fields import AUTO, listed
+from settings.fields import AUTO, counted, listed
 from storage import fingerprint, make_once
 from training.processes.launch import rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
 from units import format_size
 
+if TYPE_CHECKING:
+    from data.batches.loader import StepLoader
+
 TREE_FILE = "tree.npz"
 FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
+READ_ROWS = 64
 NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
@@ -98,10 +102,14 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
         try:
             call(_build, sources, config.data, texts, path, max_bytes=most)
         except ChildDied as died:
-            if died.reason != MEMORY:
-                raise
-            told = f"{files}: the list takes more than the {format_size(most)} that --memory_budget leaves; raise it, or give fewer answers"
-            raise DoesNotFit(told) from None
+            if died.reason == MEMORY:
+                told = f"{files}: the list takes more than the {format_size(most)} that --memory_budget leaves; raise it, or give fewer answers"
+                raise DoesNotFit(told) from None
+            if died.reason == CRASHED:
+                raise UserError(
+                    f"{files}: reading has crashed a library ({died}); fetch or write the file anew"
+                ) from None
+            raise
 
     made = make_once(Path(config.data.cache_dir) / "answers" / name, make)
     tree = AnswerTree.load(made / TREE_FILE)
@@ -122,6 +130,16 @@ def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
         file=", ".join(str(source.path) for source in sources), count=f"{tree.num_answers:,}", longest=tree.longest,
         size=format_size(tree.num_bytes),
     )  # fmt: skip
+
+
+def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | None = None) -> list[str]:
+    """What is said of references among the first held-out rows, or those of a set, that are not in the list; nothing where all are."""
+    count, every = 0, 0
+    for batch in loader.evaluation_batches(rows, READ_ROWS, rows=of):
+        for target, length in zip(batch.labels, batch.target_lengths, strict=True):
+            count, every = count + (target[:length].tolist() not in tree), every + 1
+    told = "{count} of {rows} have a reference that is not in the list of answers, which no answer matches"
+    return [say(told, count=f"{count:,}", rows=counted(every, "row"))] if count else []
 
 
 def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path) -> None:

@@ -17,13 +17,13 @@ from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
-from settings.consistency import HEADS, REGRESSION, TEXT, check
+from settings.consistency import HEADS, REGRESSION, TEXT, check, writes_answers
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.adapter_settings import home_of, shape_of
-from training.setup.answer_list import describe, with_list
+from training.setup.answer_list import describe, unlisted_note, with_list
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -66,6 +66,8 @@ def load_data(run: ResolvedRun) -> None:
         held_out = counted(run.validation.num_rows, "row")
         told = "only {rows} held out for evaluation, too few for reliable figures; give a --validation_file"
         run.notes.append(say(told, rows=held_out))
+    if run.tree is not None and writes_answers(config) and not run.is_resumed:
+        run.notes += unlisted_note(run.tree, run.validation, int(config.metrics.eval_generate_rows))
     if run.is_resumed and run.base is not None:
         run.state = read_training_state(run.base)
     measured = measured_on(config, run.loader, run.validation)

@@ -81,7 +81,11 @@ def test_what_is_left_of_a_run_is_counted() -> None:
     assert schedule_of(dpo, 40, held_out=9, answer_tokens=64).reference_steps == 60
     assert schedule_of(orpo, 40, held_out=9, answer_tokens=64).reference_steps == 0
     scored = schedule_of(settings_of(eval_generate_rows=100), 0, held_out=1000, answer_tokens=48)
-    assert (scored.scored_batches, scored.scored_tokens) == (2, 48)
+    assert (scored.scored_batches, scored.scored_tokens, scored.scored_beams) == (2, 48, 1)
+    ranked = settings_of(eval_generate_rows=100, num_beams=20, num_answers=10)
+    searched = schedule_of(ranked, 0, held_out=1000, answer_tokens=48)
+    assert searched.scored_beams == 20 * 64
+    assert predict_times(WORK, KEPT, MACHINE, searched).seconds > predict_times(WORK, KEPT, MACHINE, scored).seconds
 
 
 def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:

@@ -151,6 +151,7 @@ def test_what_is_certain_is_not_computed(config: T5ModelConfig, monkeypatch: pyt
 
     monkeypatch.setattr(Decoder, "step", counted)
     tree = tree_of([(5, 6, 7), (5, 8, 9), (10, 11, 12)])
+    assert [5, 8, 9, END] in tree and [5, 8, 9] not in tree and [5, 9, 9, END] not in tree and [99] not in tree
     assert tree.tail(0) == [] and tree.tail(2) == [11, 12, END]
     assert generate(model, ROWS[:1], tree=tree_of([(5, 6, 7), (10, 11, 12)]))[0] in ([5, 6, 7], [10, 11, 12])
     assert steps == [1]
