@@ -26,7 +26,7 @@ from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_preci
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, optimizer_reasons, size_reasons
+from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, mapped_reasons, optimizer_reasons, size_reasons
 from memory.weight_offload import Homes, homes_to_try, ways_at
 from settings.fields import AUTO
 from units import format_size
@@ -136,6 +136,7 @@ def plan(
             *size_reasons(config, chosen, machine),
             *optimizer_reasons(config, work, chosen, machine),
             *home_reasons(chosen, num_blocks),
+            *mapped_reasons(work, chosen, machine),
             *dtype_reasons(config, chosen, machine, began),
             *kernel_reasons(chosen, had_kernels, missing),
         ),

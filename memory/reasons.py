@@ -10,6 +10,7 @@ from language import say
 from memory.batch_size import table_guess
 from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import typical_seconds
+from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
@@ -53,6 +54,13 @@ def optimizer_reasons(config: Config, work: Workload, choice: ExecutionPlan, mac
             "the steps or fewer, for {size} more memory and {times} times the time per step (docs/recipes.md)"
         )
         yield say(told, optimizer=train.optimizer, faster=FASTER, size=format_size(more_bytes), times=f"{times:.1f}")
+
+
+def mapped_reasons(work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
+    """How much of a frozen base is not counted."""
+    if size := mapped_bytes(work, choice, machine):
+        told = "{size} of frozen weights stay mapped from their file: the system may drop and read them again, and the peak does not count them"
+        yield say(told, size=format_size(size))
 
 
 def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:

@@ -123,6 +123,7 @@ def load(
     filling: Filling = in_memory,
     seed: int = 0,
     pieces: Mapping[int, Sequence[int]] | None = None,
+    maps: bool = False,
 ) -> T5:
     """Read a model from a Hugging Face folder, in evaluation mode.
 
@@ -139,7 +140,8 @@ def load(
         pieces: of each new token, its tokens before: it begins as their mean, or at random where there are none.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
-    Memory: the model, and a chunk of one tensor (4 MiB).
+        maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not learn.
+    Memory: the model, and a chunk of one tensor (4 MiB); what is mapped is no anonymous memory.
     """
     stored = TensorFolder(Path(folder), allow_pickle)
     path = Path(folder) / CONFIG_FILE
@@ -185,6 +187,9 @@ def load(
             )
         for name, source in () if is_frozen else sources.items():
             parameter = model.get_parameter(name)
+            if maps and (pages := stored.mapped(source, parameter.dtype)) is not None:
+                parameter.data = pages
+                continue
             with filling(parameter):
                 stored.copy_into(source, parameter, parts.get(name, (0, 0))[0])
         # a UMT5 as published was trained without scaled outputs; our own folders say what they are

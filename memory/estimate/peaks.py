@@ -32,7 +32,7 @@ from limits import (
 from memory.estimate.blocks import Blocks
 from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Sizes, Tokens
-from memory.estimate.weight_offload import resident_bytes, slots_bytes
+from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
@@ -66,7 +66,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
     compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
     fixed = {
         "base": machine.base_bytes,
-        "weights": resident_bytes(work, choice) + _fp32_beside(work, choice),
+        "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + _fp32_beside(work, choice),
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work, choice.storage),
         "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles * is_host,

@@ -57,6 +57,14 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
+    """Frozen weights under adapters that a CPU reads from their file: no anonymous memory."""
+    stored, count = work.mapped
+    is_cpu = not machine.device and not machine.is_another and machine.base_bytes > 0  # another machine may be a Mac
+    is_mapped = is_cpu and stored == choice.storage and choice.shards == 1 and not choice.away_blocks
+    return count * dtype_bytes(stored) if is_mapped else 0
+
+
 def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """All weights of the model, as they rest, that do not rest elsewhere."""
     everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)

@@ -117,6 +117,12 @@ class TensorHeaders:
         """The shape of one tensor, read from the header."""
         return tuple(self._slice(name).get_shape())
 
+    def matrix_dtype(self) -> str:
+        """What the header calls the dtype of all matrices, such as F32; empty where they have several."""
+        matrices = [name for name in self.names if len(self.shape(name)) == 2 and "relative_attention_bias" not in name]
+        found = {str(self._slice(name).get_dtype()) for name in matrices}
+        return found.pop() if len(found) == 1 else ""
+
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, bit by bit. Memory: two pieces of FILE_CHUNK_BYTES."""
         names = [(first, second)]

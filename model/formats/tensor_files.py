@@ -50,6 +50,7 @@ class TensorFolder(TensorHeaders):
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._replaced: dict[str, tuple[int, Tensor]] = {}
+        self._mapped: dict[Path, Any] = {}
         super().__init__(folder)
 
     def _kinds(self) -> tuple[Kind, ...]:
@@ -123,6 +124,17 @@ class TensorFolder(TensorHeaders):
             if low < high:
                 target[low:high].copy_(chunk[low - start : high - start])
             start += len(chunk)
+
+    def mapped(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """A whole tensor whose memory are the pages of its file, which the system may drop and read again; what is written to it
+        stays with the process. None where it is not stored as `dtype`, or not in safetensors."""
+        path = self._files[name]
+        if name in self._replaced or path.suffix == ".bin" or self.dtype(name) != dtype:
+            return None
+        if path not in self._mapped:  # one mapping a file: each takes its size of addresses
+            self._mapped[path] = self._open(path)
+        found: Tensor = self._mapped[path].get_tensor(self._stored[name])
+        return found
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same; pickled ones number by number. Memory: two chunks."""

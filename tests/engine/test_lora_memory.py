@@ -22,11 +22,11 @@ from model.lora.form import LoraSettings; from model.lora.adapter import add_ada
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle
 
-folder, base, adapts = sys.argv[1], getattr(torch, sys.argv[2]), sys.argv[3] == "lora"
+folder, base, adapts = sys.argv[1], getattr(torch, sys.argv[2]), sys.argv[3] != "full"
 
 
 def steps():
-    model = hf_format.load(folder, base)
+    model = hf_format.load(folder, base, maps=sys.argv[3] == "mapped")
     if adapts:
         add_adapters(model, LoraSettings(8, 16.0))
     update = OptimizerInBackward(OPTIMIZERS["adamw"]({n: w for n, w in model.named_parameters() if w.requires_grad}))
@@ -55,8 +55,9 @@ def test_peak_of_adapters_over_fp32_int8_and_int4(tmp_path: Path) -> None:
     count, head = sum(w.numel() for w in model.parameters()), 4 * shape.vocab_size * shape.d_model
     hf_format.save(model, tmp_path)
     del model
-    ways = (("float32", "full"), ("float32", "lora"), ("int8", "lora"), ("int4", "lora"))
-    full, lora, small, smallest = (in_child(STEPS, tmp_path, *way)[0] for way in ways)
+    ways = (("float32", "full"), ("float32", "lora"), ("int8", "lora"), ("int4", "lora"), ("float32", "mapped"))
+    full, lora, small, smallest, mapped = (in_child(STEPS, tmp_path, *way)[0] for way in ways)
+    assert mapped < 24 * MIB, f"{mapped / MIB:.0f} MiB beside mapped weights"
     assert lora < 4 * count + 24 * MIB, f"{lora / MIB:.0f} MiB over {4 * count / MIB:.0f} MiB of weights"
     assert small < count + head + 24 * MIB, f"{small / MIB:.0f} MiB over {count / MIB:.0f} MiB of weights"
     table, packed = shape.vocab_size * shape.d_model, 34 / 64

@@ -247,3 +247,17 @@ def test_new_tokens_begin_as_the_mean_of_their_pieces(tmp_path: Path, dtype: tor
         assert 0.2 < ours[21].std() / theirs.std() < 5
     with pytest.raises(UserError, match="vocab_size"):
         load(tmp_path, expect=dataclasses.replace(config, vocab_size=19))
+
+
+def test_a_mapped_model_is_the_same_and_leaves_its_file_alone(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "t5_v1_1", tmp_path, dirs_exist_ok=True)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    mapped, copied = load(tmp_path, maps=True), load(tmp_path)
+    for name, weight in copied.named_parameters():
+        assert torch.equal(mapped.get_parameter(name), weight), name
+    with torch.no_grad():
+        for weight in mapped.parameters():
+            weight.add_(1.0)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    narrow = load(tmp_path, torch.bfloat16, maps=True)  # stored in another dtype: copied
+    assert torch.equal(narrow.embedding, copied.embedding.to(torch.bfloat16))

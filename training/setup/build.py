@@ -136,7 +136,7 @@ def _make_model(
     if home is not None:
         model = hf_format.load(
             home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling, seed=config.run.seed,
-            pieces=_pieces_of_new_tokens(run, home),
+            pieces=_pieces_of_new_tokens(run, home), maps=config.lora.lora_rank > 0 and cut is None and device.name == "cpu",
         )  # fmt: skip
     elif cut is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)

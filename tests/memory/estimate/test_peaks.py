@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,22 +12,24 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from config import T5ModelConfig
+from config import T5ModelConfig, load
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
+from memory.candidates import make_work
 from memory.estimate.blocks import Adapted, Blocks
 from memory.estimate.peaks import StepPeaks, changeable, peak_of, predict
 from memory.estimate.shapes import Shapes, Tokens
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from model.hf_format import save
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.rows import Rows
-from model.shapes import targets_of
+from model.shapes import targets_of, weight_counts
 from model.t5 import T5
 from units import GIB, MIB
 
@@ -112,6 +116,29 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     predicted = changeable(parts) - parts["allocator slack"]
     measured = live_bytes(shape, choice)
     assert -0.03 * measured <= predicted - measured <= 0.13 * measured
+
+
+def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
+    shape = T5ModelConfig(**SHAPE)
+    save(T5(shape).initialise(0), tmp_path)
+    config = load(
+        "train", {"train_file": "x", "is_finetune": True, "finetune_from": str(tmp_path), "lora_rank": 4, **SHAPE}
+    )
+    machine = Machine(GIB, GIB)
+    work = make_work(config, machine, SOURCE, TARGET)
+    count = weight_counts(shape)["total"]
+    assert work.mapped == ("float32", count)
+    choice = ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", MIB)
+
+    def less(choice: ExecutionPlan, machine: Machine) -> int:
+        counted, mapped = (
+            predict(each, choice, machine)["loss"]["weights"] for each in (replace(work, mapped=("", 0)), work)
+        )
+        return counted - mapped
+
+    assert less(choice, machine) == 4 * count
+    assert less(replace(choice, storage="bfloat16"), machine) == less(choice, replace(machine, device="a GPU")) == 0
+    assert less(replace(choice, away_blocks=2, weights_in="file"), machine) == 0
 
 
 @pytest.mark.parametrize(("pads", "compute"), [(False, "float32"), (True, "bfloat16")])
