@@ -10,18 +10,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from config import PREFERENCES, Config, UserError
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
-from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32, Precision, precisions
+from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
-from model.formats.adapter_folder import is_adapter, read_info
-from model.formats.headers import TensorHeaders
-from model.shapes import weight_counts
 from settings.consistency import writes_answers
 from settings.fields import AUTO
 from settings.program import SCRIPT
@@ -53,23 +49,8 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     return Workload(
         config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
-        sample_rows=train.sample_rows, adapted=adapted_by(config), mapped=_mapped_base(config),
+        sample_rows=train.sample_rows, adapted=adapted_by(config),
     )  # fmt: skip
-
-
-def _mapped_base(config: Config) -> tuple[str, int]:
-    """The dtype of the base that adapters stand on, and how many of its weights may stay in its file."""
-    start = config.train.finetune_from
-    if not config.lora.lora_rank or start in (AUTO, None):
-        return "", 0
-    try:
-        folder = Path(read_info(start).base) if is_adapter(start) else Path(start)
-        stored = TensorHeaders(folder).matrix_dtype()
-    except UserError:  # which the run refuses
-        return "", 0
-    counts = weight_counts(config.model)
-    tables = counts["embedding"] + counts["head"] if config.data.extra_tokens is not None else 0  # they get new rows
-    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), counts["total"] - tables
 
 
 def candidates(

@@ -94,6 +94,7 @@ def plan(
     homes: Homes | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
+    mapped: tuple[str, int] = ("", 0),
 ) -> Plan:
     """Choose the fastest way to run this configuration that fits the machine's budget.
 
@@ -103,11 +104,13 @@ def plan(
             does not, its precision is, as long as any way in it fits. anew: settings of the step that ask for another.
         precision: where it is settled; None: the plan chooses. homes: likewise where weights rest.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
+        mapped: of a frozen base, as `Workload` has it.
     Raises:
         DoesNotFit: no way fits; names the least peak and the cheapest changes.
         UserError: the run that is resumed computes in what this device does not.
     """
-    work = replace(make_work(config, machine, source_tokens, target_tokens), shapes=shapes, evaluation=evaluation)
+    work = make_work(config, machine, source_tokens, target_tokens)
+    work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped)
     had_kernels = earlier is not None and earlier.kernels
     if earlier is not None:
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0

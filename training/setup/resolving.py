@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
@@ -21,12 +22,16 @@ from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
 from memory.batch_size import effective_batch
 from memory.candidates import make_work
-from memory.estimate.precision import Precision
+from memory.estimate.precision import BFLOAT16, FLOAT32, Precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
 from memory.weight_offload import Homes
+from model.formats.adapter_folder import is_adapter, read_info
+from model.formats.headers import TensorHeaders
+from model.shapes import weight_counts
+from settings.errors import UserError
 from settings.fields import AUTO
 from storage import NotMade
 from training.setup.schedules import Steps
@@ -135,7 +140,8 @@ class RunSpec:
     def work(self) -> Workload:
         """What one of its steps has to do, on one process."""
         work = make_work(self.asked, self.machine, self.rows.source_tokens, self.rows.target_tokens)
-        return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation)
+        mapped = mapped_base(self.asked)
+        return replace(work, shapes=self.rows.lengths, evaluation=self.rows.evaluation, mapped=mapped)
 
     @property
     def settings(self) -> Config:
@@ -190,9 +196,24 @@ def resolve(
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
         planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, homes=homes,
+        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, homes=homes, mapped=mapped_base(config),
     )  # fmt: skip
     return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
+
+
+def mapped_base(config: Config) -> tuple[str, int]:
+    """The dtype of the base that adapters stand on, and how many of its weights may stay in its file."""
+    start = config.train.finetune_from
+    if not config.lora.lora_rank or start in (AUTO, None):
+        return "", 0
+    try:
+        folder = Path(read_info(start).base) if is_adapter(start) else Path(start)
+        stored = TensorHeaders(folder).matrix_dtype()
+    except UserError:  # which the run refuses
+        return "", 0
+    counts = weight_counts(config.model)
+    tables = counts["embedding"] + counts["head"] if config.data.extra_tokens is not None else 0  # they get new rows
+    return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), counts["total"] - tables
 
 
 def _steps(config: Config, chosen: Plan, rows: Rows) -> Steps | None:

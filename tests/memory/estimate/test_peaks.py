@@ -31,6 +31,7 @@ from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.shapes import targets_of, weight_counts
 from model.t5 import T5
+from training.setup.resolving import mapped_base
 from units import GIB, MIB
 
 SHAPE = {
@@ -125,9 +126,9 @@ def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
         "train", {"train_file": "x", "is_finetune": True, "finetune_from": str(tmp_path), "lora_rank": 4, **SHAPE}
     )
     machine = Machine(GIB, GIB)
-    work = make_work(config, machine, SOURCE, TARGET)
     count = weight_counts(shape)["total"]
-    assert work.mapped == ("float32", count)
+    assert mapped_base(config) == ("float32", count)
+    work = replace(make_work(config, machine, SOURCE, TARGET), mapped=mapped_base(config))
     choice = ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", MIB)
 
     def less(choice: ExecutionPlan, machine: Machine) -> int:
