@@ -1,4 +1,4 @@
-"""What do encoders with heads take? `python -m benchmarks.encoders plan|peer|embed|proteins ... [--name=value ...]`.
+"""Memory and speed of encoders with heads: `python -m benchmarks.encoders plan|peer|embed|proteins ... [--name=value ...]`.
 
 plan: training runs of ten configurations; the peak that each planned beside the most that it held.
 peer: LoRA of rank 4 on q and v with a token head, beside transformers' `T5EncoderModel` and PEFT on the same rows from the same base.

@@ -1,4 +1,4 @@
-"""How do transformers and PEFT train a token head over a T5 encoder? A child process of `benchmarks.encoders`; prints one JSON line.
+"""A token head over a T5 encoder, trained by transformers and PEFT: a child process of `benchmarks.encoders`; prints one JSON line.
 
     python -m benchmarks.parts.encoder_peer RECOMPUTE BASE BATCHES RATE
 

@@ -1,4 +1,4 @@
-"""Histories: rows that are sequences of items, such as what a user bought. How is an item written?
+"""Histories: rows that are sequences of items, such as what a user bought, and the text of an item.
 
 An item of a file of codes (semantic ids) is written by one token a code, whose name holds its level: codes 12 and 7 are
 `<a_12> <b_7>`. Without such a file items are texts, joined by a separator.
