@@ -63,6 +63,7 @@ LARGE_BASES: dict[str, Flags] = {
         "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
     },
 }  # fmt: skip
+EVALUATED = 300  # residues, of proteins to validate with
 PUBLISHED = {"ProtT5": 500, "Ankh-large": 0}  # residues on a GPU of 8 GB, Schmirler et al. 2024, figure 5b
 LORA: Flags = {"lora_rank": 4, "optimizer": "adamw"}
 DROPOUT = 0.1
@@ -396,15 +397,14 @@ def proteins(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, st
     """Long proteins under a hard limit."""
     names, residues = options["cases"].split(",") if options["cases"] else list(LARGE_BASES), int(options["residues"])
     limit, steps = parse_size(options["limit"]), int(options["steps"] or 1)
-    files = [
-        write_rows(work / f"{residues}_{part}.jsonl", part, 4, (residues, residues)) for part in ("train", "valid")
-    ]
+    train_file = write_rows(work / f"{residues}_train.jsonl", "train", 4, (residues, residues))
+    validation_file = write_rows(work / f"{EVALUATED}_valid.jsonl", "valid", 4, (EVALUATED, EVALUATED))
     runs = []
     for name in names:
         shape = {**LARGE_BASES[name], **_shape(options)}
         base = make_base(work / f"base-{name}-{'-'.join(map(str, shape.values()))}", shape)
         settings = {
-            **TOKEN, **LORA, "head_kind": "dense", "train_file": files[0], "validation_file": files[1], "label_column": "structure",
+            **TOKEN, **LORA, "head_kind": "dense", "train_file": train_file, "validation_file": validation_file, "label_column": "structure",
             "finetune_from": base, "effective_batch_size": 1, "max_steps": steps, "eval_steps": steps, "save_steps": steps, "eval_rows": 1,
             "dropout_rate": DROPOUT, "memory_budget": limit, "prepare_text": "ankh" if name.startswith("Ankh") else "prott5",
         }  # fmt: skip
