@@ -144,7 +144,7 @@ def test_an_adapter_brings_its_head(config: T5ModelConfig, kind: str, tmp_path: 
     shape = read_info(tmp_path / "adapter").adapted(read_config(tmp_path / "base"))
     assert (shape.head, shape.labels) == (model.config.head, model.config.labels)
     back = load(tmp_path / "base", expect=shape)
-    use_adapters(back, load_adapters(back, tmp_path / "adapter"))
+    use_adapters(back, *load_adapters(back, tmp_path / "adapter"))
     assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
 
 
@@ -184,7 +184,7 @@ def test_peft_computes_the_same(config: T5ModelConfig, kind: str, tmp_path: Path
         assert (answer.logits[seen] - model.label_logits(IDS, MASK)[seen]).abs().max() < 1e-5
     theirs.save_pretrained(tmp_path / "back")
     back = load(tmp_path / "base", expect=model.config)
-    use_adapters(back, load_adapters(back, tmp_path / "back"))
+    use_adapters(back, *load_adapters(back, tmp_path / "back"))
     assert torch.equal(back.label_logits(IDS, MASK), model.label_logits(IDS, MASK))
     assert read_info(tmp_path / "back").head["head"] == model.config.head
 
