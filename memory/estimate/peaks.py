@@ -12,7 +12,6 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from limits import (
     DEVICE_TILE,
@@ -254,10 +253,6 @@ class StepPeaks:
         else:
             saved, of_one = (min(1, self.saved_encoder_blocks), 0), self.blocks.encoder_graph
         graph = self.graphs(*saved, HEAP_BELOW) if any(saved) else of_one(HEAP_BELOW)
-        if not any(saved) and (count := self.choice.micro_batches_per_pass) > 1:
-            # where tensors of the largest micro-batch are mapped, those of the others may be in the heap
-            others = replace(self.blocks, tokens=Tokens(self.source // count, self.target // count))
-            graph = max(graph, (others.decoder_graph if stack == "decoder" else others.encoder_graph)(HEAP_BELOW))
         matrices = (math.prod(shape) * self.e for shape in self.work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
         cast = (
@@ -478,10 +473,6 @@ def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> in
         pieces = 0
     elif phase in ("encoder backward", "last update"):
         pieces = peaks.small_tensors("encoder") + peaks.block_update()["one update"]
-        is_first = phase == "encoder backward" and not peaks.c.num_decoder_layers and peaks.waiting == 1
-        if is_first and peaks.saved_encoder_blocks:
-            # after the trim before the loss nothing comes free until the graph of the last block has gone
-            pieces = max(0, pieces - peaks.graphs(1, 0))
     else:
         pieces = peaks.small_tensors(peaks.last_stack)
     return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + PIECES_SHARE * pieces)
