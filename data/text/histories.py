@@ -6,12 +6,12 @@ An item of a file of codes (semantic ids) is written by one token a code, whose 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from string import ascii_lowercase
-from typing import Any
+
+from data.text.labels import entries_of
 
 HISTORIES = "histories"  # the form of rows of `data.text.conversations.Examples`
 BETWEEN_CODES = " "
@@ -59,29 +59,13 @@ class ItemWriting:
 
 def items_of(cell: object) -> list[Item]:
     """The items of a cell; raises ValueError with what is wrong."""
-    return [tuple(item) if isinstance(item, list) and item else item_name(item) for item in _entries(cell)]
+    return [tuple(item) if isinstance(item, list) and item else item_name(item) for item in entries_of(cell)]
 
 
 def codes_of(cell: object) -> list[str]:
     """The codes of an item's cell: a list, JSON of one, a text with blanks between them, or a single code."""
     cell = [cell] if isinstance(cell, int) else cell
-    return [item_name(code) for code in _entries(cell)]
-
-
-def _entries(cell: object) -> list[Any]:
-    if isinstance(cell, ValueError):
-        raise cell
-    if isinstance(cell, str):
-        if cell.lstrip().startswith("["):
-            try:
-                cell = json.loads(cell)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"holds no list ({error})") from None
-        else:
-            cell = cell.split()
-    if not isinstance(cell, list):
-        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list")
-    return cell
+    return [item_name(code) for code in entries_of(cell)]
 
 
 def item_name(item: object) -> str:

@@ -7,9 +7,10 @@ letter each. Masked labels are not trained and do not count.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from math import isfinite
+from typing import Any
 
 from settings.consistency import TOKEN
 from settings.fields import listed
@@ -100,7 +101,16 @@ def words_of(cell: object) -> object:
     return " ".join(cell)
 
 
-def _entries(cell: object) -> list[object]:
+def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, other: str = "") -> list[Any]:
+    """The entries of a cell: a list, JSON of one, or a text that is split.
+
+    Args:
+        other: what a cell may be besides a list, for the message.
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if isinstance(cell, ValueError):
+        raise cell
     if isinstance(cell, str):
         if cell.lstrip().startswith("["):
             try:
@@ -108,10 +118,18 @@ def _entries(cell: object) -> list[object]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"holds no list ({error})") from None
         else:
-            cell = cell.split() if len(cell.split()) > 1 else list(cell.strip())
+            cell = split(cell)
     if not isinstance(cell, list):
-        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list and not a text of letters")
+        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list{other}")
     return cell
+
+
+def _entries(cell: object) -> list[Any]:
+    def split(text: str) -> list[str]:
+        words = text.split()
+        return words if len(words) > 1 else list(text.strip())
+
+    return entries_of(cell, split, " and not a text of letters")
 
 
 def _name(entry: object) -> str | None:
