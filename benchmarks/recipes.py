@@ -17,7 +17,12 @@ trains one seed, evaluates the folder, and adds a row to the recipe's table in d
 
     python -m benchmarks.recipes recommend [--ids=rqvae|rqkmeans] [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
 
-with the codes of ids_NAME.jsonl beside the preset's histories, and recall and ndcg on every history's last item.
+with the codes of ids_NAME.jsonl beside the preset's histories, and recall and ndcg on every history's last item; and so does
+
+    python -m benchmarks.recipes akkadian [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
+    python -m benchmarks.recipes akkadian --finished=LOG_FOLDER --equal_rows=False --peer_steps=N --eval_rows=2812
+
+with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps.
 
 Finished folders of a recipe are scored one by one, as an ensemble, and by candidates of each and of all (minimum Bayes risk):
 
@@ -37,7 +42,6 @@ Its peak and its time, over all its starts, are those that it told itself, witho
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,17 +65,21 @@ from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from units import format_size
 
+TEXT_SCORES = ("geometric_mean", "bleu", "chrf++")  # in percent
 RECIPES = {
     "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
-    "g2p_ten": "identical", "g2p_english": "identical",
+    "g2p_ten": "identical", "g2p_english": "identical", "akkadian": ",".join(TEXT_SCORES),
 }  # fmt: skip
 # measured by seeds: the measure, and what is published for random weights on test
 SEED_RECIPES = {
     "gb1": ("spearman", "0.857 (8M weights), 0.870 (150M)"),
     "structure": ("accuracy", "0.708"),
     "classify": ("accuracy", ""),
+    "akkadian": ("geometric_mean", "43.7 (BLEU 38.5, chrF++ 49.7; 83M weights)"),
     "recommend": ("ndcg@10", "0.0384 (recall@10 0.0648); of open code 0.0319 (0.0582)"),
 }
+SEED_SCORES = (*TEXT_SCORES, *CLASS_SCORES, *NUMBER_SCORES)
+EVERY_ROW = ["--eval_rows=10000000", "--eval_generate_rows=10000000"]
 WER = "wer"  # of the recipes for words
 LENGTHS = ("max_seq_len", "max_target_len")
 PROGRAM = str(ROOT / "train_low_mem.py")
@@ -131,14 +139,11 @@ def scores(
     kept = other_than_default(GenerateConfig(**{name: settings[name] for name in HEEDED}))
     searched = [f"--{name}={value}" for name, value in kept.items()]
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
-             f"--metrics={RECIPES[recipe]}", *alike, *searched, *more]  # fmt: skip
+             f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched, *more]  # fmt: skip
     child = run([PROGRAM, "evaluate", *flags], ROOT)
-    told = child.output + child.messages
+    told = json.loads(child.output)
     found = {"scoring_seconds": child.seconds, "scoring_peak_bytes": child.peak_bytes}
-    for name in ("loss", "perplexity", *RECIPES[recipe].split(",")):
-        match = re.search(rf"^\s*{name}\s+([\d.,]+)\s*$", told, re.MULTILINE)
-        if match:
-            found[name] = float(match[1].replace(",", ""))
+    found |= {name: told[name] for name in ("loss", "perplexity", *RECIPES[recipe].split(","))}
     if recipe.startswith("g2p"):
         words = ["score", str(model), settings["validation_file"], "--max_seq_len=64", *searched, *more]
         told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
@@ -147,21 +152,23 @@ def scores(
 
 
 def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
-    """Train one seed of a recipe that has no peer; its figures."""
-    named, every_row = dict[str, Any](), list[str]()
+    """Train one seed of a recipe; its figures."""
+    named, answered = dict[str, Any](), list[str]()
     if recipe == "recommend":
         preset = load("train", {"preset": "recipe_recommend"}).data
         items, named["ids"] = Path(str(preset.item_file)), options["ids"] or "rqvae"
         named["simple"] = item_scores(Path(str(preset.train_file)))
         flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
-        every_row = ["--eval_rows=10000000", "--eval_generate_rows=10000000", "--num_answers=10"]
+        answered = ["--num_answers=10", *EVERY_ROW]
+    elif recipe in RECIPES:
+        answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW]
     ours, events = _our_run(recipe, options, flags, work)
     settings = next(event for event in events if event["event"] == "start")["settings"]
     end = next(event for event in reversed(events) if event["event"] == "end")
     model, files = ours.folder, [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir")]
-    child = run([PROGRAM, "evaluate", f"--model={model}", *files, *every_row], ROOT)
-    found = re.findall(r"^\s*([\w@]+)\s+(-?\d+\.\d+)\s*$", child.output + child.messages, re.MULTILINE)
-    scores_of_run = {name: float(value) / (100 if "@" in name else 1) for name, value in found}
+    found = json.loads(run([PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"], ROOT).output)
+    names = ("loss", *SEED_SCORES, *(name for name in found if "@" in name))
+    scores_of_run = {name: found[name] / (100 if "@" in name else 1) for name in names if name in found}
     weights = sum(int(np.prod(shape)) for shape in tensor_shapes(model))
     return {
         **named, "seed": settings["seed"], **scores_of_run, "weights": weights, "steps": end["step"], "seconds": ours.seconds,
@@ -199,16 +206,19 @@ def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
     """All seeds of a recipe, and what is published."""
     measure, published = SEED_RECIPES[recipe]
     ranks = [name for name in runs[0] if "@" in name]
-    names = [name for name in (measure, *ranks, *CLASS_SCORES, *NUMBER_SCORES, "loss") if name in runs[0]]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(name for name in (measure, *ranks, *SEED_SCORES, "loss") if name in runs[0]))
     keys = [name for name in ("ids", "seed") if name in runs[0]]
+
+    def shown(name: str, value: float) -> str:
+        return f"{value:.1f}" if name in TEXT_SCORES else f"{value:.4f}"
+
     rows = [
-        [*(str(one[key]) for key in keys), *(f"{one[name]:.4f}" for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
+        [*(str(one[key]) for key in keys), *(shown(name, one[name]) for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
          f"{one['seconds'] / 60:.1f} min", f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})"]
         for one in runs
     ]  # fmt: skip
-    mean = sum(one[measure] for one in runs) / len(runs)
-    told = f"Mean {measure} on validation: {mean:.4f}" + (f"; published on test: {published}." if published else ".")
+    mean = shown(measure, sum(one[measure] for one in runs) / len(runs))
+    told = f"Mean {measure} on validation: {mean}" + (f"; published on test: {published}." if published else ".")
     if "simple" in runs[0]:
         simple = ", ".join(f"{name} {value:.4f}" for name, value in runs[0]["simple"].items())
         told += f" Co-occurrence of items, without a network (`benchmarks/parts/simple_items.py`): {simple}."
@@ -395,7 +405,7 @@ def main(arguments: list[str]) -> None:
         return
     work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
     work.mkdir(parents=True, exist_ok=True)
-    if names[0] in SEED_RECIPES:
+    if names[0] in SEED_RECIPES and not options["peer_steps"]:
         kept, section = ROOT / "docs" / "benchmarks" / class_folder(), f"labels-{names[0]}"
         file = kept / f"{section}.json"
         earlier = json.loads(file.read_text())["figures"] if file.exists() else []

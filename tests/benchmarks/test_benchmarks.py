@@ -20,7 +20,7 @@ from benchmarks.finetuning import KINDS, Case, measure, ours_words
 from benchmarks.parts import children, finetuning_data, results
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.quality import TIERS, Study
-from benchmarks.recipes import RECIPES, SEED_RECIPES
+from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
 from benchmarks.throughput import Work
 from config import load
 from devices.processor import CLASSES
@@ -66,9 +66,24 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
     for recipe, (score, _) in SEED_RECIPES.items():
         config = load("train", {"preset": f"recipe_{recipe}"})
         assert config.train.metric_for_best == score
-        assert config.model.is_text == (recipe == "recommend")
+        assert config.model.is_text == (recipe in ("recommend", "akkadian"))
     for flags in time_promise.cases():
         load("train", {"train_file": "x", **{name: str(v) for name, v in flags.items() if name != "letters"}})
+
+
+def test_a_table_of_seeds_shows_scores_of_answers_in_percent() -> None:
+    run = {
+        "seed": 1,
+        "loss": 2.5,
+        "bleu": 40.04,
+        "chrf++": 52.12,
+        "geometric_mean": 45.68,
+        "weights": 8_900_000,
+        "steps": 10,
+    }
+    took = {"seconds": 60.0, "peak_bytes": MIB, "planned_peak_bytes": MIB}
+    shown = seed_table("akkadian", [{**run, **took}, {**run, **took, "seed": 2, "geometric_mean": 45.28}])
+    assert "validation: 45.5;" in shown and "| 1 | 45.7 | 40.0 | 52.1 | 2.5000 | 8.9M |" in shown
 
 
 def test_functions_that_are_killed_inside_are_there(tmp_path: Path) -> None:
