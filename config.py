@@ -449,7 +449,7 @@ class MemoryConfig:
         AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit", kind=bool, auto=True
     )  # fmt: skip
     weights_in: str = setting(
-        AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits, and in a file "
+        AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
         "only the blocks that do not fit elsewhere", kind=str, auto=True, choices=("device", "ram", "file"),
     )  # fmt: skip
     weights_dir: str = setting(

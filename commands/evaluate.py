@@ -16,12 +16,14 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from commands.generate import cut_note
-from commands.loading import Room, Trained, find_answering, load_trained, watched
+from commands.loading import Room, Trained, find_answering, load_trained, watched, with_histories
 from config import Config, T5ModelConfig, UserError, load, places, training_command
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
+from data.prepare.looking import look
 from data.prepare.preparing import Prepared, in_child, prepare_evaluation
+from data.prepare.task import decide
 from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
@@ -29,7 +31,7 @@ from model.formats.answering import item_file_of
 from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
 from settings.fields import AUTO, counted, read_settings_file
-from storage import atomic_file, writing
+from storage import atomic_file, only_if_made, writing
 from training.checkpoints.runs import check_writable
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets
@@ -58,8 +60,8 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
+    config, folder, adapters = find_answering(config, ranks=True)
     names = metric_names(config)
-    config, folder, adapters = find_answering(config)
     config, tree = with_answers(config, folder, adapters)
     config, prepared, loader = evaluation_rows(config, learnt_last(folder, adapters), base_of(folder))
     rows, answered = _row_counts(config, loader, prepared.objective)
@@ -307,4 +309,10 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         return merged
     if merged.data.validation_file is None:
         raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
-    return merged
+    of_histories = with_histories(merged, folder, home)
+    return of_histories if saved is None and look(merged, _has_items, of_histories) else merged
+
+
+def _has_items(config: Config) -> bool:
+    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
+    return bool(decide(replace(config, data=data), only_if_made, "--validation_file").columns.items)

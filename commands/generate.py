@@ -19,27 +19,35 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from childproc import call
-from commands.loading import Trained, check_one_process, find_answering, find_models, load_trained, watched, writing_of
-from config import Config, UserError, settings_by_name
+from commands.loading import (
+    Trained,
+    check_one_process,
+    find_answering,
+    find_models,
+    load_trained,
+    watched,
+    with_histories,
+    writing_of,
+)
+from config import Config, UserError
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.sources.reading import item_writing
-from data.text.templates import USER, Template
+from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.generation import is_cut
-from model.formats.answering import item_file_of
 from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last, tokenizer_folder
+from training.setup.adapter_settings import base_of, learnt_last
 from training.setup.answer_list import answer_sources, with_answers
 
 WINDOW_BATCHES = 8  # batches of one window
@@ -64,7 +72,7 @@ def generate(config: Config) -> None:
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config, writes=True)
     config, tree = with_answers(config, folder, adapters)
-    config = _with_histories(config, folder, adapters)
+    config = with_histories(config, learnt_last(folder, adapters), base_of(folder))
     prompts = prompts_of(config, given, bad_rows)
     named = [*adapters, *find_models(config)[1:]]
     output = None if config.answer.output is None else Output(config, [base_of(folder), *named], given)
@@ -102,16 +110,6 @@ def generate(config: Config) -> None:
             Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
         for note in encoder.notes(bad_rows):
             Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
-
-
-def _with_histories(config: Config, folder: Path, adapters: list[Path]) -> Config:
-    """The settings with how the model's prompts were made of items, where nobody says otherwise."""
-    home, learnt = base_of(folder), learnt_last(folder, adapters)
-    template, items = Template.read(tokenizer_folder(learnt, home)), item_file_of(learnt, home)
-    known: dict[str, Any] = {} if template is None else dict(template.histories)
-    known |= {} if items is None else {"item_file": str(items)}
-    names = settings_by_name()
-    return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
 def cut_note(cut: int, of: int, config: Config) -> str:

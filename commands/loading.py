@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import devices
-from config import Config, T5ModelConfig, UserError
+from config import Config, T5ModelConfig, UserError, settings_by_name
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
@@ -42,7 +42,7 @@ from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.formats.adapter_folder import adapter_bytes
-from model.formats.answering import DRAWN, GENERATION_FILE, SEARCH, answers_by, remarks
+from model.formats.answering import DRAWN, GENERATION_FILE, RANKED, SEARCH, answers_by, item_file_of, remarks
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
@@ -57,6 +57,7 @@ from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.adapters import AdapterSet, attach
+from training.setup.answer_list import check_excluding
 from units import format_size, typed_size
 
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
@@ -252,12 +253,12 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
     return Writing.by(how, rows, source)
 
 
-def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True) -> Config:
+def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True, ranks: bool = False) -> Config:
     """The settings with what a model's folder says of how it answers, where nobody has said so for now; it is told.
 
     Args:
         folder: of the model. adapters: over it; what the one that is on says goes before. searches: whether there is a beam
-            search here.
+            search here. ranks: whether answers are scored by rank.
     Raises:
         UserError: the folder asks for what cannot be done.
     """
@@ -271,9 +272,13 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
         found, wrong = answers_by(place, given)
         own, problems = own | found, problems + wrong
         notes += [say("{keys}: unknown, ignored", keys=keys) for keys in remarks(place)]
+    several = own.pop(RANKED, 1)
     own = {name: value for name, value in own.items() if value != getattr(config.generate, name)}
     if own.get("num_beams", config.generate.num_beams) == 1:
         own = {name: value for name, value in own.items() if name not in SEARCH}
+    is_open = ranks and not config.given(RANKED) and config.answer.candidates == 1
+    if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
+        own[RANKED] = several
     config = config.changed(**own)
     if problems := problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)]:
         raise UserError(*problems)
@@ -287,6 +292,19 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     for note in notes:  # beside the answers, which a script may read from standard output
         Progress(1, rank() == 0, stream=sys.stderr).note(note)
     return config
+
+
+def with_histories(config: Config, learnt: Path, home: Path) -> Config:
+    """The settings with how the model's prompts were made of items, where nobody says otherwise.
+
+    Args:
+        learnt: folder of the model, or of the adapter over the one in `home`.
+    """
+    template, items = Template.read(tokenizer_folder(learnt, home)), item_file_of(learnt, home)
+    known: dict[str, Any] = {} if template is None else dict(template.histories)
+    known |= {} if items is None else {"item_file": str(items)}
+    names = settings_by_name()
+    return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
 def find_model(config: Config) -> Path:
@@ -351,7 +369,12 @@ def check_one_process(command: str) -> None:
 
 
 def find_answering(
-    config: Config, searches: bool = True, several: bool = False, writes: bool = False, averages: bool = True
+    config: Config,
+    searches: bool = True,
+    several: bool = False,
+    writes: bool = False,
+    averages: bool = True,
+    ranks: bool = False,
 ) -> tuple[Config, Path, list[Path]]:
     """The folder that `--model` names, the adapters over it, and the settings with what they say of how they answer.
 
@@ -382,7 +405,7 @@ def find_answering(
                 f"--model = {config.checkpoint.model}, an ensemble writes text and {folder} is an encoder; give one model"
             )
         return config, folder, adapters
-    return answering(config, folder, adapters, searches), folder, adapters
+    return answering(config, folder, adapters, searches, ranks), folder, adapters
 
 
 def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTree | None = None) -> Trained:
@@ -407,6 +430,7 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
     shapes = [shape_of(of, home) for of, home in zip(learnt, homes, strict=True)]
     texts = tokenizer_folder(learnt[0], homes[0])
     tokenizer = Tokenizer.load(texts)
+    check_excluding(config, tokenizer, item_file_of(learnt[0], homes[0]) is not None)
     for each, shape, of, home in zip(folders, shapes, learnt, homes, strict=True):
         if tokenizer.size > shape.vocab_size:
             raise UserError(

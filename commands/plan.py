@@ -42,6 +42,7 @@ from training.checkpoints.runs import check_name
 from training.report.progress import Progress
 from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
+from training.setup.answer_list import foreseen_tree
 from training.setup.base import find_base
 from training.setup.resolved import ResolvedRun, refuse
 from training.setup.resolving import Rows, RunSpec, resolve
@@ -62,23 +63,30 @@ def plan(config: Config) -> None:
         DoesNotFit: no way fits the budget. UserError: the data or the target is not usable.
     """
     config, told, done = _with_start(config)
+    tree_bytes = 0
+    try:
+        tree_bytes, of_answers = foreseen_tree(config)
+        told += [of_answers] if of_answers else []
+    except UserError:
+        if config.plan.target == AUTO:
+            raise  # else the list may lie where the run will be
     targets = config.plan.target.split(",")
     if config.plan.json and len(targets) > 1:
         answers = list[dict[str, Any]]()
         for target in targets:
             asked = config.changed(target=target.strip())
             try:
-                answers.append(_as_json(asked, _found(asked, done), told))
+                answers.append(_as_json(asked, _found(asked, done, tree_bytes), told))
             except UserError as error:
                 problems = [english(problem) for problem in error.problems]
                 answers.append({"problems": problems, "exit_code": error.exit_code})
         print(json.dumps(answers, indent=1))
     elif config.plan.json:
-        print(json.dumps(_as_json(config, _found(config, done), told), indent=1))
+        print(json.dumps(_as_json(config, _found(config, done, tree_bytes), told), indent=1))
     else:
         for text in told:
             print(text)
-        _show_tables(config, _found(config, done))
+        _show_tables(config, _found(config, done, tree_bytes))
 
 
 def _with_start(config: Config) -> tuple[Config, list[str], int]:
@@ -142,8 +150,9 @@ def _machine(config: Config) -> Machine:
     return machine if machine.device else here
 
 
-def _found(config: Config, done: int) -> _Found:
+def _found(config: Config, done: int, tree_bytes: int) -> _Found:
     machine = with_libraries(_machine(config), config)
+    machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes) if machine.base_bytes else machine
     try:
         spec = _counted(resolve(config, machine, done=done))
     except DoesNotFit as error:

@@ -1,7 +1,8 @@
 """The plan of a run: whether it fits, and the fastest way that does.
 
 `plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
-drops those whose predicted peak is over the budget, and takes the fastest of the rest; in modes low and ultra the smallest of
+drops those whose predicted peak is over the budget, and takes the fastest of the rest (weights elsewhere, or in more parts, only where
+that is clearly faster); in modes low and ultra the smallest of
 those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.estimate.peaks`.
 Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
 machine; those that were measured tell times. A run that is resumed computes in what it began with.
@@ -10,8 +11,9 @@ machine; those that were measured tell times. A run that is resumed computes in 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -24,7 +26,7 @@ from memory.changes import refusal
 from memory.estimate.peaks import STEP_PHASES, offloaded_bytes, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.estimate.shapes import Shapes
-from memory.estimate.time import predict_seconds, typical_seconds
+from memory.estimate.time import pace_of, predict_seconds, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, mapped_reasons, optimizer_reasons, size_reasons
 from memory.weight_offload import Homes, homes_to_try, ways_at
@@ -32,8 +34,9 @@ from settings.fields import AUTO
 from units import format_size
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
+NEARLY = 1.05  # times the seconds of the fastest that count as little
 # of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
-SLOWER = {"low": 1.05, "ultra": 1.05}
+SLOWER = {"low": NEARLY, "ultra": NEARLY}
 ROOMY = 0.8  # share of the budget up to which freed memory is kept for the next step: a little speed is no reason for a probe
 
 
@@ -155,63 +158,113 @@ def _search(
     kept: list[ExecutionPlan],
     homes: Homes | None,
 ) -> tuple[list[ExecutionPlan], ExecutionPlan]:
-    """The candidates among which the fastest that fits was found, and that one.
+    """The candidates among which the one to take was found, and that one.
+
+    The fastest of the simplest that fit: weights where they are computed, then in RAM, then in a file; a step in one part, then in
+    several. Others are taken where they are clearly faster.
 
     Args:
-        precisions: each is left, and a step taken in parts, only where nothing else fits wherever weights are kept.
-        kept: candidates that are tried first.
+        precisions: each is left only where nothing else fits.
+        kept: candidates that are tried first; taken if they fit with the weights where they are computed.
     Raises:
         DoesNotFit: none fits.
     """
-    tried: list[ExecutionPlan] = []
-    for precision, parted in product(precisions, (False, True)):
-        ways = list(candidates(config, machine, work, precision, parted=parted))
-        for home in homes_to_try(config, machine, homes):
-            for base, is_parted in ((kept, True), (ways, parted)):
-                here = ways_at(home, config, machine, work, base, homes, parted=is_parted)
-                if (fastest := _fastest(work, machine, here)) is not None:
-                    return here, fastest
-                tried += here
+    tried: dict[tuple[Any, ...], ExecutionPlan] = {}
+    best: ExecutionPlan | None = None
+    among: list[ExecutionPlan] = []
+    places = homes_to_try(config, machine, homes)
+    for precision in precisions:
+        for parted in (False, True):
+            ways = list(candidates(config, machine, work, precision, parted=parted))
+            for home, (base, is_parted) in product(places, ((kept, True), (ways, parted))):
+                is_worth = partial(_is_worth, work, machine, best)
+                here = ways_at(home, config, machine, work, base, homes, parted=is_parted, is_worth=is_worth)
+                if (found := _fastest(work, machine, here, is_worth)) is None:
+                    tried |= {} if best else _smallest(here)
+                    continue
+                best, among = found, here
+                if base is kept and home == places[0]:
+                    return among, best
+        if best is not None:
+            return among, best
         kept = []
     if not tried:  # weights were to rest beside the device, whatever the way
         raise DoesNotFit(
             f"--weights_in = {config.memory.weights_in}, does not fit into {format_size(machine.host_bytes)} of RAM beside the "
             "device; choose another place, or omit it"
         )
-    # of those that differ only in what always takes more, the one that takes the least
-    tried.sort(key=lambda way: (way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)))
-    smallest = {
-        (
-            way.batch_size_per_gpu,
-            way.accumulation_passes,
-            way.storage,
-            way.compute,
-            way.shards,
-            way.offload_boundaries,
-        ): way
-        for way in tried
-    }
-    raise DoesNotFit(*refusal(config, work, machine, min(smallest.values(), key=lambda way: _peak(work, way, machine))))
+    least = min(tried.values(), key=lambda way: _peak(work, way, machine))
+    raise DoesNotFit(*refusal(config, work, machine, least))
 
 
-def _fastest(work: Workload, machine: Machine, ways: list[ExecutionPlan]) -> ExecutionPlan | None:
-    """The first of the fastest ways that fit.
+def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]:
+    """Of the ways that differ only in what always takes more memory, the one that takes the least."""
+    smallest = dict[tuple[Any, ...], ExecutionPlan]()
+    for way in sorted(
+        ways, key=lambda way: (way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc))
+    ):
+        smallest[_kind(way)] = way
+    return smallest
 
-    Of ways that differ in the saved blocks alone, more of them take more memory and less time: they are halved to the last
-    that fits. Families of such ways are looked at from the fastest on, until what is left cannot be faster.
+
+def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
+    cut = way.batch_size_per_gpu, way.accumulation_passes
+    return *cut, way.storage, way.compute, way.shards, way.offload_boundaries, way.weights_in
+
+
+def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
+    """Ways that differ in saved blocks, or in those elsewhere, alone: each family from the fastest, which takes the most, to the slowest."""
+    families: dict[ExecutionPlan, list[ExecutionPlan]] = {}
+    for way in ways:
+        families.setdefault(replace(way, saved_blocks=0, away_blocks=0), []).append(way)
+    return [sorted(family, key=lambda way: (-way.saved_blocks, way.away_blocks)) for family in families.values()]
+
+
+def _fastest(
+    work: Workload,
+    machine: Machine,
+    ways: list[ExecutionPlan],
+    is_worth: Callable[[ExecutionPlan], bool] = lambda way: True,
+) -> ExecutionPlan | None:
+    """The first of the fastest ways that fit and are worth it; None where there is none.
+
+    Families are looked at from the fastest on, until what is left cannot be faster.
     """
-    families: dict[ExecutionPlan, list[tuple[Rank, int]]] = {}
-    for place, way in enumerate(ways):
-        families.setdefault(replace(way, saved_blocks=0), []).append((_rank(way, work, machine), place))
+    smallest, has_room = _smallest(ways), dict[tuple[Any, ...], bool]()
     best: tuple[Rank, int] | None = None
-    for family in sorted((sorted(members) for members in families.values()), key=lambda members: members[0]):
-        if best is not None and family[0] >= best:
+    found: ExecutionPlan | None = None
+    families = _families(ways)
+    for rank, number in sorted((_rank(family[0], work, machine), number) for number, family in enumerate(families)):
+        if best is not None and (rank, number) >= best:
             break
-        room = machine.budget_bytes * (ROOMY if ways[family[0][1]].malloc == "untrimmed" else 1.0)  # of all of a family
-        at = bisect_left(family, True, key=lambda one: _peak(work, ways[one[1]], machine) <= room)
-        if at < len(family) and (best is None or family[at] < best):
-            best = family[at]
-    return None if best is None else ways[best[1]]
+        family, kind = families[number], _kind(families[number][0])
+        if not is_worth(family[0]):
+            continue
+        if kind not in has_room:
+            has_room[kind] = _peak(work, smallest[kind], machine) <= machine.budget_bytes
+        first = _first_that_fits(work, machine, family) if has_room[kind] else None
+        if first is None:
+            continue
+        rank = _rank(first, work, machine)
+        if (best is None or (rank, number) < best) and is_worth(first):
+            best, found = (rank, number), first
+    return found
+
+
+def _is_worth(work: Workload, machine: Machine, best: ExecutionPlan | None, way: ExecutionPlan) -> bool:
+    """Whether a way is to be taken in place of a simpler one: no less exact, and faster, by more than nominal speeds may be off
+    where its weights come from elsewhere."""
+    if best is None:
+        return True
+    is_exact = way.storage not in QUANTIZED or best.storage in QUANTIZED
+    doubt = NEARLY if way.weights_in == best.weights_in else 1 + pace_of(machine.speed_class).nominal_spread
+    return is_exact and doubt * predict_seconds(work, way, machine) < predict_seconds(work, best, machine)
+
+
+def _first_that_fits(work: Workload, machine: Machine, family: list[ExecutionPlan]) -> ExecutionPlan | None:
+    room = machine.budget_bytes * (ROOMY if family[0].malloc == "untrimmed" else 1.0)  # of all of a family
+    at = bisect_left(family, True, key=lambda way: _peak(work, way, machine) <= room)
+    return family[at] if at < len(family) else None
 
 
 def _smallest_of_fast(
@@ -223,6 +276,9 @@ def _smallest_of_fast(
         slower: times the seconds of the fastest that it may take.
     """
     alike = [way for way in ways if (way.storage, way.shards) == (fastest.storage, fastest.shards)]
+    if fastest.away_blocks:  # no more of them than it takes
+        fewest = (_first_that_fits(work, machine, family) for family in _families(alike))
+        alike = [way for way in fewest if way is not None]
     # of the rows as long as they are: a few short ones make small products, which are slow
     most = slower * typical_seconds(work, fastest, machine)
     fast = [way for way in alike if typical_seconds(work, way, machine) <= most]

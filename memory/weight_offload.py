@@ -1,20 +1,20 @@
 """Candidates for weight offload, in the order in which the plan tries them.
 
-Where they are computed, as long as that fits; then in the RAM beside a device; then in a file, only as many blocks as do
-not fit otherwise. Named by `weights_in`, all blocks rest there. Numbers are the same everywhere, so a run that is resumed
+Where they are computed; then in the RAM beside a device; then in a file, only as many blocks as do not fit otherwise. A later
+one is taken where no earlier one fits, or where it is clearly faster, as more rows pass at a time. Named by `weights_in`, all blocks rest there. Numbers are the same everywhere, so a run that is resumed
 rests where it fits now. Blocks that rest elsewhere are recomputed, unless all shall be saved: memory that is left takes in
 weights first.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from config import Config, UserError
 from memory.estimate.disk import is_in_memory
-from memory.estimate.peaks import offloaded_bytes, peak_of, predict
+from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
 from settings.fields import AUTO
@@ -33,7 +33,7 @@ def rests_in_memory(folder: Path) -> str:
 
 
 def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
-    """The homes that settings and machine allow, the fastest first.
+    """The homes that settings and machine allow, the simplest first.
 
     Args:
         settled: where the weights of a run rest already.
@@ -59,12 +59,14 @@ def ways_at(
     settled: Homes | None = None,
     *,
     parted: bool = False,
+    is_worth: Callable[[ExecutionPlan], bool] = lambda way: True,
 ) -> list[ExecutionPlan]:
     """The same ways with weights resting there.
 
     Args:
         ways: whatever they say of homes. settled: as of `homes_to_try`.
         parted: those of several accumulation passes too; each asks for the weights elsewhere once more.
+        is_worth: whether a way is, at its fastest; the others are left out.
     """
     here = dict.fromkeys(
         way if way.weights_in == DEVICE else replace(way, weights_in=DEVICE, away_blocks=0) for way in ways
@@ -72,7 +74,7 @@ def ways_at(
     if home == DEVICE:
         return list(here)
     unshared = [way for way in here if way.shards == 1]
-    if not unshared and here:
+    if not unshared and here and config.memory.weights_in != AUTO:
         raise UserError(
             f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; omit shard_weights"
         )
@@ -83,19 +85,9 @@ def ways_at(
         count = total if settled is None else settled[1]
         moved = [replace(way, weights_in=home, away_blocks=count) for way in whole]
     else:
-        few = (way for way in whole if way.saved_blocks == fewest)
-        moved = [_fewest_away(replace(way, weights_in=home), work, machine, total) for way in few]
+        few = (replace(way, weights_in=home, away_blocks=1) for way in whole if way.saved_blocks == fewest)
+        moved = [replace(way, away_blocks=count) for way in few if is_worth(way) for count in range(1, total + 1)]
     if not machine.host_bytes:  # it computes in the RAM, which is the budget itself
         return moved
     needs = [pinned_bytes(work, way) + offloaded_bytes(work, way, machine) for way in moved]
     return [way for way, beside in zip(moved, needs, strict=True) if beside <= machine.host_bytes]
-
-
-def _fewest_away(way: ExecutionPlan, work: Workload, machine: Machine, total: int) -> ExecutionPlan:
-    """The way with as few blocks elsewhere as fit, all of them where none does: fewer take more memory and less time."""
-
-    def fits(count: int) -> bool:
-        return peak_of(predict(work, replace(way, away_blocks=count), machine))[1] <= machine.budget_bytes
-
-    counts = range(1, total + 1)
-    return replace(way, away_blocks=min(total, 1 + bisect_left(counts, True, key=fits)))

@@ -39,14 +39,17 @@ def save(live: LiveRun, is_best: bool) -> bool:
     model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
     with live.monitor.phase("save"):
         answers = replace(live.config.generate, max_new_tokens=live.longest_answer) if model.config.is_text else None
+        num_answers = live.config.answer.num_answers
         listed_in = None if live.run.tree is None else live.run.run_dir
         if engine.shards is not None:
-            save_sharded(checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers, listed_in)
+            save_sharded(
+                checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers, listed_in, num_answers
+            )  # fmt: skip
         elif live.is_main:
             held = engine.blockwise.weight_store.loaded
 
             def write(folder: Path) -> None:
-                write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers, listed_in)
+                write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers, listed_in, num_answers)
 
             checkpoints.save(step, write, is_best)
     logger.info("step {} saved to {}", step, path)

@@ -1,8 +1,9 @@
 """Pairs of histories: what came before each place, and the item there. Made when they are read, not stored.
 
-A history is stored once: the ids of its items joined (`input_ids`), the ids of each item as an answer (`labels`), and of each
-item three numbers (`item_lengths`): tokens of the separator before it, its own, and those of its answer. Which history and
-which place a number is follows from the counts of items.
+A history is stored once: the ids of its items joined (`input_ids`), each behind a separator, the ids of each item as a text
+(`labels`), and of each item three numbers (`item_lengths`): tokens of the separator before it, its own, and those of its text.
+The first item of a prompt has the tokens of its text, as a tokenizer gives them where a text begins. Which history and which
+place a number is follows from the counts of items.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class HistoryRows(Sequence[dict[str, Any]]):
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
         if augmentation is None:
-            prompt = ids[starts[first_item(starts, ends, place, self._window, self._most_tokens)] : ends[place - 1]]
+            first = first_item(ends, answers, place, self._window, self._most_tokens)
+            behind = [ids[ends[first] : ends[place - 1]]]
         else:
             rng = np.random.Generator(np.random.Philox(key=key))
             past = np.arange(place)
@@ -73,24 +75,19 @@ class HistoryRows(Sequence[dict[str, Any]]):
             past = past[-self._window :]
             is_left = rng.random(len(past)) >= augmentation.dropout
             is_left[rng.integers(len(past))] = True
-            prompt = self._joined(ids, starts, ends, past[is_left].tolist())
-        answer_end = int(answers[: place + 1].sum())
-        return {
-            "input_ids": np.concatenate([prompt, self._eos]),
-            "labels": np.concatenate([labels[answer_end - answers[place] : answer_end], self._eos]),
-        }
-
-    def _joined(self, ids: NDArray[Any], starts: Counts, ends: Counts, items: list[int]) -> NDArray[Any]:
-        """The tokens of items in any order, without the first ones where they are too many."""
-        parts, count = [ids[starts[items[-1]] : ends[items[-1]]]], 0
-        for item, after in reversed(list(pairwise(items))):
-            nearer = max(item, after)
-            more = [ids[starts[item] : ends[item]], ids[ends[nearer - 1] : starts[nearer]]]
-            count += sum(map(len, more))
-            if count + len(parts[-1]) >= self._most_tokens:
-                break
-            parts = [*more, *parts]
-        return np.concatenate(parts)
+            past = past[is_left]
+            first, behind, count = past[-1], [], 0
+            for item, after in reversed(list(pairwise(past))):  # the first ones are left out where they are too many
+                nearer = max(item, after)
+                more = [ids[ends[nearer - 1] : starts[nearer]], ids[starts[after] : ends[after]]]
+                count += sum(map(len, more))
+                if count + answers[item] >= self._most_tokens:
+                    break
+                first, behind = item, [*more, *behind]
+        text_ends = answers.cumsum()
+        begin, answer = (labels[text_ends[item] - answers[item] : text_ends[item]] for item in (first, place))
+        prompt = np.concatenate([begin, *behind])[: self._most_tokens - 1]
+        return {"input_ids": np.concatenate([prompt, self._eos]), "labels": np.concatenate([answer, self._eos])}
 
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
@@ -100,11 +97,12 @@ def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
     return ends - own, ends, answers
 
 
-def first_item(starts: Counts, ends: Counts, place: Any, window: int, most_tokens: int | None) -> Any:
+def first_item(ends: Counts, answers: Counts, place: Any, window: int, most_tokens: int | None) -> Any:
     """The first item of the prompt before a place, or before each of several."""
     first = np.maximum(place - window, 0)
     if most_tokens is not None:
-        first = np.maximum(first, np.searchsorted(starts, ends[place - 1] - (most_tokens - 1)))
+        begins = np.minimum.accumulate((ends - answers)[::-1])[::-1]  # of a prompt that begins with each item
+        first = np.maximum(first, np.searchsorted(begins, ends[place - 1] - (most_tokens - 1)))
     return np.minimum(first, place - 1)
 
 
@@ -121,9 +119,11 @@ def pair_lengths(
     """Encoder and decoder tokens of each pair of histories, with end of text."""
     inputs, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for history in numbers:
-        starts, ends, answers = spans(history)
-        places = np.arange(1, len(starts))
-        found = ends[:-1] - starts[first_item(starts, ends, places, window, most_tokens)] + 1
+        _, ends, answers = spans(history)
+        places = np.arange(1, len(ends))
+        first = first_item(ends, answers, places, window, most_tokens)
+        found = ends[:-1] - ends[first] + answers[first] + 1
+        found = found if most_tokens is None else np.minimum(found, most_tokens)
         inputs.append(found[-1:] if only_last else found)
         targets.append(answers[-1:] + 1 if only_last else answers[1:] + 1)
     return np.concatenate(inputs), np.concatenate(targets)

@@ -179,8 +179,9 @@ class Encoder:
         unknown = list[int]()
         for texts in histories:
             sizes = np.array([len(text) for text in texts])
-            ends = np.cumsum(sizes + len(writing.separator)) - len(writing.separator)
-            ids, token_ends = self.tokenizer.encode_with_ends(writing.separator.join(texts))
+            ends = np.cumsum(sizes + len(writing.separator))
+            # the first one, too, as it is behind a separator
+            ids, token_ends = self.tokenizer.encode_with_ends(writing.separator.join(["", *texts]))
             # a token belongs to the item that it ends in, or to the separator before the next
             starts, ends = (np.searchsorted(token_ends, chars, side="right") for chars in (ends - sizes, ends))
             own, is_kept = ends - starts, np.ones(len(ids), np.bool_)

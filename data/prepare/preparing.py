@@ -350,7 +350,13 @@ def _settings(job: Job) -> dict[str, object]:
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
     if (writing := job.columns.writing) is not None:
-        facts["histories"] = [job.hold_out, writing.source, writing.separator, writing.window]
+        facts["histories"] = [
+            2,
+            job.hold_out,
+            writing.source,
+            writing.separator,
+            writing.window,
+        ]  # the format of their numbers
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):

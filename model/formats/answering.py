@@ -24,6 +24,7 @@ GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
 ITEMS_FILE = "items.jsonl"  # beside it, where answers are items written by codes: item and codes of each
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "exclude_seen")  # what a search alone heeds
+RANKED = "num_answers"  # how many of the best answers an evaluation scores
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
 DRAWN = {
     "temperature": 1.0,
@@ -54,7 +55,7 @@ def published_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a model's folder names, as `config.GenerateConfig` has them; and what cannot be done by it.
+    """The settings of answers that a model's folder names; and what cannot be done by it.
 
     Args:
         given: settings that the user has named, which go before the file's.
@@ -67,7 +68,7 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
     named = {name: value for name, value in published.items() if value is not None}
     problems = check_keys(path, named, GENERATION_KEYS)
     problems += [] if shape is None else _other_tokens(path, named, shape)
-    asked = {name: (name, named[name]) for name in HEEDED if name in named}
+    asked = {name: (name, named[name]) for name in (*HEEDED, RANKED) if name in named}
     for name, with_start in LENGTHS.items():
         if name in named:
             asked[name] = (name, named[name])
@@ -137,15 +138,18 @@ def keep_answer_list(folder: Path, *sources: Path) -> None:
                     shutil.copyfile(path.with_name(name), fresh)
 
 
-def keep_answers(folder: Path, settings: GenerateConfig) -> None:
+def keep_answers(folder: Path, settings: GenerateConfig, num_answers: int = 1) -> None:
     """Add how a model shall answer to the `generation_config.json` of its folder: the longest answer, and what is not default.
 
+    Args:
+        num_answers: that an evaluation scores of each prompt.
     Raises:
         OSError: the folder cannot be written.
     """
     path = folder / GENERATION
     there: Mapping[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
     kept = {name: _WORDS.get(value, value) for name, value in other_than_default(settings).items()}
+    kept |= {RANKED: num_answers} if num_answers > 1 else {}
     content = {**there, "max_new_tokens": settings.max_new_tokens, **kept}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")
 

@@ -57,6 +57,14 @@ def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
     keep_answers(folder, SEARCH)
     assert json.loads((folder / GENERATION_FILE).read_text()) == {**before, **KEPT, "max_new_tokens": 128}
     assert answers_by(folder) == ({**KEPT, "max_new_tokens": 128}, [])
+    keep_answers(folder, SEARCH, SEARCH.num_beams)
+    asked = [
+        answering(settings(**flags), folder, [], ranks=ranks)
+        for flags, ranks in (({}, True), ({}, False), ({"num_beams": 2}, True))
+    ]
+    assert [config.answer.num_answers for config in asked] == [SEARCH.num_beams, 1, 1], (
+        "evaluate alone scores them, if it has the beams"
+    )
     assert answers_by(folder / "nowhere") == ({}, [])
 
 

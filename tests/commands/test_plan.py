@@ -11,11 +11,13 @@ import pytest
 from commands import plan as plan_command
 from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
+from data.sources.files import find
 from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
 from tests.fake_device import FakeDevice
 from tests.training.small_trained import save_trained
 from training.setup import plan as planning
+from training.setup.answer_list import with_list
 from units import GIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
@@ -56,6 +58,20 @@ def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys:
     assert sampled["seconds_total"] == pytest.approx(known["seconds_total"], rel=0.2)
     assert known["seconds"] < longest["seconds"], "the plan is that of the run"
     assert told(capsys, **flags)["plan"]["seconds_total"] is not None, "the steps follow from the rows"
+
+
+def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "response": "7"}\n' * 20)
+    (tmp_path / "answers.txt").write_text("".join(f"{number * number}\n" for number in range(20_000)))
+    flags = {"train_file": tmp_path / "rows.jsonl", "is_finetune": True, "finetune_from": "none", "tokenizer_type": "byte",
+             "cache_dir": tmp_path / "c"}  # fmt: skip
+    without, listed = told(capsys, **flags), told(capsys, **flags, answers=tmp_path / "answers.txt")
+    more = listed["plan"]["components"]["base"] - without["plan"]["components"]["base"]
+    config = load("train", {name: str(value) for name, value in flags.items()})
+    _, tree, _ = with_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir)
+    assert more == pytest.approx(tree.num_bytes, rel=0.1) and "answers.txt" in listed["start"][-1]
+    made = told(capsys, **flags, answers=tmp_path / "answers.txt")["plan"]["components"]["base"]
+    assert made - without["plan"]["components"]["base"] == tree.num_bytes
 
 
 @pytest.mark.parametrize(

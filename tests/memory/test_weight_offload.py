@@ -46,6 +46,21 @@ def test_a_file_is_used_where_memory_ends_and_only_as_far() -> None:
     assert roomy.seconds <= tight.seconds <= tighter.seconds, "more memory is faster"
 
 
+def test_a_step_that_fits_is_not_taken_where_another_is_clearly_faster() -> None:
+    """Beside the weights of a base there is room for single rows, each of which would pass over all of them."""
+    weights = weight_counts(settings_of().model)["total"]
+    rates = (("float32", 6e12), ("bfloat16", 6e12), ("float16", 4e13))
+
+    def chosen(times: float, rows: int, **flags: object) -> Plan:
+        config = settings_of(is_finetune=True, lora_rank=16, effective_batch_size=rows, max_seq_len=512, **flags)
+        return plan(config, Machine(int(times * weights), 16 * GIB, 0, rates), source_tokens=512, target_tokens=114)
+
+    auto, beside = chosen(4, 16), chosen(4, 16, weights_in=DEVICE)
+    assert auto.choice.weights_in == FILE and beside.seconds > 1.5 * auto.seconds
+    parts = chosen(6, 64, weights_in=DEVICE)  # of some rows each, not one pass a row
+    assert parts.choice.accumulation_passes < 8 and parts.seconds < 3 * chosen(12, 64).seconds
+
+
 def test_beside_a_device_the_ram_comes_before_a_file() -> None:
     weights = 2 * weight_counts(settings_of().model)["total"]
     assert planned(weights, host_bytes=64 * GIB).choice.weights_in == RAM

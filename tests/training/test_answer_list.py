@@ -10,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from commands.convert import convert
+from commands.evaluate import evaluate
 from commands.generate import generate
 from config import load
+from data.text.templates import Template
+from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
+from training.setup.answer_list import check_excluding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("red", "blue", "green")
@@ -70,3 +75,21 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     for row in found:
         assert {*row["items"], *row["response_items"]} == {*codes}, "none of the prompt's items, all others"
         assert row["responses"] == [f"<a_{codes[item][0]}> <b_{codes[item][1]}>" for item in row["response_items"]]
+    wide = {"output": tmp_path / "wide", "dtype": "fp32"}
+    convert(load("convert", {"model": str(run), **{name: str(value) for name, value in wide.items()}}))
+    for model in (run, wide["output"]):
+        asked = {"model": model, "validation_file": rows, "cache_dir": tmp_path / "cache", "eval_generate_rows": 9}
+        result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
+        assert result.metrics["recall@9"] == 100.0 and result.rows == 9
+
+
+def test_items_that_prompts_write_by_other_tokens_are_not_left_out() -> None:
+    tokenizer = train_tokenizer(["an item, an item,item"] * 9, "bpe", 400, 2**20)
+    for separator, has_codes in ((",", False), (", ", True), (", ", False)):
+        tokenizer.template = Template(histories={"item_separator": separator})
+        config = load("generate", {"exclude_seen": "True", "num_beams": "2"})
+        if separator == ", " and not has_codes:
+            with pytest.raises(UserError, match="exclude_seen"):
+                check_excluding(config, tokenizer, has_codes)
+        else:
+            check_excluding(config, tokenizer, has_codes)

@@ -52,6 +52,7 @@ def write_checkpoint(
     held: WithWeights = in_place,
     answers: GenerateConfig | None = GREEDY,
     listed_in: Path | None = None,
+    num_answers: int = 1,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
@@ -60,7 +61,7 @@ def write_checkpoint(
     Args:
         held: a context in which a weight is in memory, where some rest elsewhere.
         answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
-        listed_in: the folder with the list that its answers come from; None: any answer.
+        listed_in: the folder with the list that its answers come from; None: any answer. num_answers: that an evaluation scores.
     """
     about = model.adapter_info
     if about is None:
@@ -69,15 +70,16 @@ def write_checkpoint(
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
-    write_companions(folder, tokenizer, state, answers, listed_in)
+    write_companions(folder, tokenizer, state, answers, listed_in, num_answers)
 
 
 def write_companions(
-    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None, listed_in: Path | None
-) -> None:
+    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None, listed_in: Path | None,
+    num_answers: int,
+) -> None:  # fmt: skip
     """Write what a checkpoint has beside its tensors; raises OSError."""
     if answers is not None:
-        keep_answers(folder, answers)
+        keep_answers(folder, answers, num_answers)
     if listed_in is not None:
         keep_answer_list(folder, listed_in)
     tokenizer.save(folder)
@@ -86,7 +88,7 @@ def write_companions(
 
 def save_sharded(
     checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
-    is_best: bool = False, answers: GenerateConfig | None = GREEDY, listed_in: Path | None = None,
+    is_best: bool = False, answers: GenerateConfig | None = GREEDY, listed_in: Path | None = None, num_answers: int = 1,
 ) -> None:  # fmt: skip
     """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix, of weights or state.
 
@@ -126,7 +128,7 @@ def save_sharded(
         hf_format.write_config(model.config, folder, model.embedding.dtype)
         (folder / STATE).mkdir()
         write_rows(kept, folder / STATE / OPTIMIZER_FILE)
-        write_companions(folder, tokenizer, state, answers, listed_in)
+        write_companions(folder, tokenizer, state, answers, listed_in, num_answers)
 
     if shards.rank == 0:
         try:

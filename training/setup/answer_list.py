@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,9 +15,11 @@ from numpy.typing import NDArray
 
 from childproc import CRASHED, MEMORY, ChildDied, call
 from config import Config, DataConfig, GenerateConfig, UserError
-from data.prepare.looking import child_bytes
+from data.prepare import task
+from data.prepare.looking import ask, child_bytes
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
+from data.sources.peek import about_rows
 from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
@@ -24,7 +28,7 @@ from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted, listed
-from storage import fingerprint, make_once
+from storage import NotMade, fingerprint, make_once, only_if_made
 from training.processes.launch import rank
 from training.report.progress import Progress
 from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 TREE_FILE = "tree.npz"
 FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
+SAMPLED_ANSWERS = 16 * BATCH_LINES  # from which the memory of a list is foreseen
 READ_ROWS = 64
 NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
@@ -92,9 +97,6 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
     ]
     if problems:
         raise UserError(*problems)
-    name = fingerprint(
-        [FORMAT, sources_fingerprint(sources), config.data.response_column, Tokenizer.load(texts).fingerprint]
-    )
     files = ", ".join(str(source.path) for source in sources)
 
     def make(path: Path) -> None:
@@ -111,7 +113,7 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
                 ) from None
             raise
 
-    made = make_once(Path(config.data.cache_dir) / "answers" / name, make)
+    made = make_once(_folder_of(config.data, sources, Tokenizer.load(texts)), make)
     tree = AnswerTree.load(made / TREE_FILE)
     if config.given("max_new_tokens") and how.max_new_tokens < tree.longest:
         raise UserError(
@@ -121,6 +123,62 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
     unless_asked = {} if is_asked else {"length_penalty": 0.0}
     penalties = {name: getattr(usual, name) for name in NO_PENALTIES}
     return config.changed(max_new_tokens=tree.longest, **penalties, **unless_asked), tree, made
+
+
+def foreseen_tree(config: Config) -> tuple[int, str]:
+    """Bytes of the tree that a run of these settings will hold, and what is said of it; none without a list.
+
+    As it lies in the cache; else as many times the tree of the first answers as there are.
+    """
+    sources = answer_sources(config, [])
+    return ask(config, _foreseen, config, sources) if sources else (0, "")
+
+
+def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
+    tokenizer: Tokenizer | None = None
+    with suppress(NotMade):
+        tokenizer = Tokenizer.load(task.tokenizer_folder(config, task.decide(config, only_if_made), only_if_made))
+        tree_file = _folder_of(config.data, sources, tokenizer) / TREE_FILE
+        if tree_file.is_file():
+            tree = AnswerTree.load(tree_file)
+            return tree.num_bytes, describe(tree, sources)
+    if not (first := list(islice(chain.from_iterable(_texts(sources, config.data)), SAMPLED_ANSWERS))):
+        return 0, ""  # as the run will say
+    if tokenizer is not None:
+        tree = AnswerTree.build(tokenizer.encode_prompts(first), tokenizer.eos_id)
+    else:  # no tokenizer makes more tokens than bytes
+        tree = AnswerTree.build((np.frombuffer(text.encode(), np.uint8) for text in first), eos_id=256)
+    count = len(first) if len(first) < SAMPLED_ANSWERS else max(len(first), about_rows(sources))
+    size = tree.num_bytes * count // len(first)
+    told = say(
+        "answers come from {file}: about {count}, {size} in memory",
+        file=", ".join(str(source.path) for source in sources), count=f"{count:,}", size=format_size(size),
+    )  # fmt: skip
+    return size, told
+
+
+def _folder_of(data: DataConfig, sources: Sequence[Source], tokenizer: Tokenizer) -> Path:
+    facts = [FORMAT, sources_fingerprint(sources), data.response_column, tokenizer.fingerprint]
+    return Path(data.cache_dir) / "answers" / fingerprint(facts)
+
+
+def check_excluding(config: Config, tokenizer: Tokenizer, has_codes: bool) -> None:
+    """Refuse to leave out items of prompts where a prompt has other tokens for them than an answer.
+
+    Args:
+        has_codes: whether items are written by codes, a token each everywhere.
+    Raises:
+        UserError: `exclude_seen` would find the first item of a prompt alone.
+    """
+    separator = tokenizer.template.histories.get("item_separator")
+    if not config.generate.exclude_seen or separator is None or has_codes:
+        return
+    item, several = (ids.tolist() for ids in tokenizer.encode_prompts(["item", f"item{separator}item"]))
+    if tokenizer.unk_id not in item and several[-len(item) :] != item:
+        raise UserError(
+            f"--exclude_seen = True, compares tokens, and behind {separator!r} this tokenizer has others for an item; train with "
+            "--item_separator=, (no blank behind it) or with an --item_file, or omit it"
+        )
 
 
 def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:

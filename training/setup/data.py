@@ -23,7 +23,7 @@ from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.adapter_settings import home_of, shape_of
-from training.setup.answer_list import describe, unlisted_note, with_list
+from training.setup.answer_list import check_excluding, describe, unlisted_note, with_list
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -49,6 +49,7 @@ def load_data(run: ResolvedRun) -> None:
     run.config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     _load_answers(run)
     config = run.config
+    check_excluding(config, tokenizer, config.data.item_file is not None)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
         told = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "

@@ -78,6 +78,24 @@ def test_items_without_codes_are_texts(tmp_path: Path, configure: Any) -> None:
     assert pairs_of(prepare_evaluation(alone).validation_dir, alone)[0] == ("1, 2, 3, 4", "5")
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_prompt_of_items_has_the_tokens_of_its_text(tmp_path: Path, configure: Any, kind: str) -> None:
+    """Where a window begins as where a history does; a tokenizer writes a word behind a blank by another token."""
+    names, path = ["red shirt", "blue hat", "red hat", "green shoes"], tmp_path / "histories.jsonl"
+    path.write_text(
+        "".join(json.dumps({"items": [names[(at + by) % 4] for by in range(4)]}) + "\n" for at in range(4)) * 30
+    )
+    flags = {"train_file": path, "tokenizer_type": kind, "tokenizer_dir": "auto", "vocab_size": 640, "history_items": 2}
+    prepared = prepare(configure(**flags))
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    for more in ({}, {"reverse_histories": 0.5, "item_dropout": 0.3}):
+        loader = StepLoader(prepared.train_dir, "pairs", configure(**flags, **more))
+        (batch,) = loader.micro_batches(0, effective_batch_size=32, batch_size=32)
+        for ids, length in zip(batch.input_ids, batch.input_lengths, strict=True):
+            (text,) = tokenizer.encode_prompts([tokenizer.decode_answer(ids[: length - 1])])
+            assert ids[: length - 1].tolist() == text.tolist()
+
+
 def test_reversed_histories_and_left_out_items_are_drawn_by_key(
     tmp_path: Path, configure: Any, items_file: Path
 ) -> None:
