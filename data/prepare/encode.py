@@ -61,7 +61,9 @@ class Encoded:
     ) -> list[Counts]:
         """Of histories, or reversed ones, the encoder and decoder tokens of each pair; see `data.batches.histories`."""
         numbers, counts = self.columns[-1]
-        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])
+        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])[
+            : len(counts)
+        ]  # of nothing, split makes a part
         rows = list(map(reversed_numbers, rows)) if is_reversed else rows
         return list(pair_lengths(rows, window, most_tokens, only_last))
 

@@ -20,7 +20,7 @@ from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
 from data.prepare.preparing import Prepared
-from data.prepare.task import Rows, Task, decide, examples_of, passed_over, tokenizer_folder
+from data.prepare.task import Rows, Task, check_heeded, decide, examples_of, passed_over, tokenizer_folder
 from data.shards.store import COLUMNS, HISTORIES, PAIRS, STREAM, TRAIN, Manifest
 from data.sources.peek import Peek, peek
 from data.tokenizers.pieces import BROKEN
@@ -41,7 +41,7 @@ def table_of_shards(config: Config, prepared: Prepared, loader: StepLoader, toke
     """The first `count` rows of shards, what of the data was cut, left out or is never read, and files that are not read."""
     manifest = Manifest.of(prepared.train_dir)
     columns = manifest.content["settings"].get("columns", [])
-    table = _label_columns_row(columns) if manifest.kind in HEADS else _columns_row(columns)
+    table = _columns_row(manifest.kind, columns)
     for number in range(min(count, loader.num_rows)):
         batch = loader.batch_of(np.array([number]))
         if isinstance(batch, LabelledBatch):
@@ -66,17 +66,19 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         UserError: the data cannot be read. NotMade: by `only_if_made`.
     """
     task = decide(config, once)
+    check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
     if task.shards is not None:
         return task, []
     found = peek(task.sources, task.columns, max(count, SAMPLED_ROWS), config.data.max_samples)
     folder = worded or tokenizer_folder(config, task, once)
     if task.kind in HEADS:
         encoder = None if worded else TextEncoder(Tokenizer.load(folder), config.data.prepare_text)
-        table = _label_columns_row(task.columns.sides())
+        table = _columns_row(task.kind, task.columns.sides())
         for text, told in found.rows[:count]:
             table += _labelled_row(encoder, text, json.loads(told), task.kind)
         return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
-    examples, table = examples_of(config, task.kind, task.columns, folder), _columns_row(task.columns.sides())
+    examples = examples_of(config, task.kind, task.columns, folder)
+    table = _columns_row(task.kind, task.columns.sides())
     if worded is not None:
         left = examples.usable(found.rows).texts
         table += [_side(place, text) for texts in left[:count] for place, text in enumerate(texts)]
@@ -156,21 +158,18 @@ def _label_of(label: Any, names: Sequence[str]) -> str | None:
     return None if label == IGNORED_LABEL else names[label]
 
 
-def _columns_row(columns: Sequence[str]) -> Rows:
-    """The columns that the texts are made of, where they are not called so."""
-    if not columns or columns[0] in ("prompt", "text", "messages", "conversations", "items"):
+def _columns_row(kind: str, columns: Sequence[str]) -> Rows:
+    """The columns that texts and labels are made of, where they are not called so."""
+    names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages")
+    usual = columns[:1] in (["prompt"], ["text"], ["messages"], ["conversations"])
+    if kind in HEADS:
+        names, usual = " ".join(("text", "label", "mask")[: len(columns)]), columns[:2] == ["text", "label"]
+    elif kind == HISTORIES:
+        names, usual = "items", columns == ["items"]
+    if usual or not columns:
         return []
-    names = {2: "prompt response", 3: "prompt chosen rejected"}.get(len(columns), "text messages").split()
-    flags = ", ".join(f"--{name}_column" for name in names)
+    flags = ", ".join(f"--{name}_column" for name in names.split())
     return [(say("columns"), f"{' -> '.join([columns[0], ', '.join(columns[1:])][: len(columns)])} ({flags})")]
-
-
-def _label_columns_row(columns: Sequence[str]) -> Rows:
-    """The columns of texts, labels and masks, where they are not called so."""
-    if list(columns[:2]) == ["text", "label"]:
-        return []
-    flags = ", ".join(f"--{name}_column" for name in ("text", "label", "mask")[: len(columns)])
-    return [(say("columns"), f"{columns[0]} -> {', '.join(columns[1:])} ({flags})")]
 
 
 def _side(place: int, text: str, tokens: int | None = None) -> tuple[str, str]:

@@ -324,7 +324,7 @@ class Writing:
             left_out = counts["dropped_rows"] + counts["duplicate_rows"]
             seen = f"rows with text: {counts['texts']}, blank: {counts['empty_rows']}, broken: {counts['bad_rows']}"
             seen += f", left out by cleaning: {left_out}" if left_out else ""
-            remedy = "name a file with text"
+            remedy = "a history needs two items or more" if job.window else "name a file with text"
             if name == VALIDATION and not job.validation:
                 remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
             problems.append(f"{_named(sources)}: leaves no row for {name} ({seen}); {remedy}")

@@ -9,11 +9,10 @@ from typing import Any
 
 from data.sources.files import Source
 from data.sources.lines import (
-    GBK_REMEDY,
     LONGEST_LINE_BYTES,
     BadRows,
     Record,
-    is_gbk,
+    encoding_of,
     numbered_lines,
     place_of,
     too_long,
@@ -148,7 +147,6 @@ def csv_records(
             bad_rows.add(source.path, place_of(source, number), told)
         elif not all(is_encodable(cells[at]) for _, at in places):
             raw = ",".join(cells).encode("utf8", "surrogateescape")
-            hint = [say(GBK_REMEDY)] if is_gbk(raw) else []
-            bad_rows.add(source.path, place_of(source, number), join("; ", [say("is not UTF-8"), *hint]))
+            bad_rows.add(source.path, place_of(source, number), join("; ", [say("is not UTF-8"), encoding_of(raw)]))
         else:
             yield number, {name: cells[at] for name, at in places}

@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any
 
 from config import DataConfig
+from data.text.cells import parsed
 from data.text.conversations import MESSAGES_COLUMNS, turns_of
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
@@ -396,8 +397,8 @@ def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool =
 def _table(name: str, cell: object) -> Mapping[str, Any]:
     if isinstance(cell, str):
         try:
-            cell = json.loads(cell)
-        except (ValueError, RecursionError) as error:
+            cell = parsed(cell)
+        except ValueError as error:
             raise ValueError(f"{name} holds no table ({error})") from None
     if isinstance(cell, list) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in cell):
         cell = dict(cell)  # a map of Arrow

@@ -27,6 +27,7 @@ LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
 BY_LINE = (TEXT, JSONL, CSV, TSV, FASTA)
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
+WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
 
@@ -117,8 +118,14 @@ def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Say where a line stops being UTF-8, and what it may be instead."""
-    told = say("is not UTF-8 (byte {place} of the line)", place=error.start + 1)
-    return join("; ", [told, say(GBK_REMEDY)]) if is_gbk(error.object) else told
+    return join(
+        "; ", [say("is not UTF-8 (byte {place} of the line)", place=error.start + 1), encoding_of(error.object)]
+    )
+
+
+def encoding_of(text: bytes) -> str:
+    """What a text that is not UTF-8 may be, and how to convert it."""
+    return say(GBK_REMEDY if is_gbk(text) else WINDOWS_REMEDY)
 
 
 def is_gbk(text: bytes) -> bool:

@@ -28,6 +28,7 @@ from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
 from data.text.histories import BETWEEN_CODES, HISTORIES, ItemWriting, code_text, codes_of, item_name
 from formats import ENCRYPTED, FASTA, TEXT
+from language import say
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 
@@ -281,8 +282,10 @@ def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -
 
 def _column_problems(source: Source, columns: Columns) -> list[str]:
     if source.kind == TEXT:
-        several = f"plain text has no columns {', '.join(columns.cells())}; use JSONL, CSV, Parquet or Arrow"
-        return [] if len(columns.texts) == 1 else [f"{source.path}: {several}"]
+        if len(columns.texts) == 1 and columns.form == "plain":
+            return []
+        several = "{file}: plain text has no columns {columns}; use JSONL, CSV, Parquet or Arrow"
+        return [say(several, file=source.path, columns=", ".join(columns.cells()))]
     head = head_of(source)
     wanted = columns.kinds(head.all_names)
     problems = [f"column {name} occurs twice" for name in wanted if head.all_names.count(name) > 1]
@@ -294,10 +297,10 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         flags = (
             "--items_column"
             if columns.items
-            else "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+            else "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column), or --items_column for histories"
         )
         if columns.head:
-            flags = "--text_column, --label_column and --mask_column"
+            flags = "--text_column and --label_column"
             flags += ", and labels of FASTA with --label_file" if source.kind == FASTA else ""
         return [f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; give yours with {flags}"]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from data.text.cells import parsed
 from data.text.clean import Cleaning, Dropped
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
@@ -52,14 +53,14 @@ def turns_of(cell: object) -> list[Turn]:
     """The turns of a cell.
 
     Args:
-        cell: a message, a list in one of the usual shapes, JSON text of either, or None and blank text for no turns.
+        cell: a message, a list in one of the usual shapes, JSON or a Python literal of either, or None and blank text for no turns.
     Raises:
         ValueError: it is none of them, with what is wrong.
     """
     if isinstance(cell, str):
         try:
-            cell = json.loads(cell) if cell.strip() else []
-        except (ValueError, RecursionError) as error:
+            cell = parsed(cell) if cell.strip() else []
+        except ValueError as error:
             raise ValueError(f"holds no list of turns ({error})") from None
     if cell is None:
         return []

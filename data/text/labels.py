@@ -1,17 +1,19 @@
 """Labels of texts: one a text (`sequence`), or one for each of its letters or words (`token`).
 
-A label is a name or a number. Those of letters and words come as a list, as JSON of one, as names with blanks between them, or as one
+A label is a name or a number. Those of letters and words come as a list, as JSON or a Python literal of one, as names with blanks between them, or as one
 letter each. Masked labels are not trained and do not count.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from math import isfinite
 from typing import Any
 
+from data.batches.collate import IGNORED_LABEL
+from data.text.cells import parsed
 from settings.consistency import TOKEN
 from settings.fields import listed
 
@@ -27,7 +29,10 @@ def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
     Raises:
         ValueError: with what is wrong.
     """
-    labels = [_name(entry) for entry in (_entries(cell) if head == TOKEN else [cell])]
+    if head != TOKEN and isinstance(cell, list):
+        raise ValueError("holds a list; a text has one label (several labels per text are not supported)")
+    entries = _entries(cell) if head == TOKEN else [cell]
+    labels = [None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry) for entry in entries]
     if mask is None:
         if head != TOKEN and labels == [None]:
             raise ValueError("is missing")
@@ -94,6 +99,9 @@ def spans_of(text: str, count: int) -> list[Span]:
 
 def words_of(cell: object) -> object:
     """A text of a list of words, parted by blanks; anything else as it is."""
+    if isinstance(cell, str) and cell.startswith("["):
+        with suppress(ValueError):  # a text may begin like a list
+            return words_of(parsed(cell))
     if not isinstance(cell, list):
         return cell
     if not all(isinstance(word, str) and word and len(word.split()) == 1 for word in cell):
@@ -102,7 +110,7 @@ def words_of(cell: object) -> object:
 
 
 def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, other: str = "") -> list[Any]:
-    """The entries of a cell: a list, JSON of one, or a text that is split.
+    """The entries of a cell: a list, JSON or a Python literal of one, or a text that is split.
 
     Args:
         other: what a cell may be besides a list, for the message.
@@ -114,8 +122,8 @@ def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, othe
     if isinstance(cell, str):
         if cell.lstrip().startswith("["):
             try:
-                cell = json.loads(cell)
-            except (ValueError, RecursionError) as error:
+                cell = parsed(cell)
+            except ValueError as error:
                 raise ValueError(f"holds no list ({error})") from None
         else:
             cell = split(cell)

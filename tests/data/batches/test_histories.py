@@ -11,6 +11,7 @@ import pytest
 
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare, prepare_evaluation
+from data.prepare.preview import table_of_files
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
@@ -133,6 +134,15 @@ def test_what_is_wrong_with_items_is_told(tmp_path: Path, configure: Any, items_
         items_file.write_text('{"item": 1, "tokens": [1]}\n')
     with pytest.raises(UserError, match="item_file"):
         prepare(configure(train_file=path, item_file=items_file, tokenizer_dir="auto"))
+
+
+def test_one_item_a_row_and_plain_text_are_refused(tmp_path: Path, configure: Any) -> None:
+    (tmp_path / "ratings.inter").write_text("user_id:token\titem_id:token\n" + "1\t7\n" * 40)
+    with pytest.raises(UserError, match="two items"):
+        prepare(configure(train_file=tmp_path / "ratings.inter", items_column="item_id:token"))
+    (tmp_path / "sequences.txt").write_text("1 7 8 9\n" * 40)
+    with pytest.raises(UserError, match="items_column"):
+        table_of_files(configure(train_file=tmp_path / "sequences.txt", items_column="items"), 1)
 
 
 def test_changed_lengths_of_items_are_refused(tmp_path: Path, configure: Any, items_file: Path) -> None:

@@ -130,6 +130,12 @@ def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path
     assert first["labels"].tolist() == expected.tolist()
 
 
+def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "ner.conll").write_text("EU B-ORG\nrejects O\n\n" * 20)
+    with pytest.raises(UserError, match="label"):
+        prepare(configure(train_file=tmp_path / "ner.conll", head="token"))
+
+
 def test_rows_are_cut_only_where_it_is_asked_for(of_states: Configure, proteins: Path) -> None:
     long = proteins.with_name("long.jsonl")
     long.write_text((json.dumps({"sequence": "M" * 8000, "states": "H" * 8000}) + "\n") * 4, encoding="utf8")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from data.text.labels import in_order, labels_of, numbered, spans_of
+from data.text.labels import in_order, labels_of, numbered, spans_of, words_of
 from data.text.proteins import prepared
 from settings.consistency import SEQUENCE, TOKEN
 
@@ -57,3 +57,13 @@ def test_proteins_are_prepared_as_their_models_were_trained() -> None:
     assert prepared("SEQ WENCE", "prott5")[0] == "S E Q W E N C E"
     assert prepared("PRTEINO", "prostt5") == ("<AA2fold> P R T E I N X", [10, 12, 14, 16, 18, 20, 22])
     assert prepared("strct", "prostt5")[0] == "<fold2AA> s t r c t"
+
+
+@pytest.mark.parametrize("cell", ["['O', 'B-PER', None]", '["O", "B-PER", -100]', ["O", "B-PER", -100]])
+def test_labels_as_pandas_and_transformers_write_them(cell: object) -> None:
+    assert labels_of(TOKEN, cell) == ["O", "B-PER", None]
+    assert words_of("['The', 'EU']") == "The EU" and words_of("[1] The EU") == "[1] The EU"
+    with pytest.raises(ValueError, match="no list"):
+        labels_of(TOKEN, "['O' 'B-PER']")  # NumPy's, which Python reads as one text
+    with pytest.raises(ValueError, match="several labels"):
+        labels_of(SEQUENCE, ["a", "b"])
