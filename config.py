@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import optimizers
-from language import LANGUAGES
+from language import LANGUAGES, say
 from settings.consistency import (
     CLASS_SCORES,
     HEADS,
@@ -942,17 +942,27 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
     asked = config.data.objective
     if command == "train" and asked == PREFERENCES:
-        problems.append(f"--objective = {PREFERENCES}, belongs to the command dpo; use dpo instead of train")
+        problems.append(
+            say(
+                "--objective = {objective}, belongs to the command dpo; use dpo instead of train", objective=PREFERENCES
+            )
+        )
     if command == "dpo" and asked not in (AUTO, PREFERENCES):
-        problems.append(f"--objective = {asked}, dpo trains on {PREFERENCES} only; omit it")
+        problems.append(
+            say(
+                "--objective = {asked}, dpo trains on {preferences} only; omit it", asked=asked, preferences=PREFERENCES
+            )
+        )
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
     if (head := config.model.head) in HEADS:
         if asked not in (AUTO, head):
-            problems.append(f"--objective = {asked}, --head={head} trains on labels; omit it")
+            problems.append(
+                say("--objective = {asked}, --head={head} trains on labels; omit it", asked=asked, head=head)
+            )
         config = config.changed(objective=head)
     elif asked in HEADS:
-        problems.append(f"--objective = {asked}, is what --head={asked} trains on; name that instead")
+        problems.append(say("--objective = {asked}, is what --head={asked} trains on; name that instead", asked=asked))
     if head != TEXT:  # no head over the vocabulary: what is said of it in presets has no meaning
         decoder = config.model.num_decoder_layers if config.given("num_decoder_layers") else 0
         config = config.changed(num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
@@ -962,9 +972,9 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     if head in HEADS and "eval_rows" in taken[command] and config.origin("eval_rows") is None:
         config = config.changed(eval_rows=HEAD_EVAL_ROWS)  # which take one forward pass each
     if head == "none" and command in ("train", "plan"):
-        problems.append(f"--head = none, has no loss to {command}; use sequence or token")
+        problems.append(say("--head = none, has no loss to {command}; use sequence or token", command=command))
     if head != TEXT and command == "dpo":
-        problems.append(f"--head = {head}, dpo trains answers, which an encoder does not write; omit it")
+        problems.append(say("--head = {head}, dpo trains answers, which an encoder does not write; omit it", head=head))
     # a run's saved settings name every column, and its objective beside it
     names_text = config.given("text_column") and config.origin("objective") != "file" and "objective" in taken[command]
     if names_text and config.data.objective == AUTO and not config.train.is_finetune:

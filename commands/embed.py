@@ -61,7 +61,7 @@ def embed(config: Config) -> None:
     check_one_process("embed")
     given = config.answer.input
     if given is None:
-        raise UserError('--input = none, texts are needed; give a text (--input="Hello") or a file of them')
+        raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
     config, folder, _ = find_answering(config, searches=False, averages=False)
     config, bad_rows = with_preparation(config, folder), BadRows(config.data.skip_bad_rows)
     output = None if config.answer.output is None else VectorFile(config, folder, given)
@@ -238,7 +238,9 @@ class VectorFile:
         self.folder = self.path.with_name(self.path.name + UNFINISHED)
         self._write = _WRITERS.get(self.path.suffix.lower())
         if self._write is None:
-            raise UserError(f"--output = {self.path}, vectors are written to .npz, .parquet, .h5 or .hdf5; end it so")
+            raise UserError(
+                say("--output = {path}, vectors are written to .npz, .parquet, .h5 or .hdf5; end it so", path=self.path)
+            )
         if self._write is _write_hdf5:
             _hdf5()
         if problems := check_writable("output", self.path.parent):
@@ -248,13 +250,18 @@ class VectorFile:
             remove(self.folder)
         elif self.path.exists():
             raise UserError(
-                f"--output = {self.path}, is there already; choose another file, or replace it with --overwrite=True"
+                say(
+                    "--output = {path}, is there already; choose another file, or replace it with --overwrite=True",
+                    path=self.path,
+                )
             )
         marker = self.folder / IDENTITY
         if marker.is_file() and read_text(marker).strip() != identity:
             raise UserError(
-                f"--output = {self.path}, was begun with another model, input or settings; choose another file, or begin anew "
-                "with --overwrite=True"
+                say(
+                    "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True",
+                    path=self.path,
+                )
             )
         with writing("output", self.folder):
             make_folder(self.folder)
@@ -288,7 +295,7 @@ class VectorFile:
     def finish(self) -> None:
         """Make the file of its parts. Memory: one part."""
         if not self.rows:
-            raise UserError(f"--output = {self.path}, there are no texts to write vectors of")
+            raise UserError(say("--output = {path}, there are no texts to write vectors of", path=self.path))
         assert self._write is not None
         with writing("output", self.path.parent), atomic_file(self.path) as temporary:
             self._write(temporary, lambda: (row for batch in _batches(self._parts) for row in _rows(batch)))
@@ -392,7 +399,7 @@ def _identity(config: Config, folder: Path, given: str) -> str:
     files = [path for place in (base_of(folder), folder) for path in sorted(place.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if given == STANDARD_INPUT:
-        raise UserError("--input = -, standard input cannot be read again; write it to a file, or omit --output")
+        raise UserError(say("--input = -, standard input cannot be read again; write it to a file, or omit --output"))
     source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
     data = config.data
     settings = [data.text_column, data.max_seq_len, data.prepare_text, config.embed.vectors]

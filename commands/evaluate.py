@@ -143,12 +143,17 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
         return
     path, tokenizer = Path(config.answer.output), trained.tokenizer
     if prepared.objective not in HEADS:
-        raise UserError(f"--output = {path}, is for predicted labels; write answers with generate")
+        raise UserError(say("--output = {path}, is for predicted labels; write answers with generate", path=path))
     if num_processes() > 1:
-        raise UserError(f"--output = {path}, is written by one process; start it by python, without a launcher")
+        raise UserError(
+            say("--output = {path}, is written by one process; start it by python, without a launcher", path=path)
+        )
     if path.exists() and not config.run.overwrite:
         raise UserError(
-            f"--output = {path}, is there already; choose another file, or replace it with --overwrite=True"
+            say(
+                "--output = {path}, is there already; choose another file, or replace it with --overwrite=True",
+                path=path,
+            )
         )
     if problems := check_writable("output", path.parent):
         raise UserError(*problems)
@@ -308,7 +313,7 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
     if not config.given("validation_file"):
         return merged
     if merged.data.validation_file is None:
-        raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
+        raise UserError(say("--validation_file = none, is not a file; give one, or omit the flag"))
     of_histories = with_histories(merged, folder, home)
     return of_histories if saved is None and look(merged, _has_items, of_histories) else merged
 

@@ -63,21 +63,27 @@ def export(config: Config) -> float | None:
     """
     form = config.export.format
     if form is None:
-        raise UserError(f"--format = none, is needed: the program to write for; allowed: {', '.join(FORMATS)}")
+        told = "--format = none, is needed: the program to write for; allowed: {formats}"
+        raise UserError(say(told, formats=", ".join(FORMATS)))
     write, check, use = FORMATS[form]
     folder = find_model(config)
     home = base_of(folder)
     shape = shape_of(learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), home)
     if not shape.is_text:
         raise UserError(
-            f"--model = {folder}, is an encoder (--head={shape.head}), which {form} is not written for here; give a whole T5"
+            say(
+                "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
+                folder=folder,
+                head=shape.head,
+                form=form,
+            )
         )
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):
         model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
         if is_int8(model.embedding):
-            raise UserError(f"--model = {home}, has int8 weights; give the model that it was made from")
+            raise UserError(say("--model = {home}, has int8 weights; give the model that it was made from", home=home))
         merge_adapters(model)
         model.adapter_info = None
         _cast(model, config.convert.dtype)

@@ -68,7 +68,7 @@ def generate(config: Config) -> None:
     check_one_process("generate")
     given = config.answer.input
     if given is None:
-        raise UserError('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts')
+        raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, folder, adapters = find_answering(config, writes=True)
     config, tree = with_answers(config, folder, adapters)
@@ -166,8 +166,12 @@ class Encoder:
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(
-                    f"{prompt.place}: the prompt has {len(ids) + 1} tokens, --max_seq_len = {longest} allows no more; raise it, "
-                    "or take --long_prompts=cut"
+                    say(
+                        "{place}: the prompt has {ids} tokens, --max_seq_len = {longest} allows no more; raise it, or take --long_prompts=cut",
+                        place=prompt.place,
+                        ids=len(ids) + 1,
+                        longest=longest,
+                    )
                 )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1].tolist(), tokenizer.eos_id]
@@ -197,7 +201,11 @@ def prompts_of(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt
     if not is_file(given):
         # one word with the ending of a file can only be meant as one
         if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
-            raise UserError(f'--input = {given}, no such file; give a file that exists, or a text (--input="Hello")')
+            raise UserError(
+                say(
+                    '--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given
+                )
+            )
         return iter([Prompt("--input", given, {PROMPT: given})])
     data = config.data
     return prompts_in_child(find(given, "--input"), data, bad_rows)
@@ -213,7 +221,7 @@ def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
                 bad_rows.note(Path("standard input"), place, "is empty, there is nothing to answer")
             yield Prompt(f"standard input, {place}", text, {PROMPT: text})
     except UnicodeError:
-        raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
+        raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
 
 
 def is_file(given: str) -> bool:
@@ -244,7 +252,7 @@ class Output:
         self.rows = 0
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
-            raise UserError(f"--output = {self.path}, is a file that is read; choose another one")
+            raise UserError(say("--output = {path}, is a file that is read; choose another one", path=self.path))
         if problems := check_writable("output", self.path.parent):
             raise UserError(*problems)
         if self.path.exists() and not config.run.overwrite:
@@ -258,7 +266,11 @@ class Output:
             self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
         except OSError as error:
             raise UserError(
-                f"--output = {self.path}, cannot be written: {reason_of(error)}; choose another file"
+                say(
+                    "--output = {path}, cannot be written: {reason}; choose another file",
+                    path=self.path,
+                    reason=reason_of(error),
+                )
             ) from None
         return self
 
@@ -271,8 +283,12 @@ class Output:
         """Cut a torn last line off, and count the others."""
         begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
         if begun != self._identity:
-            what = "holds answers already" if begun is None else "was begun with another model, input or settings"
-            raise UserError(f"--output = {self.path}, {what}; choose another file, or replace it with --overwrite=True")
+            told = "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True"
+            if begun is None:
+                told = (
+                    "--output = {path}, holds answers already; choose another file, or replace it with --overwrite=True"
+                )
+            raise UserError(say(told, path=self.path))
         with self.path.open("rb+") as file:
             end = 0
             for line in file:

@@ -334,7 +334,10 @@ def find_models(config: Config) -> list[Path]:
         run = newest_run(config.run.output_dir, needs_model=True)
         if run is None:
             raise UserError(
-                f"--model = auto, there is no trained model in {config.run.output_dir}; give a folder, or train first"
+                say(
+                    "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
+                    output_dir=config.run.output_dir,
+                )
             )
         named = str(run)
     is_one = model_folder(named) is not None or Path(named).exists()
@@ -365,7 +368,12 @@ def check_one_process(command: str) -> None:
         UserError: a launcher has started several processes.
     """
     if num_processes() > 1:
-        raise UserError(f"{command}, works with one process; start it by python, without accelerate launch or torchrun")
+        raise UserError(
+            say(
+                "{command}, works with one process; start it by python, without accelerate launch or torchrun",
+                command=command,
+            )
+        )
 
 
 def find_answering(
@@ -396,8 +404,11 @@ def find_answering(
     shape = shape_of(learnt_last(folder, adapters), base_of(folder))
     if writes and not shape.is_text:
         raise UserError(
-            f"--model = {folder}, is an encoder (--head={shape.head}) and writes no text; give a model with a decoder, or use evaluate or "
-            "embed"
+            say(
+                "--model = {folder}, is an encoder (--head={head}) and writes no text; give a model with a decoder, or use evaluate or embed",
+                folder=folder,
+                head=shape.head,
+            )
         )
     if not shape.is_text:
         if others:
@@ -434,7 +445,12 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
     for each, shape, of, home in zip(folders, shapes, learnt, homes, strict=True):
         if tokenizer.size > shape.vocab_size:
             raise UserError(
-                f"--model = {each}, its tokenizer has {tokenizer.size} tokens and the model {shape.vocab_size}: they do not match"
+                say(
+                    "--model = {each}, its tokenizer has {size} tokens and the model {vocab_size}: they do not match",
+                    each=each,
+                    size=tokenizer.size,
+                    vocab_size=shape.vocab_size,
+                )
             )
         if each != folder:
             _check_alike(folder, shapes[0], tokenizer, each, shape, Tokenizer.load(tokenizer_folder(of, home)))
@@ -551,10 +567,15 @@ def _fitting(
         size = sum(weights.bytes for weights, _ in tried)
         if size + room.base_bytes <= room.total_bytes:
             return tried  # what writing lacks is told once the prompts are known
-    whose = "model's" if len(models) == 1 else "models'"
+    whose = say("model's") if len(models) == 1 else say("models'")
     raise DoesNotFit(
-        f"--memory_budget = {format_size(room.total_bytes)}, does not hold the {whose} "
-        f"{format_size(size)} of weights beside {format_size(room.base_bytes)} of the program; raise it, or try --mixed_precision=bf16"
+        say(
+            "--memory_budget = {total_bytes}, does not hold the {whose} {size} of weights beside {base_bytes} of the program; raise it, or try --mixed_precision=bf16",
+            total_bytes=format_size(room.total_bytes),
+            whose=whose,
+            size=format_size(size),
+            base_bytes=format_size(room.base_bytes),
+        )
     )
 
 

@@ -68,10 +68,13 @@ def merge(config: Config) -> float:
         model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
         if len(adapters) != 1:
             named = config.checkpoint.adapter or "none"
-            raise UserError(f"--adapter = {named}, merging takes one adapter; name its folder")
+            raise UserError(say("--adapter = {named}, merging takes one adapter; name its folder", named=named))
         if is_int8(model.embedding):
             raise UserError(
-                f"--model = {home}, has int8 weights, which cannot hold the sum; give the model that it was made from"
+                say(
+                    "--model = {home}, has int8 weights, which cannot hold the sum; give the model that it was made from",
+                    home=home,
+                )
             )
         before = probe_logits(model)
         merge_adapters(model)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
+from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from run_files import RUN_FILE
@@ -31,23 +32,34 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be written.
     """
     if named is None:
-        raise UserError("--output = none, is needed: the folder to write")
+        raise UserError(say("--output = none, is needed: the folder to write"))
     output = Path(named)
     if not output.name or output.name == "..":
-        raise UserError(f"--output = {named}, has no name that another folder could take; give a folder in it")
+        raise UserError(
+            say("--output = {named}, has no name that another folder could take; give a folder in it", named=named)
+        )
     if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
         output = output.resolve()
     restore_folder(output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
-        raise UserError(f"--output = {output}, is the folder that is read, or holds it; choose another one")
+        raise UserError(
+            say("--output = {output}, is the folder that is read, or holds it; choose another one", output=output)
+        )
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"--output = {output}, exists; choose another folder or use --overwrite=True")
+        raise UserError(
+            say("--output = {output}, exists; choose another folder or use --overwrite=True", output=output)
+        )
     if (output.exists() and not output.is_dir()) or os.path.ismount(output):
-        what = "a disk that is mounted there" if output.is_dir() else "a file"
-        raise UserError(f"--output = {output}, is {what} and can be no new folder; give a folder in it, or another one")
+        what = say("a disk that is mounted there") if output.is_dir() else say("a file")
+        told = "--output = {output}, is {what} and can be no new folder; give a folder in it, or another one"
+        raise UserError(say(told, output=output, what=what))
     if others := _others(output):
         raise UserError(
-            f"--output = {output}, holds what this program has not written ({listed(others[:3])}) and is not replaced; choose another folder"
+            say(
+                "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose another folder",
+                output=output,
+                others=listed(others[:3]),
+            )
         )
     with RunLock() as lock:
         problems = lock.acquire(output) if (output / RUN_FILE).is_file() else []
@@ -59,7 +71,11 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
                 seal(folder)
         except OSError as error:
             raise UserError(
-                f"--output = {output}, cannot be written: {reason_of(error)}; choose another folder"
+                say(
+                    "--output = {output}, cannot be written: {reason}; choose another folder",
+                    output=output,
+                    reason=reason_of(error),
+                )
             ) from error
 
 

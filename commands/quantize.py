@@ -75,7 +75,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     with converting(settings, shape, stored, 0):
         model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
         if is_int8(model.embedding):
-            raise UserError(f"--model = {home}, has int8 weights already; use it unchanged")
+            raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=home))
         merge_adapters(model)
         model.adapter_info = None
         before = _measure(model, settings, loader, rows_at_once)

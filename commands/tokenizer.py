@@ -33,12 +33,22 @@ def tokenizer(config: Config) -> None:
     given = config.data.tokenizer_dir
     folder = Path(config.run.output_dir) / "tokenizer" if given == AUTO else Path(given)
     if (folder / TOKENIZER_FILE).exists() and not config.run.overwrite:
-        raise UserError(f"--tokenizer_dir = {folder}, holds a tokenizer; choose another folder or use --overwrite=True")
+        raise UserError(
+            say(
+                "--tokenizer_dir = {folder}, holds a tokenizer; choose another folder or use --overwrite=True",
+                folder=folder,
+            )
+        )
     if problems := check_writable("tokenizer_dir", folder):
         raise UserError(*problems)
     task = look(config, decide, config)
     if task.shards is not None:
-        raise UserError(f"--train_file = {task.shards}, holds token shards, no text; give the text they were made from")
+        raise UserError(
+            say(
+                "--train_file = {shards}, holds token shards, no text; give the text they were made from",
+                shards=task.shards,
+            )
+        )
     show, kind = Progress(1), look(config, tokenizer_type_of, config, task)
     show.note(
         say(

@@ -40,11 +40,22 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
     # a backend that is not asked for is not asked whether it is here: the question loads the driver of a GPU
     name = requested if requested != AUTO else next(name for name in serving if not known[name].why_missing())
     if name not in known:
-        raise UserError(f"--device = {requested}, is not known; allowed: auto, {', '.join(known)}")
+        raise UserError(
+            say(
+                "--device = {requested}, is not known; allowed: auto, {known}",
+                requested=requested,
+                known=", ".join(known),
+            )
+        )
     if reason := known[name].why_missing():
         here = [other for other, backend in known.items() if not backend.why_missing()]
         raise UserError(
-            f"--device = {requested}, is not here ({reason}); here: {', '.join(here)}; use one of them or auto"
+            say(
+                "--device = {requested}, is not here ({reason}); here: {here}; use one of them or auto",
+                requested=requested,
+                reason=reason,
+                here=", ".join(here),
+            )
         )
     if name not in serving:
         raise UserError(

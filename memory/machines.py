@@ -16,6 +16,7 @@ from config import Config, UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
+from language import say
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of
@@ -70,10 +71,9 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         about = read_settings_file(Path(name))
     if about is None:
         close = difflib.get_close_matches(name, known, n=1)
-        near = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(
-            f"--target = {name}, is not a file and not known{near}; allowed: {', '.join(known)} or a YAML file"
-        )
+        near = say("; did you mean {near}?", near=close[0]) if close else ""
+        told = "--target = {name}, is not a file and not known{near}; allowed: {known} or a YAML file"
+        raise UserError(say(told, name=name, near=near, known=", ".join(known)))
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
         named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))

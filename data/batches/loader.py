@@ -35,6 +35,7 @@ from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, HISTORIES, PREFERENCES, STREAM, TRAIN, Manifest, list_lengths
 from data.sources.files import set_names
 from data.sources.places import public
+from language import say
 from settings.consistency import HEADS, SEQUENCE
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -211,7 +212,11 @@ class StepLoader:
         rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
         if lacking := [name for name in names if not rows.get(name)]:
             raise UserError(
-                f"--validation_file = {public(str(spec))}, {', '.join(lacking)} has no row to evaluate on; give a file with more text"
+                say(
+                    "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text",
+                    spec=public(str(spec)),
+                    lacking=", ".join(lacking),
+                )
             )
         return {name: rows[name] for name in names}
 

@@ -18,6 +18,7 @@ from data.shards.store import is_shards
 from data.sources.places import public
 from data.tokenizers.sample import LARGE, SMALL, Room
 from devices.cores import usable_cores
+from language import say
 from memory.observe.processes import usage_of
 from memory.observe.system_limits import host_limits
 from settings.errors import DoesNotFit, UserError
@@ -73,13 +74,19 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
         files = public(" and ".join(_files(config)) or "the built-in sample")
         if died.reason == MEMORY:
             raise DoesNotFit(
-                f"{files}: reading the rows takes more than {format_size(most)}, which is what there is room for: a row may be far "
-                "larger than the others, or unpack to far more than it shows; what was done before is kept. Look at the file named "
-                "last, or give --memory_budget more"
+                say(
+                    "{files}: reading the rows takes more than {size}, which is what there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before is kept. Look at the file named last, or give --memory_budget more",
+                    files=files,
+                    size=format_size(most),
+                )
             ) from None
         if died.reason == CRASHED:
             raise UserError(
-                f"{files}: reading the rows has crashed a library ({died}); fetch or write the file anew"
+                say(
+                    "{files}: reading the rows has crashed a library ({died}); fetch or write the file anew",
+                    files=files,
+                    died=died,
+                )
             ) from None
         raise
     except KeyboardInterrupt:

@@ -101,10 +101,12 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
     if data.train_file is None:
         if asked == PREFERENCES:
             raise UserError(
-                "--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it"
+                say("--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it")
             )
         if asked in HEADS:
-            raise UserError(f"--train_file = none, --head={asked} needs texts with labels; give a file")
+            raise UserError(
+                say("--train_file = none, --head={asked} needs texts with labels; give a file", asked=asked)
+            )
         sample = build_sample_corpus(data.cache_dir, once)
         if asked == PAIRS:
             return Task(asked, [Source(sample.pairs, JSONL)], Columns(("prompt", "response")))
@@ -313,21 +315,36 @@ def _names_in(config: Config, task: Task) -> list[str]:
             found.update(label for label in json.loads(told) if label is not None)
             if len(found) > MOST_LABELS:
                 raise UserError(
-                    f"--labels = auto, column {task.columns.label} has more than {MOST_LABELS:,} labels, such as "
-                    f"{listed(sorted(found), 3)}; use --labels=regression for numbers"
+                    say(
+                        "--labels = auto, column {label} has more than {most:,} labels, such as {found}; use --labels=regression for numbers",
+                        label=task.columns.label,
+                        most=MOST_LABELS,
+                        found=listed(sorted(found), 3),
+                    )
                 )
     if any(is_fraction(name) for name in found):
         raise UserError(
-            f"--labels = auto, column {task.columns.label} has numbers such as {next(filter(is_fraction, sorted(found)))}; "
-            "use --labels=regression, or name the classes"
+            say(
+                "--labels = auto, column {label} has numbers such as {found}; use --labels=regression, or name the classes",
+                label=task.columns.label,
+                found=next(filter(is_fraction, sorted(found))),
+            )
         )
     if commas := [name for name in found if "," in name]:
         raise UserError(
-            f"--label_column = {task.columns.label}, has the label {commas[0]!r}; labels must not have commas"
+            say(
+                "--label_column = {label}, has the label {commas!r}; commas separate labels here: write it without",
+                label=task.columns.label,
+                commas=commas[0],
+            )
         )
     if len(found) < 2:
         raise UserError(
-            f"--label_column = {task.columns.label}, has {counted(len(found), 'label')}; a head needs two or more, or --labels=regression"
+            say(
+                "--label_column = {label}, has {labels}; a head needs two or more, or --labels=regression",
+                label=task.columns.label,
+                labels=counted(len(found), "label"),
+            )
         )
     return in_order(list(found))
 

@@ -322,12 +322,24 @@ class Writing:
                 continue
             counts = facts.get(TRAIN, facts[name])["counts"]
             left_out = counts["dropped_rows"] + counts["duplicate_rows"]
-            seen = f"rows with text: {counts['texts']}, blank: {counts['empty_rows']}, broken: {counts['bad_rows']}"
-            seen += f", left out by cleaning: {left_out}" if left_out else ""
-            remedy = "a history needs two items or more" if job.window else "name a file with text"
+            remedy = say("a history needs two items or more") if job.window else say("name a file with text")
             if name == VALIDATION and not job.validation:
-                remedy = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
-            problems.append(f"{_named(sources)}: leaves no row for {name} ({seen}); {remedy}")
+                remedy = say(
+                    "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
+                )
+            told = "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by cleaning: {left_out}); {remedy}"
+            problems.append(
+                say(
+                    told,
+                    files=_named(sources),
+                    split=name,
+                    texts=counts["texts"],
+                    blank=counts["empty_rows"],
+                    broken=counts["bad_rows"],
+                    left_out=left_out,
+                    remedy=remedy,
+                )
+            )
         if problems:
             raise UserError(*problems)
 

@@ -301,7 +301,13 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         split = next((split for split in wanted if split in splits), None)
         if split is None:
             raise UserError(
-                f"{name} = {folder}, has the splits {listed(splits)} and no {wanted[0]}; give the folder of one"
+                say(
+                    "{name} = {folder}, has the splits {splits} and no {wanted}; give the folder of one",
+                    name=name,
+                    folder=folder,
+                    splits=listed(splits),
+                    wanted=wanted[0],
+                )
             )
         folder = folder / split
     state = _json(folder / "state.json")
@@ -353,15 +359,28 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         files = listing(part, name).taken
         files = [file for file in files if file.stat().st_size] or files
     except OSError as error:
-        reason = f"{error.filename} cannot be read: {reason_of(error)}; give a folder that can be read whole"
-        raise UserError(f"{name} = {part}, {reason}") from None
+        told = "{name} = {part}, {file} cannot be read: {reason}; give a folder that can be read whole"
+        raise UserError(say(told, name=name, part=part, file=error.filename, reason=reason_of(error))) from None
     if files:
         return files
     if is_address(part) and local_path(part) is None:
-        raise UserError(f"{name} = {public(part)}, holds no data file; give a file, a folder or a glob with *")
+        raise UserError(
+            say(
+                "{name} = {part}, holds no data file; give a file, a folder or a glob with *",
+                name=name,
+                part=public(part),
+            )
+        )
     if Path(part).is_dir():
         endings = ", ".join(KINDS_OF_FOLDERS)
-        raise UserError(f"{name} = {part}, holds no data file; give one with files that end in {endings}")
+        raise UserError(
+            say(
+                "{name} = {part}, holds no data file; give one with files that end in {endings}",
+                name=name,
+                part=part,
+                endings=endings,
+            )
+        )
     beside: list[str] = []  # the first files of the folder where it was looked for
     with suppress(OSError):
         beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
@@ -380,7 +399,13 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
         UserError: it cannot be read, is empty, or no data.
     """
     if isinstance(path, Path) and not path.is_file():  # a pipe or a device has no end, or cannot be read twice
-        raise UserError(f"{name} = {path}, is not an ordinary file; write its content to a file, and give that")
+        raise UserError(
+            say(
+                "{name} = {path}, is not an ordinary file; write its content to a file, and give that",
+                name=name,
+                path=path,
+            )
+        )
     with readable(f"{name} = {path}", is_far=not isinstance(path, Path)), path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)

@@ -27,6 +27,7 @@ from data.sources.reading import (
 from data.sources.tables import fits_json, type_problems
 from data.text.templates import Turn
 from formats import TEXT
+from language import join, say
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 from units import MIB, format_size
@@ -133,11 +134,22 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
         columns = Columns((data.text_column,))
     if columns is None:
         raise UserError(
-            f"{source.path}: has no {' or '.join(dict.fromkeys([data.prompt_column, data.text_column]))}; its columns: "
-            f"{listed(head.names)}; name one with {'--text_column' if data.prompt_column == data.text_column else '--prompt_column'}"
+            say(
+                "{file}: has no {names}; its columns: {columns}; name one with --{flag}",
+                file=source.path,
+                names=join(" or ", dict.fromkeys([data.prompt_column, data.text_column])),
+                columns=listed(head.names),
+                flag="text_column" if data.prompt_column == data.text_column else "prompt_column",
+            )
         )
     if twice := dict.fromkeys(name for name in head.names if name.strip() and head.names.count(name) > 1):
-        raise UserError(f"{source.path}: several columns are called {listed(twice)}; give each a name of its own")
+        raise UserError(
+            say(
+                "{path}: several columns are called {twice}; give each a name of its own",
+                path=source.path,
+                twice=listed(twice),
+            )
+        )
     names = head.all_names
     if head.schema is not None:
         wanted = columns.kinds(names)

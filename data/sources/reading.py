@@ -28,7 +28,7 @@ from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
 from data.text.histories import BETWEEN_CODES, HISTORIES, ItemWriting, code_text, codes_of, item_name
 from formats import ENCRYPTED, FASTA, TEXT
-from language import say
+from language import join, say
 from settings.errors import DoesNotFit, UserError
 from settings.fields import is_encodable, listed
 
@@ -288,19 +288,17 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         return [say(several, file=source.path, columns=", ".join(columns.cells()))]
     head = head_of(source)
     wanted = columns.kinds(head.all_names)
-    problems = [f"column {name} occurs twice" for name in wanted if head.all_names.count(name) > 1]
+    problems = [say("column {name} occurs twice", name=name) for name in wanted if head.all_names.count(name) > 1]
     if missing := [name for name in wanted if name not in head.all_names]:
-        problems.append(
-            f"{'column' if len(missing) == 1 else 'columns'} {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        )
+        told = "column {names} is missing" if len(missing) == 1 else "columns {names} are missing"
+        problems.append(say(told, names=listed(missing)))
     if problems:
-        flags = (
-            "--items_column"
-            if columns.items
-            else "--text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column), or --items_column for histories"
-        )
-        if columns.head:
-            flags = "--text_column and --label_column"
-            flags += ", and labels of FASTA with --label_file" if source.kind == FASTA else ""
-        return [f"{source.path}: {', '.join(problems)}; columns: {listed(head.all_names)}; give yours with {flags}"]
+        told = "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column), or --items_column for histories"
+        if columns.items:
+            told = "{file}: {problems}; columns: {columns}; give yours with --items_column"
+        elif columns.head and source.kind == FASTA:
+            told = "{file}: {problems}; columns: {columns}; give labels of FASTA with --label_file"
+        elif columns.head:
+            told = "{file}: {problems}; columns: {columns}; give yours with --text_column and --label_column"
+        return [say(told, file=source.path, problems=join(", ", problems), columns=listed(head.all_names))]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

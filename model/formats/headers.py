@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from language import say
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import is_inside
 from settings.errors import UserError
@@ -78,7 +79,9 @@ class TensorHeaders:
                     return [name]
             if (self.path / kind.index_file).is_file():
                 return self._indexed(*kind)
-        raise UserError(f"{self.path}, holds no {WEIGHTS_FILE}{_pickled(self.path)}")
+        raise UserError(
+            say("{path}, holds no {file}{hint}", path=self.path, file=WEIGHTS_FILE, hint=_pickled(self.path))
+        )
 
     def _indexed(self, index: str, _: tuple[str, ...], ending: str) -> list[str]:
         places = read_json(self.path / index).get("weight_map")
@@ -102,9 +105,13 @@ class TensorHeaders:
                 raise FileNotFoundError
             return safe_open(path, framework=self.FRAMEWORK)
         except FileNotFoundError:
-            raise UserError(f"{path}, is named by {INDEX_FILE} but is not there; copy the folder again") from None
+            raise UserError(
+                say("{path}, is named by {index} but is not there; copy the folder again", path=path, index=INDEX_FILE)
+            ) from None
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}, is cut off or broken ({error}); copy or download it again") from None
+            raise UserError(
+                say("{path}, is cut off or broken ({error}); copy or download it again", path=path, error=error)
+            ) from None
 
     @property
     def names(self) -> set[str]:
@@ -145,13 +152,12 @@ class TensorHeaders:
 
 def _pickled(folder: Path) -> str:
     if any(folder.glob("pytorch_model*.bin*")):
-        return (
-            "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
-            f"{program()} convert --model={folder} --output=FOLDER --allow_pickle=True"
-        )
+        told = "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: {program} convert --model={folder} --output=FOLDER --allow_pickle=True"
+        return say(told, program=program(), folder=folder)
     if (folder / "adapter_config.json").exists():
-        return f" but an adapter; a plain model is made of it by {program()} merge --adapter={folder} --output=FOLDER"
-    return "; give the folder of a saved model"
+        told = " but an adapter; a plain model is made of it by {program} merge --adapter={folder} --output=FOLDER"
+        return say(told, program=program(), folder=folder)
+    return say("; give the folder of a saved model")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -159,9 +165,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError:
-        raise UserError(f"{path.parent}, holds no {path.name}; give the folder of a saved model") from None
+        raise UserError(
+            say("{parent}, holds no {name}; give the folder of a saved model", parent=path.parent, name=path.name)
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}, cannot be read: {error}") from None
+        raise UserError(say("{path}, cannot be read: {error}", path=path, error=error)) from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}, is not a JSON object; copy or download it again")
+        raise UserError(say("{path}, is not a JSON object; copy or download it again", path=path))
     return content

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
 from storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
@@ -129,7 +130,7 @@ class Checkpoints:
         if damaged:
             raise UserError(
                 *(f"checkpoint = {path}, {wrong}; copy it again" for path, wrong in damaged.items()),
-                "--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True",
+                say("--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True"),
             )
         return None, []
 

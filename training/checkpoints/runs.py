@@ -274,7 +274,11 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
     if found := damages(checkpoint, with_state=False) if checkpoint.is_dir() else [f"{checkpoint} is no longer there"]:
         raise UserError(
             *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
-            f"--output_dir = {Path(run_dir).parent}, the model was not published; take another checkpoint of {run_dir}",
+            say(
+                "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}",
+                parent=Path(run_dir).parent,
+                run_dir=run_dir,
+            ),
         )
     # the weights first: a folder that has a config.json is then complete
     files = sorted(
@@ -300,8 +304,12 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
                 write_sums(fresh, published)
     except OSError as error:
         raise UserError(
-            f"--output_dir = {Path(run_dir).parent}, cannot be written: {reason_of(error)}; free space; "
-            f"the model is whole in {checkpoint}"
+            say(
+                "--output_dir = {parent}, cannot be written: {reason}; free space; the model is whole in {checkpoint}",
+                parent=Path(run_dir).parent,
+                reason=reason_of(error),
+                checkpoint=checkpoint,
+            )
         ) from error
 
 

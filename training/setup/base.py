@@ -180,7 +180,9 @@ def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
     shape = shape_of(base, home)
     if config.model.is_text and not shape.is_text:
-        raise UserError(f"--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)")
+        raise UserError(
+            say("--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)", base=base)
+        )
     shape = with_head_of(config, shape)
     problems = [
         f"--{name} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
@@ -285,7 +287,9 @@ def _named_base(config: Config, named: str) -> Path:
         return folder
     if named.startswith("hf://"):
         if (address := ADDRESS.fullmatch(named)) is None:
-            raise UserError(f"--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME")
+            raise UserError(
+                say("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=named)
+            )
         name, revision = address.groups()
         kept = "--".join(name.split("/")) + (f"@{revision}" if revision else "")
         return download(name, Path(MODELS_DIR, kept), revision)
@@ -294,21 +298,30 @@ def _named_base(config: Config, named: str) -> Path:
         if config.train.allow_download:
             return download(named, fetched)
         if _holds_model(fetched):
-            raise UserError(f"--finetune_from = {named}, no such folder, but {fetched} is there; give that")
+            raise UserError(
+                say(
+                    "--finetune_from = {named}, no such folder, but {fetched} is there; give that",
+                    named=named,
+                    fetched=fetched,
+                )
+            )
         if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
-            raise UserError(f"--finetune_from = {named}, no such folder{near}")
+            raise UserError(say("--finetune_from = {named}, no such folder{near}", named=named, near=near))
         told = "--finetune_from = {folder}, no such folder; {how}"
         raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
     if folder.is_dir():
         pickled = any(folder.glob("pytorch_model*.bin"))
         convert = f"{program()} convert --model={folder} --output={folder}-plain --allow_pickle=True"
-        hint = f"; turn its pytorch_model.bin into it: {convert}" if pickled else ""
-        what = f"holds no {CONFIG_FILE}" + hint
+        hint = say("; turn its pytorch_model.bin into it: {command}", command=convert) if pickled else ""
+        what = say("holds no {file}{hint}", file=CONFIG_FILE, hint=hint)
     else:
-        what = "is a file" if folder.exists() else f"no such folder{near_folder(folder)}"
+        what = say("is a file") if folder.exists() else say("no such folder{near}", near=near_folder(folder))
     raise UserError(
-        f"--finetune_from = {folder}, {what}; give a folder with {CONFIG_FILE}, model.safetensors and "
-        "tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"
+        say(
+            "--finetune_from = {folder}, {what}; give a folder with config.json, model.safetensors and tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches",
+            folder=folder,
+            what=what,
+        )
     )
 
 

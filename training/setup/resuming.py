@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
+from language import say
 from run_files import SETTINGS_FILE
 from settings.fields import AUTO, read_settings_file
 from settings.precedence import model_presets
@@ -57,7 +58,11 @@ def find_run_to_resume(config: Config) -> Path:
         folder = output_dir / config.run.run_name
         if not os.path.isfile(folder / SETTINGS_FILE):
             raise UserError(
-                f"--run_name = {config.run.run_name}, has no run to resume in {output_dir}; omit is_keep_training"
+                say(
+                    "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training",
+                    run=config.run.run_name,
+                    folder=output_dir,
+                )
             )
         return folder
     run = _last_run(output_dir)
