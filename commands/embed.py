@@ -220,7 +220,7 @@ class Embedder:
             if rows == 1 or self.rows is not None:
                 break
             rows //= 2
-        what = f"{counted(rows, 'text')} of up to {longest} tokens"
+        what = say("{rows} of up to {longest} tokens", rows=counted(rows, "row"), longest=longest)
         raise trained.room.does_not_hold(what, parts, f"--max_seq_len={max(8, longest // 2)}")
 
 

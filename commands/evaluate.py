@@ -203,7 +203,8 @@ def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | s
             break
         rows //= 2
     hints = [f"--eval_batch_size_per_gpu={rows // 2}"] if rows > 1 else []
-    what = f"{counted(rows, 'row')} of up to {longest[0]} and {longest[1]} tokens"
+    told = "{rows} of up to {source} and {target} tokens"
+    what = say(told, rows=counted(rows, "row"), source=longest[0], target=longest[1])
     raise room.does_not_hold(what, parts, *hints, f"--max_seq_len={max(8, longest[0] // 2)}")
 
 

@@ -82,10 +82,16 @@ class Room:
 
     def does_not_hold(self, what: str, parts: Mapping[str, int], *hints: str) -> DoesNotFit:
         """That it needs more: component -> bytes, and what would help beside a larger budget."""
-        shown = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
-        more = f"--memory_budget={typed_size(sum(parts.values()))} or more"
+        shown = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts.items() if size])
+        more = say("--memory_budget={size} or more", size=typed_size(sum(parts.values())))
         return DoesNotFit(
-            f"--memory_budget = {format_size(self.total_bytes)}, does not hold {what}: {shown}; try {', '.join([more, *hints])}"
+            say(
+                "--memory_budget = {size}, does not hold {what}: {parts}; try {remedies}",
+                size=format_size(self.total_bytes),
+                what=what,
+                parts=shown,
+                remedies=join(", ", [more, *hints]),
+            )
         )
 
 
@@ -166,7 +172,8 @@ class Trained:
             f"--max_seq_len={max(8, writing.source_tokens // 2)}",
             f"--max_new_tokens={max(1, writing.new_tokens // 2)}",
         ]
-        what = f"{counted(writing.rows, 'answer')} of up to {writing.new_tokens} tokens to prompts of up to {writing.source_tokens}"
+        told = "{rows} of prompts of up to {source} tokens and answers of up to {target}"
+        what = say(told, rows=counted(writing.rows, "row"), source=writing.source_tokens, target=writing.new_tokens)
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
@@ -241,7 +248,7 @@ def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside
     }  # fmt: skip
     parts["allocator slack"] = int(MARGIN * sum(parts.values()))
     if sum(parts.values()) > room.total_bytes:
-        raise room.does_not_hold("the model", parts)
+        raise room.does_not_hold(say("the model"), parts)
     with watched(Monitor(room.budget.host_bytes, device)):
         yield
 
