@@ -17,6 +17,7 @@ from childproc import ChildDied, call
 from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
+from data.prepare.estimate import estimate_lengths
 from data.prepare.looking import look
 from data.prepare.preparing import find_prepared
 from data.prepare.preview import table_of_files, table_of_shards
@@ -36,7 +37,7 @@ from memory.weight_offload import weights_folder
 from model.shapes import weight_counts
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
-from storage import only_if_made
+from storage import NotMade, only_if_made
 from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
 from training.report.progress import Progress
@@ -44,6 +45,7 @@ from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
 from training.setup.answer_list import foreseen_tree
 from training.setup.base import find_base
+from training.setup.data import fits_table, rows_for
 from training.setup.resolved import ResolvedRun, refuse
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
@@ -114,7 +116,21 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     if run.resumed_dir is not None and run.base is not None and run.is_resumed:
         done = step_of(run.base)
         return run.config, [say("{run} continues after step {step}", run=run.resumed_dir.name, step=done)], done
+    if run.base is None and fits_table(run.config):
+        run.config = _with_table(run.config)
     return run.config, run.told or [say("starting from {model}", model=run.base)] * (run.base is not None), 0
+
+
+def _with_table(config: Config) -> Config:
+    """The settings with a table of embeddings that fits the data, where they are prepared or a look at them tells its size."""
+    tokens = 0
+    if config.data.train_file is not None:
+        with suppress(UserError, NotMade):  # said where the rows are looked at
+            if (data := look(config, find_prepared, config)) is not None:
+                tokens = Tokenizer.load(data.tokenizer_dir).size
+            elif (sample := look(config, estimate_lengths, config)) is not None:
+                tokens = sample.vocabulary
+    return config.changed(vocab_size=rows_for(tokens)) if tokens else config
 
 
 @dataclass(frozen=True)

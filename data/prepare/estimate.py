@@ -52,6 +52,7 @@ class LengthEstimate:
         is_all: whether there are no other rows, and their tokenizer is known.
         about_rows: about as many rows there are, of conversations with every answer one for each. held_out_rows: likewise of files to
             validate with; 0: rows are held out, or such files are elsewhere.
+        vocabulary: ids of the tokenizer; 0: they depend on rows that were not looked at.
     """
 
     objective: str
@@ -60,6 +61,7 @@ class LengthEstimate:
     is_all: bool
     about_rows: int
     held_out_rows: int = 0
+    vocabulary: int = 0
 
     def cut(self, config: Config) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) tokens of encoder and decoder as the settings cut rows; both answers of a preference count."""
@@ -100,12 +102,14 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     try:
         folder = tokenizer_folder(config, task, make_once if kind == CODES else only_if_made)
         tokenizer = Tokenizer.load(folder)
+        vocabulary = tokenizer.size
     except NotMade:
         folder, examples = Path(config.data.cache_dir), examples_of(config, task.kind, task.columns, None)
         size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
         tokenizer = train_tokenizer(chain.from_iterable(map(examples.texts, rows[::2])), kind, size, TAUGHT_BYTES)
         if kind not in ("byte", "letters"):  # whose lengths do not depend on what they learn from
             rows, is_all = rows[1::2] or rows, False
+        vocabulary = tokenizer.size if kind in ("byte", "letters") else 0
     if task.kind in HEADS:
         texts = TextEncoder(tokenizer, config.data.prepare_text).encode([text for text, _ in rows])
         sources = np.array([len(ids) + 1 for ids in texts], np.int64)
@@ -120,7 +124,7 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     count = min(count, config.data.max_samples or count) * len(sources) // len(rows)
     is_here = held_out_here and len(held_out_here) == len(held_out)
     validated = about_rows(held_out_here) if is_here else 0
-    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count), validated)
+    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count), validated, vocabulary)
 
 
 def misfit(config: Config, tokenizer_dir: Path) -> str:

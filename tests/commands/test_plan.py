@@ -74,6 +74,16 @@ def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert made - without["plan"]["components"]["base"] == tree.num_bytes
 
 
+def test_the_table_of_an_encoder_fits_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"text": "MKV" * n, "label": "HEC" * n}) for n in range(1, 33)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    flags = {"train_file": tmp_path / "rows.jsonl", "head": "token", "cache_dir": tmp_path / "c", "max_steps": 5}
+    found, named = (
+        told(capsys, **flags, **more)["plan"]["components"]["weights"] for more in ({}, {"vocab_size": 128})
+    )
+    assert found == named
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [

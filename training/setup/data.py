@@ -150,10 +150,21 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
     return config
 
 
+def fits_table(config: Config) -> bool:
+    """Whether a new model's table of embeddings has a row for each token of the data and no more: an encoder's has no other use, and
+    codes are all there are."""
+    return not config.given("vocab_size") and (config.model.head != TEXT or config.data.item_file is not None)
+
+
+def rows_for(tokens: int) -> int:
+    """Rows of a table for so many tokens."""
+    return math.ceil(tokens / 64) * 64
+
+
 def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
     """The settings with a model that has room for the tokenizer's tokens, and its ids of padding and end."""
     model = config.model
-    fitting = math.ceil(tokenizer.size / 64) * 64
+    fitting = rows_for(tokenizer.size)
     if tokenizer.size > model.vocab_size:
         if base is None and config.given("vocab_size"):
             raise UserError(
@@ -168,8 +179,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
         model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
         notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
-    elif base is None and not config.given("vocab_size") and (model.head != TEXT or config.data.item_file is not None):
-        # an encoder's table of embeddings has no other use, and codes are all there are
+    elif base is None and fits_table(config):
         model = dataclasses.replace(model, vocab_size=fitting)
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
         told = (
