@@ -37,6 +37,7 @@ START = (
     "from childproc import serve; serve()"
 )
 LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
+OWN_LOOK_SECONDS = 0.005  # the same of a process at itself
 CLOSING_SECONDS = 5  # that a child has to end once its input has ended
 MEMORY, TIME, CRASHED, FAILED = "memory", "time", "crashed", "failed"
 OUT_OF_MEMORY = 137  # the exit code of a child that could not allocate, as of one that was killed
@@ -291,6 +292,27 @@ def limit_self(max_bytes: int | None, max_cpu: float | None) -> None:
             resource.setrlimit(
                 resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard)
             )
+
+
+def stay_within(max_bytes: int) -> None:
+    """End this process before its anonymous memory is more than `max_bytes`; runs in a thread, until then.
+
+    Memory that was promised and is not used does not count, as it does for `limit_self`: at each look the process may map as much as is left.
+    """
+    process, most = psutil.Process(), None
+    if sys.platform == "linux":
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    while True:
+        memory = process.memory_info()
+        left = max_bytes - (memory.rss - getattr(memory, "shared", 0))
+        if left < 0:
+            os._exit(OUT_OF_MEMORY)
+        if most is not None:
+            with suppress(ValueError, OSError):  # a lower limit is set already
+                resource.setrlimit(resource.RLIMIT_DATA, (memory.data + left, most))
+        time.sleep(OWN_LOOK_SECONDS)
 
 
 def exit_with_parent(parent: int) -> None:

@@ -1,7 +1,7 @@
 """The plan checked by one or two of the largest steps in a child process, before the run begins.
 
 The child is a fresh interpreter that makes the same parts and sees rows of the planned worst lengths; where it needs more
-than there is, the system kills it and nothing of the run is harmed. What it measures above its own base replaces what the
+than the budget leaves beside the run, it ends and nothing of the run is harmed. What it measures above its own base replaces what the
 plan has predicted above the run's base, phase by phase. Results are kept by configuration and machine, so that the same
 run is not probed twice. Nothing here imports torch.
 """
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from childproc import MEMORY, TIME, ChildDied, call
+from childproc import CRASHED, MEMORY, TIME, ChildDied, call
 from config import Config
 from devices import processor
 from devices.cores import computing_threads
@@ -34,7 +34,7 @@ from units import MIB
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 MEASURE = "training.probing:measure"  # which imports torch
-KILLED = "killed by the system for its memory"
+KILLED = "killed for its memory"
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 # a probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone
 # was passed by 0.8% at the median and by 4 to 7% three times; with these the median is the same and the most is under 3%
@@ -89,7 +89,8 @@ class ProbeRequest:
         steps: the micro-batches of each worst step; evaluation: the largest evaluation batch.
         base: model folder to start from; None: from scratch. local_rank: which of the machine's devices is meant.
         data: of the run; None: there is none, as where a model is only tried out.
-        computes_on: the card, or the processor. limit_bytes: of the device's own memory.
+        computes_on: the card, or the processor. limit_bytes: of the device's own memory. host_bytes: what the child may hold of the
+            host's; 0: no limit.
     """
 
     config: Config
@@ -101,6 +102,7 @@ class ProbeRequest:
     data: ProbeData | None = None
     computes_on: str = ""
     limit_bytes: int = 0
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class ProbeResult:
 
     @property
     def was_killed(self) -> bool:
-        """Whether the system stopped the child for its memory."""
+        """Whether the child was stopped for its memory."""
         return self.failed == KILLED
 
 
@@ -220,8 +222,10 @@ def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
         )  # fmt: skip
     except (ChildDied, UserError) as error:
         failed = "; ".join(error.problems) if isinstance(error, UserError) else str(error)
-        if isinstance(error, ChildDied) and error.reason in (MEMORY, TIME):
-            too_long = f"took longer than {time_limit:.0f} s of processor time"
-            failed = KILLED if error.reason == MEMORY else too_long
+        reason = error.reason if isinstance(error, ChildDied) else ""
+        if reason == TIME:
+            failed = f"took longer than {time_limit:.0f} s of processor time"
+        elif reason == MEMORY or (reason == CRASHED and request.host_bytes):  # libraries crash where they get no memory
+            failed = KILLED
         return ProbeResult(seconds=time.perf_counter() - began, failed=failed)
     return ProbeResult(**answer, seconds=time.perf_counter() - began)

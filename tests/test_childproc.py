@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from childproc import FAILED, MEMORY, TIME, ChildDied, Worker, call
+from childproc import FAILED, MEMORY, TIME, ChildDied, Worker, call, stay_within
 from settings.errors import DoesNotFit, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,11 @@ def refuse(kind: type[UserError]) -> None:
 
 def hold(size: int) -> int:
     return len(bytearray(size))
+
+
+def hold_within(size: int, most: int) -> int:
+    threading.Thread(target=stay_within, args=(most,), daemon=True).start()
+    return sum(map(len, [b"x" * 2**20 for _ in range(size // 2**20)]))
 
 
 def compute() -> None:
@@ -48,14 +54,14 @@ def test_an_error_of_the_user_keeps_its_kind_and_its_problems(kind: type[UserErr
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the system")
 def test_limits_of_memory_and_time() -> None:
     for reason, function, arguments, limits in (
-        (MEMORY, hold, (2**31,), {"max_bytes": 2**28}),
+        (MEMORY, hold, (2**31,), {"max_bytes": 2**28}), (MEMORY, hold_within, (2**29, 2**28), {}),
         (TIME, compute, (), {"max_cpu": 1}),
         (FAILED, os._exit, (3,), {}),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ChildDied) as caught:
             call(function, *arguments, **limits)  # type: ignore[arg-type]
         assert caught.value.reason == reason
-    assert call(hold, 2**20, max_bytes=2**28, max_cpu=60) == 2**20
+    assert call(hold, 2**20, max_bytes=2**28, max_cpu=60) == call(hold_within, 2**20, 2**28) == 2**20
 
 
 def test_a_worker_is_made_once_and_asked_often() -> None:

@@ -2,11 +2,12 @@
 
 The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load, evaluation,
 the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of each phase is
-the kernel's own, or the device's. A budget that is overrun may kill this process; the run itself is not touched.
+the kernel's own, or the device's. A budget that is overrun ends this process; the run itself is not touched.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 import devices
+from childproc import stay_within
 from config import PREFERENCES, Config
 from data.batches.collate import (
     Batch,
@@ -72,6 +74,8 @@ def measure(request: ProbeRequest) -> dict[str, Any]:
 def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000")
+    if request.host_bytes:
+        threading.Thread(target=stay_within, args=(request.host_bytes,), daemon=True).start()
     config, choice = request.config, request.choice
     Accelerator(cpu=device.name == "cpu")  # a run holds it too
     use_threads(config.run.num_threads)

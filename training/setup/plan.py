@@ -179,7 +179,7 @@ def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, Executio
             size = format_size(beside or 0)
             told.append(say("not probed: {size} left for a child process is too little for any step", size=size))
             break
-        result = _probe(run, spec, trial)
+        result = _probe(run, spec, trial, beside or 0)
         told.append(_told(result, trial))
         if result.failed and not result.was_killed:
             break  # it tells nothing of memory; the plan stands
@@ -206,7 +206,7 @@ def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, Executio
     return replace(spec, plan=replace(chosen, reasons=(*chosen.reasons, *told), unprobed_peak_bytes=unprobed))
 
 
-def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan) -> ProbeResult:
+def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan, host_bytes: int) -> ProbeResult:
     choice, made, rows = chosen.choice, run.prepared, spec.rows
     assert rows.lengths is not None and rows.evaluation is not None, "a run has looked at its rows"
     steps = rows.lengths.worst_steps(choice.batch_size_per_gpu, choice.micro_batches_per_pass)
@@ -215,7 +215,7 @@ def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan) -> ProbeResult:
         run.config.changed(device=run.device.name), choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
         run.base, local_rank(),
         ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, run.loader.reopens),
-        run.device.computes_on, run.budget.limit(),
+        run.device.computes_on, run.budget.limit(), host_bytes,
     )  # fmt: skip
     if rank() != 0:
         return ProbeResult(failed="left to the first process, whose plan is taken by all")
