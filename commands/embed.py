@@ -72,19 +72,25 @@ def embed(config: Config) -> None:
     texts = islice(texts, 0 if output is None else output.rows, None)
     trained = load_trained(config, folder, Writing(1, 1, 1))
     embedder = Embedder.of(trained, config)
-    with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
-        for number, part in enumerate(_parts(texts, embedder)):
-            if not number and (warning := _unknown_warning(embedder, [text for _, text in part[:LOOKED_AT]])):
-                Progress(1, stream=sys.stderr).warn(warning)
-            rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
-            if output is None:
-                for name, vectors in rows:
-                    print(json.dumps({ID: name, embedder.name: vectors.tolist()}, ensure_ascii=False), flush=True)
-            else:
-                output.add(rows)
-        if output is not None:
-            output.finish()
-            Progress(1).note(say("{file}: vectors of {rows}", file=output.path, rows=counted(output.rows, "row")))
+    try:
+        with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
+            for number, part in enumerate(_parts(texts, embedder)):
+                if not number and (warning := _unknown_warning(embedder, [text for _, text in part[:LOOKED_AT]])):
+                    Progress(1, stream=sys.stderr).warn(warning)
+                rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
+                if output is None:
+                    for name, vectors in rows:
+                        print(json.dumps({ID: name, embedder.name: vectors.tolist()}, ensure_ascii=False), flush=True)
+                else:
+                    output.add(rows)
+            if output is not None:
+                output.finish()
+                Progress(1).note(say("{file}: vectors of {rows}", file=output.path, rows=counted(output.rows, "row")))
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        told = "interrupted; the same command continues after {rows}"
+        raise KeyboardInterrupt(say(told, rows=counted(output.rows, "row"))) from None
     if bad_rows.count:
         told = "left out: {rows}, such as {example}"
         Progress(1, stream=sys.stderr).note(

@@ -218,7 +218,7 @@ def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
             line.encode("utf8")  # in the locale C, bytes that are not UTF-8 come as halves of surrogate pairs
             text, place = line.strip(), f"line {number}"
             if not text:
-                bad_rows.note(Path("standard input"), place, "is empty, there is nothing to answer")
+                bad_rows.note(Path("standard input"), place, say("is empty"))
             yield Prompt(f"standard input, {place}", text, {PROMPT: text})
     except UnicodeError:
         raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
@@ -276,6 +276,9 @@ class Output:
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._file.close()
+        if kind is KeyboardInterrupt:
+            told = "interrupted; the same command continues after {rows}"
+            raise KeyboardInterrupt(say(told, rows=counted(self.rows, "row"))) from None
         if kind is None:  # nothing is missing
             self.marker.unlink(missing_ok=True)
 

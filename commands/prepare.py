@@ -9,7 +9,7 @@ from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.prepare.looking import look
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
-from data.shards.store import HISTORIES, Manifest
+from data.shards.store import HISTORIES, STREAM, Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS
@@ -46,7 +46,8 @@ def prepare(config: Config) -> None:
         told_lengths = say("mean {mean}, longest {longest}", **known)
         if facts["longest_uncut"] > facts["longest"]:
             told_lengths = say("mean {mean}, longest {longest} (uncut {longest_uncut})", **known)
-        rows.append((say("tokens of {column}", column=column), told_lengths))
+        title = say("tokens per text") if manifest.kind == STREAM else say("tokens of {column}", column=column)
+        rows.append((title, told_lengths))
     rows += [*lost_of_shards(config, prepared), *prepared.unread]
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     tunes = " --is_finetune=True" if config.train.is_finetune else ""

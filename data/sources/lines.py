@@ -84,7 +84,7 @@ def too_long() -> str:
 
 def place_of(source: Source, number: int) -> str:
     """Where a record is in its file, for messages: the number of its line, or of its row, from 1."""
-    return say("line {number}", number=number) if source.kind in BY_LINE else f"row {number}"
+    return say("line {number}", number=number) if source.kind in BY_LINE else say("row {number}", number=number)
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:

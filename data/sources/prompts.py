@@ -123,7 +123,7 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
     for number, line in enumerate(decoded_lines(source, bad_rows), 1):
         text = line if line.strip() else ""
         if not text:
-            bad_rows.note(source.path, f"row {number}", "is empty, there is nothing to answer")
+            bad_rows.note(source.path, say("row {number}", number=number), say("is empty"))
         yield Prompt(f"{source.path}, row {number}", text, {PROMPT: line})
 
 

@@ -92,7 +92,7 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
         return finish(self, some)
 
     monkeypatch.setattr(embedding.Embedder, "__call__", twice)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="same command"):
         embed(settings(folder, input=texts, output=cut))
     assert not cut.exists()
     with pytest.raises(UserError, match="--output"):
