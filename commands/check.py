@@ -26,7 +26,7 @@ def check(config: Config) -> list[tuple[str, str]]:
     """
     named = Path(config.checkpoint.model)
     whole, problems = [], []
-    for folder in _folders(named if named.is_dir() else find_model(config)):
+    for folder in _folders(named if named.is_dir() else find_model(config).folder):
         found = damages(folder)
         problems += [f"--model = {named}, {damage}; copy it again, or use another folder" for damage in found]
         if not found:

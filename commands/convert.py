@@ -39,6 +39,7 @@ from model.t5 import T5
 from settings.program import program
 from training.report.progress import Progress
 from training.setup.base import with_head_of
+from training.setup.model_folders import ModelFolders
 from units import format_size
 
 DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
@@ -74,7 +75,7 @@ def convert(config: Config) -> Conversion | None:
     Memory:
         the larger of both models, and a chunk of one tensor.
     """
-    source = find_model(config)
+    source = find_model(config).folder
     if (source / adapter_folder.PICKLE_FILE).is_file() and not (source / adapter_folder.WEIGHTS_FILE).is_file():
         _convert_adapter(config, source)
         return None
@@ -121,7 +122,7 @@ def convert_folder(config: Config, source: Path) -> Conversion:
     refuse_damaged(source, "model")
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config, source, partial)
-        tokenizer = copy_companions(source, source, partial)
+        tokenizer = copy_companions(ModelFolders(source), partial)
     output = Path(str(config.answer.output))
     size = sum(path.stat().st_size for path in output.iterdir())
     return Conversion(output, dtype, difference, size, tokenizer)

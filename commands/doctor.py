@@ -91,9 +91,8 @@ def shape_of(config: Config) -> T5ModelConfig:
     """
     from commands.loading import find_model
     from model.formats.shape_file import read_config
-    from training.setup.adapter_settings import base_of
 
-    return read_config(base_of(find_model(config)))
+    return read_config(find_model(config).base)
 
 
 def look(config: Config, measures: bool) -> tuple[dict[str, Any], Machine | None]:

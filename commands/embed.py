@@ -22,23 +22,21 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from commands.generate import STANDARD_INPUT, UNFINISHED, is_file, prompts_of
+from commands.generate import STANDARD_INPUT, UNFINISHED, prompts_of, read_marks
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched
+from commands.new_folder import check_output
 from config import MOST_TOKENS, Config, UserError
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
-from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from engine.step import to_micro_batch
 from language import say
-from memory.estimate.generation import Writing, predict_loss
-from run_files import SETTINGS_FILE
+from memory.estimate.generation import Writing
 from settings.consistency import SEQUENCE
-from settings.fields import counted, read_settings_file
+from settings.fields import AUTO, counted, read_settings_file
 from storage import atomic_file, fingerprint, make_folder, read_text, remove, write_text, writing
-from training.checkpoints.runs import check_writable
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of
+from training.setup.model_folders import ModelFolders
 
 FORMAT = 1  # raise it when the same texts would give other vectors
 PART_ROWS, PART_BYTES = 256, 32 * 1024**2
@@ -62,15 +60,15 @@ def embed(config: Config) -> None:
     given = config.answer.input
     if given is None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
-    config, folder, _ = find_answering(config, searches=False, averages=False)
-    config, bad_rows = with_preparation(config, folder), BadRows(config.data.skip_bad_rows)
-    output = None if config.answer.output is None else VectorFile(config, folder, given)
+    config, models = find_answering(config, searches=False, averages=False)
+    config, bad_rows = with_preparation(config, models[0]), BadRows(config.data.skip_bad_rows)
+    output = None if config.answer.output is None else VectorFile(config, models[0], given)
     texts = _texts(config, given, bad_rows)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
     texts = islice(texts, 0 if output is None else output.rows, None)
-    trained = load_trained(config, folder, Writing(1, 1, 1))
+    trained = load_trained(config, models, Writing(1, 1, 1))
     embedder = Embedder.of(trained, config)
     try:
         with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
@@ -98,16 +96,13 @@ def embed(config: Config) -> None:
         )
 
 
-def with_preparation(config: Config, folder: Path) -> Config:
+def with_preparation(config: Config, model: ModelFolders) -> Config:
     """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
     if config.origin("max_seq_len") is None:
         config = config.changed(max_seq_len=MOST_TOKENS)
     if config.given("prepare_text"):
         return config
-    saved = next(
-        (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
-    )
-    known = {} if saved is None else read_settings_file(saved)
+    known = {} if model.run_settings is None else read_settings_file(model.run_settings)
     return config.changed(prepare_text=str(known.get("prepare_text", config.data.prepare_text)))
 
 
@@ -217,17 +212,10 @@ class Embedder:
     def _at_once(self, longest: int, left: int) -> int:
         """How many of the texts that are left fit, of which this is the longest."""
         longest, trained = -(-longest // ROUNDED) * ROUNDED, self.trained
-        rows = min(self.rows or max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)), left)
         encoder = replace(trained.blockwise.model.config, num_decoder_layers=0, head="none")
-        while True:
-            parts = predict_loss(encoder, trained.weights, rows, (longest, 0), trained.room.base_bytes)
-            if sum(parts.values()) <= trained.room.total_bytes:
-                return rows
-            if rows == 1 or self.rows is not None:
-                break
-            rows //= 2
-        what = say("{rows} of up to {longest} tokens", rows=counted(rows, "row"), longest=longest)
-        raise trained.room.does_not_hold(what, parts, f"--max_seq_len={max(8, longest // 2)}")
+        asked = AUTO if self.rows is None else min(self.rows, left)
+        usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
+        return trained.room.rows_of_loss(encoder, trained.first.weights, asked, (longest, 0), usual)
 
 
 class VectorFile:
@@ -239,7 +227,7 @@ class VectorFile:
         UserError: it is no file of vectors, is complete, was begun with other settings, or cannot be written.
     """
 
-    def __init__(self, config: Config, folder: Path, given: str) -> None:
+    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self.folder = self.path.with_name(self.path.name + UNFINISHED)
         self._write = _WRITERS.get(self.path.suffix.lower())
@@ -249,18 +237,10 @@ class VectorFile:
             )
         if self._write is _write_hdf5:
             _hdf5()
-        if problems := check_writable("output", self.path.parent):
-            raise UserError(*problems)
-        identity = _identity(config, folder, given)
+        check_output(self.path, config.run.overwrite)
+        identity = _identity(config, model, given)
         if config.run.overwrite:
             remove(self.folder)
-        elif self.path.exists():
-            raise UserError(
-                say(
-                    "--output = {path}, is there already; choose another file, or replace it with --overwrite=True",
-                    path=self.path,
-                )
-            )
         marker = self.folder / IDENTITY
         if marker.is_file() and read_text(marker).strip() != identity:
             raise UserError(
@@ -400,13 +380,10 @@ _WRITERS: dict[str, Callable[[Path, Again], None]] = {
 }  # fmt: skip
 
 
-def _identity(config: Config, folder: Path, given: str) -> str:
+def _identity(config: Config, model: ModelFolders, given: str) -> str:
     """Everything that shapes the vectors."""
-    files = [path for place in (base_of(folder), folder) for path in sorted(place.glob("*.safetensors"))]
-    weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if given == STANDARD_INPUT:
         raise UserError(say("--input = -, standard input cannot be read again; write it to a file, or omit --output"))
-    source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
     data = config.data
     settings = [data.text_column, data.max_seq_len, data.prepare_text, config.embed.vectors]
-    return fingerprint([FORMAT, weights, source, settings, config.memory.mixed_precision])
+    return fingerprint([FORMAT, *read_marks([model], given), settings, config.memory.mixed_precision])

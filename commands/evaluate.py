@@ -16,8 +16,9 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from commands.generate import cut_note
-from commands.loading import Room, Trained, find_answering, load_trained, watched, with_histories
-from config import Config, T5ModelConfig, UserError, load, places, training_command
+from commands.loading import Trained, find_answering, load_trained, watched, with_histories
+from commands.new_folder import check_output
+from config import Config, UserError, load, places, training_command
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
@@ -26,13 +27,11 @@ from data.prepare.preparing import Prepared, in_child, prepare_evaluation
 from data.prepare.task import decide
 from data.shards.store import PAIRS, check_shards
 from language import say
-from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Weights, Writing, predict_loss
+from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
 from model.formats.answering import item_file_of
-from run_files import SETTINGS_FILE
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
 from settings.fields import AUTO, counted, read_settings_file
 from storage import atomic_file, only_if_made, writing
-from training.checkpoints.runs import check_writable
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
@@ -43,8 +42,8 @@ from training.processes.group import Group
 from training.processes.launch import num_processes
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.answer_list import unlisted_note, with_answers
+from training.setup.model_folders import ModelFolders
 from units import format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
@@ -60,19 +59,19 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    config, folder, adapters = find_answering(config, ranks=True)
+    config, models = find_answering(config, ranks=True)
     names = metric_names(config)
-    config, tree = with_answers(config, folder, adapters)
-    config, prepared, loader = evaluation_rows(config, learnt_last(folder, adapters), base_of(folder))
+    config, tree = with_answers(config, models[0])
+    config, prepared, loader = evaluation_rows(config, models[0])
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
     # before memory is measured: its libraries count to what the program takes
     signatures = AnswerScores(names).signatures if answered else {}
-    trained = load_trained(config, folder, Writing(1, *loader.longest), tree)
+    trained = load_trained(config, models, Writing(1, *loader.longest), tree)
     weights_bytes = sum(weights.bytes for _, weights in trained.shapes)
     batch_size = min(
-        loss_rows(shape, replace(weights, bytes=weights_bytes), trained.room, asked, loader.longest)
+        trained.room.rows_of_loss(shape, replace(weights, bytes=weights_bytes), asked, loader.longest, EVALUATION_BATCH)
         for shape, weights in trained.shapes
     )
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
@@ -148,15 +147,7 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
         raise UserError(
             say("--output = {path}, is written by one process; start it by python, without a launcher", path=path)
         )
-    if path.exists() and not config.run.overwrite:
-        raise UserError(
-            say(
-                "--output = {path}, is there already; choose another file, or replace it with --overwrite=True",
-                path=path,
-            )
-        )
-    if problems := check_writable("output", path.parent):
-        raise UserError(*problems)
+    check_output(path, config.run.overwrite)
     names = prepared.labels
 
     def shown(label: Any) -> str | float | None:
@@ -186,37 +177,13 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
         yield write
 
 
-def loss_rows(model: T5ModelConfig, weights: Weights, room: Room, asked: int | str, longest: tuple[int, int]) -> int:
-    """How many rows' loss is measured at once.
-
-    Args:
-        asked: a number is kept; auto: as many of `EVALUATION_BATCH` as fit. longest: source and target tokens.
-    Raises:
-        DoesNotFit: not even one fits, or not so many as were asked for.
-    """
-    rows = EVALUATION_BATCH if asked == AUTO else int(asked)
-    while True:
-        parts = predict_loss(model, weights, rows, longest, room.base_bytes)
-        if sum(parts.values()) <= room.total_bytes:
-            return rows
-        if asked != AUTO or rows == 1:
-            break
-        rows //= 2
-    hints = [f"--eval_batch_size_per_gpu={rows // 2}"] if rows > 1 else []
-    told = "{rows} of up to {source} and {target} tokens"
-    what = say(told, rows=counted(rows, "row"), source=longest[0], target=longest[1])
-    raise room.does_not_hold(what, parts, *hints, f"--max_seq_len={max(8, longest[0] // 2)}")
-
-
-def evaluation_rows(config: Config, folder: Path, home: Path) -> tuple[Config, Prepared, StepLoader]:
+def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepared, StepLoader]:
     """The rows that a model is measured on, and the settings by which they are read.
 
-    Args:
-        folder: of the model, or of the adapter over it. home: of the model's weights.
     Raises:
         UserError: the data are not usable.
     """
-    config = _data_settings(config, folder, home)
+    config = _data_settings(config, model)
     prepared = in_child(prepare_evaluation, config)
     check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
@@ -278,13 +245,10 @@ def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
     return {"objective": "pairs", **column}
 
 
-def _data_settings(config: Config, folder: Path, home: Path) -> Config:
+def _data_settings(config: Config, model: ModelFolders) -> Config:
     """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
     flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    saved = next(
-        (place / SETTINGS_FILE for place in (folder, *folder.parents[:2]) if (place / SETTINGS_FILE).is_file()), None
-    )
-    if saved is not None:
+    if (saved := model.run_settings) is not None:
         here = {name: config.as_dict()[name] for name in places()}
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
     others = (
@@ -297,25 +261,25 @@ def _data_settings(config: Config, folder: Path, home: Path) -> Config:
         "eval_generate_rows",
         *config.generate.__dict__,
     )
-    shape = shape_of(folder, home)
+    shape = model.shape
     if shape.head in HEADS:
         decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}
         flags = {**flags, "head": shape.head, "labels": shape.labels, **decoder}
     merged = load("train", {name: value for name, value in flags.items() if name not in others})
     typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
     merged = replace(
-        merged.changed(tokenizer_dir=str(tokenizer_folder(folder, home)), extra_tokens=None, overwrite=config.run.overwrite),
+        merged.changed(tokenizer_dir=str(model.tokenizer), extra_tokens=None, overwrite=config.run.overwrite),
         model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
     items = merged.data.item_file
-    if items is not None and not Path(items).exists() and (own := item_file_of(folder, home)) is not None:
+    if items is not None and not Path(items).exists() and (own := item_file_of(model.learnt, model.base)) is not None:
         merged = merged.changed(item_file=str(own))
     if not config.given("validation_file"):
         return merged
     if merged.data.validation_file is None:
         raise UserError(say("--validation_file = none, is not a file; give one, or omit the flag"))
-    of_histories = with_histories(merged, folder, home)
+    of_histories = with_histories(merged, model)
     return of_histories if saved is None and look(merged, _has_items, of_histories) else merged
 
 

@@ -33,7 +33,6 @@ from model.t5 import T5
 from settings.program import python
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from units import MIB, format_size
 
 PROGRAM_BYTES = 8 * MIB  # of another program's library
@@ -66,14 +65,13 @@ def export(config: Config) -> float | None:
         told = "--format = none, is needed: the program to write for; allowed: {formats}"
         raise UserError(say(told, formats=", ".join(FORMATS)))
     write, check, use = FORMATS[form]
-    folder = find_model(config)
-    home = base_of(folder)
-    shape = shape_of(learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter)), home)
+    folders = find_model(config)
+    last, home, shape = folders.learnt, folders.base, folders.shape
     if not shape.is_text:
         raise UserError(
             say(
                 "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
-                folder=folder,
+                folder=folders.folder,
                 head=shape.head,
                 form=form,
             )
@@ -81,15 +79,14 @@ def export(config: Config) -> float | None:
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):
-        model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
+        model = open_adapted(folders)
         if is_int8(model.embedding):
             raise UserError(say("--model = {home}, has int8 weights; give the model that it was made from", home=home))
         merge_adapters(model)
         model.adapter_info = None
         _cast(model, config.convert.dtype)
-        last = learnt_last(folder, adapters)
-        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
-            Tokenizer.load(tokenizer_folder(last, home)).save(made)
+        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
+            Tokenizer.load(folders.tokenizer).save(made)
             vocabulary = read_vocabulary(made, model.config.vocab_size)
             file = write(model, vocabulary, made, last.name)
             if form == "onnx":  # which holds no token ids itself

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,7 +23,6 @@ from commands.loading import (
     Trained,
     check_one_process,
     find_answering,
-    find_models,
     load_trained,
     watched,
     with_histories,
@@ -47,8 +46,8 @@ from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last
 from training.setup.answer_list import answer_sources, with_answers
+from training.setup.model_folders import ModelFolders
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
@@ -70,24 +69,23 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, folder, adapters = find_answering(config, writes=True)
-    config, tree = with_answers(config, folder, adapters)
-    config = with_histories(config, learnt_last(folder, adapters), base_of(folder))
+    config, models = find_answering(config, writes=True)
+    config, tree = with_answers(config, models[0])
+    config = with_histories(config, models[0])
     prompts = prompts_of(config, given, bad_rows)
-    named = [*adapters, *find_models(config)[1:]]
-    output = None if config.answer.output is None else Output(config, [base_of(folder), *named], given)
+    output = None if config.answer.output is None else Output(config, models, given)
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
         if done:
             told = "{file} already holds {answers}; continuing after them"
             Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
-    if only_pretrained(learnt_last(folder, adapters)) and "<extra_id_" not in given:
+    if only_pretrained(models[0].learnt) and "<extra_id_" not in given:
         told = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(told)
-    trained = load_trained(config, folder, writing_of(config, 1 if asked == AUTO else int(asked)), tree)
+    trained = load_trained(config, models, writing_of(config, 1 if asked == AUTO else int(asked)), tree)
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
@@ -235,12 +233,12 @@ class Output:
     """A JSONL file of answers that a second run can continue with; a context while it is written.
 
     Args:
-        folders: of weights; model, input and settings must be those that the output was begun with.
+        models: these, input and settings must be those that the output was begun with.
     Raises:
         UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
     """
 
-    def __init__(self, config: Config, folders: list[Path], given: str) -> None:
+    def __init__(self, config: Config, models: Sequence[ModelFolders], given: str) -> None:
         self.path = Path(str(config.answer.output))
         self._is_several, self._items = config.answer.num_answers > 1, dict[str, list[str]]()
         if config.data.item_file is not None:
@@ -248,7 +246,7 @@ class Output:
             for item, text in texts.items():
                 self._items.setdefault(text, []).append(item)
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
-        self._identity = _identity(config, folders, given)
+        self._identity = _identity(config, models, given)
         self.rows = 0
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
@@ -319,14 +317,18 @@ class Output:
         self.rows += 1
 
 
-def _identity(config: Config, folders: list[Path], given: str) -> str:
-    """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
-    places = dict.fromkeys(place for folder in folders for place in (base_of(folder), folder))
-    files = [path for folder in places for path in sorted(folder.glob("*.safetensors"))]
+def read_marks(models: Sequence[ModelFolders], given: str) -> list[Any]:
+    """Marks of the weights, and of what is read, by which another model or input is noticed."""
+    places = dict.fromkeys(place for model in models for place in model.all)
+    files = [path for place in places for path in sorted(place.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    source = sources_fingerprint(find(given, "--input")) if is_file(given) else given
-    if given == STANDARD_INPUT:  # which nobody can read again: such an output is never continued
-        source = secrets.token_hex(8)
+    return [weights, sources_fingerprint(find(given, "--input")) if is_file(given) else given]
+
+
+def _identity(config: Config, models: Sequence[ModelFolders], given: str) -> str:
+    """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
+    # nobody can read standard input again: such an output is never continued
+    read = read_marks(models, secrets.token_hex(8) if given == STANDARD_INPUT else given)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
     if data.item_file is not None or data.items_column != AUTO:
@@ -336,8 +338,8 @@ def _identity(config: Config, folders: list[Path], given: str) -> str:
             data.history_items,
             sources_fingerprint(find(data.item_file, "--item_file")) if data.item_file else "",
         ]
-    listed = answer_sources(config, folders)
+    listed = answer_sources(config, models[0])
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
     answers += [config.answer.candidates, config.answer.choose_by] if config.answer.candidates > 1 else []
-    return fingerprint([FORMAT, weights, source, settings, [data.prompt_column, data.text_column], *answers])
+    return fingerprint([FORMAT, *read, settings, [data.prompt_column, data.text_column], *answers])

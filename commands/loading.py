@@ -7,13 +7,12 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +31,15 @@ from engine.weights import weight_store_for
 from language import join, say
 from memory.budget import Budget, measure_budget
 from memory.estimate.disk import is_in_memory
-from memory.estimate.generation import LIBRARIES_BYTES, MARGIN, AnswerBudget, Weights, Writing, predict_ensemble
+from memory.estimate.generation import (
+    LIBRARIES_BYTES,
+    MARGIN,
+    AnswerBudget,
+    Weights,
+    Writing,
+    predict_ensemble,
+    predict_loss,
+)
 from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
@@ -55,9 +62,9 @@ from training.evaluation.answers import CANDIDATE_BEAMS, agreed_answers, answer_
 from training.evaluation.minimum_bayes_risk import similarities
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of, tokenizer_folder
 from training.setup.adapters import AdapterSet, attach
 from training.setup.answer_list import check_excluding
+from training.setup.model_folders import ModelFolders, base_of
 from units import format_size, typed_size
 
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
@@ -80,6 +87,29 @@ class Room:
         budget = measure_budget(config.memory.memory_budget, device)
         return cls(budget, budget.limit(), 0 if budget.is_on_device else ProcessTree().usage().anon_bytes)
 
+    def rows_of_loss(
+        self, model: T5ModelConfig, weights: Weights, asked: int | str, longest: tuple[int, int], usual: int
+    ) -> int:
+        """How many rows are read at once, and their loss measured.
+
+        Args:
+            asked: a number is kept; auto: as many of `usual` as fit. longest: source and target tokens.
+        Raises:
+            DoesNotFit: not even one fits, or not so many as were asked for.
+        """
+        rows = usual if asked == AUTO else int(asked)
+        while True:
+            parts = predict_loss(model, weights, rows, longest, self.base_bytes)
+            if sum(parts.values()) <= self.total_bytes:
+                return rows
+            if asked != AUTO or rows == 1:
+                break
+            rows //= 2
+        hints = [f"--eval_batch_size_per_gpu={rows // 2}"] if rows > 1 else []
+        told = "{rows} of up to {source} and {target} tokens" if longest[1] else "{rows} of up to {source} tokens"
+        what = say(told, rows=counted(rows, "row"), source=longest[0], target=longest[1])
+        raise self.does_not_hold(what, parts, *hints, f"--max_seq_len={max(8, longest[0] // 2)}")
+
     def does_not_hold(self, what: str, parts: Mapping[str, int], *hints: str) -> DoesNotFit:
         """That it needs more: component -> bytes, and what would help beside a larger budget."""
         shown = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts.items() if size])
@@ -95,20 +125,25 @@ class Room:
         )
 
 
-@dataclass
-class Trained:
-    """A model ready to use, and what goes with it; `folder`: of the adapter that is on, or else of the model."""
+class Loaded(NamedTuple):
+    """A model in memory; `folder`: of the adapter that is on, or else of the model."""
 
     folder: Path
     blockwise: Blockwise
+    weights: Weights
+    adapters: AdapterSet | None
+
+
+@dataclass
+class Trained:
+    """A model ready to use, or an ensemble of them, and what goes with it."""
+
+    loaded: Sequence[Loaded]
     tokenizer: Tokenizer
     template: Template
     device: Device
-    weights: Weights
     room: Room
-    adapters: AdapterSet | None = None
     tree: AnswerTree | None = None  # of the answers that there are; None: any
-    others: Sequence[tuple[Path, Blockwise, Weights]] = ()  # further models of an ensemble
     is_pooled: bool = False  # whether they write candidates one after the other, not each token together
     monitor: Monitor = field(init=False)
     kept: AnswerBudget = field(init=False)
@@ -121,20 +156,29 @@ class Trained:
         )
 
     @property
+    def first(self) -> Loaded:
+        """The model, or the first of an ensemble."""
+        return self.loaded[0]
+
+    @property
+    def blockwise(self) -> Blockwise:
+        """The first model."""
+        return self.first.blockwise
+
+    @property
     def name(self) -> str:
         """The folders of all models."""
-        return ", ".join(str(folder) for folder in (self.folder, *(folder for folder, _, _ in self.others)))
+        return ", ".join(str(one.folder) for one in self.loaded)
 
     @property
     def models(self) -> list[Blockwise]:
-        """All models, the first one in front."""
-        return [self.blockwise, *(blockwise for _, blockwise, _ in self.others)]
+        """All models."""
+        return [one.blockwise for one in self.loaded]
 
     @property
     def shapes(self) -> list[tuple[T5ModelConfig, Weights]]:
         """Shape and weights of each model."""
-        weights = [self.weights, *(weights for _, _, weights in self.others)]
-        return [(blockwise.model.config, held) for blockwise, held in zip(self.models, weights, strict=True)]
+        return [(one.blockwise.model.config, one.weights) for one in self.loaded]
 
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
@@ -260,12 +304,12 @@ def writing_of(config: Config, rows: int, longest: int | None = None) -> Writing
     return Writing.by(how, rows, source)
 
 
-def answering(config: Config, folder: Path, adapters: list[Path], searches: bool = True, ranks: bool = False) -> Config:
+def answering(config: Config, model: ModelFolders, searches: bool = True, ranks: bool = False) -> Config:
     """The settings with what a model's folder says of how it answers, where nobody has said so for now; it is told.
 
     Args:
-        folder: of the model. adapters: over it; what the one that is on says goes before. searches: whether there is a beam
-            search here. ranks: whether answers are scored by rank.
+        model: what its adapter says goes before. searches: whether there is a beam search here. ranks: whether answers are
+            scored by rank.
     Raises:
         UserError: the folder asks for what cannot be done.
     """
@@ -275,7 +319,7 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     if config.generate.temperature > 0.0 or not searches:
         given |= set(SEARCH)
     own, problems, notes = dict[str, Any](), list[str](), list[str]()
-    for place in dict.fromkeys((base_of(folder), learnt_last(folder, adapters))):
+    for place in dict.fromkeys((model.base, model.learnt)):
         found, wrong = answers_by(place, given)
         own, problems = own | found, problems + wrong
         notes += [say("{keys}: unknown, ignored", keys=keys) for keys in remarks(place)]
@@ -301,21 +345,17 @@ def answering(config: Config, folder: Path, adapters: list[Path], searches: bool
     return config
 
 
-def with_histories(config: Config, learnt: Path, home: Path) -> Config:
-    """The settings with how the model's prompts were made of items, where nobody says otherwise.
-
-    Args:
-        learnt: folder of the model, or of the adapter over the one in `home`.
-    """
-    template, items = Template.read(tokenizer_folder(learnt, home)), item_file_of(learnt, home)
+def with_histories(config: Config, model: ModelFolders) -> Config:
+    """The settings with how the model's prompts were made of items, where nobody says otherwise."""
+    template, items = Template.read(model.tokenizer), item_file_of(model.learnt, model.base)
     known: dict[str, Any] = {} if template is None else dict(template.histories)
     known |= {} if items is None else {"item_file": str(items)}
     names = settings_by_name()
     return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
-def find_model(config: Config) -> Path:
-    """The one folder that `--model` names, see `find_models`.
+def find_model(config: Config) -> ModelFolders:
+    """The one model that `--model` names, see `find_models`.
 
     Raises:
         UserError: there is none, or there are several.
@@ -328,15 +368,15 @@ def find_model(config: Config) -> Path:
     return first
 
 
-def find_models(config: Config) -> list[Path]:
-    """The folders that `--model` names; auto: the base of the adapter that is named, else the newest run's model.
+def find_models(config: Config) -> list[ModelFolders]:
+    """The models that `--model` names, each with its adapter; auto: the base of the adapter that is named, else the newest run's model.
 
     Raises:
         UserError: one is not there.
     """
-    named, adapters = config.checkpoint.model, config.checkpoint.adapter
-    if named == AUTO and adapters is not None:
-        return [base_of(adapter_folders(Path(), adapters)[0])]
+    named, adapter = config.checkpoint.model, config.checkpoint.adapter
+    if named == AUTO and adapter is not None:
+        return [ModelFolders.of(base_of(ModelFolders.of(Path(), adapter).learnt), adapter)]
     if named == AUTO:
         run = newest_run(config.run.output_dir, needs_model=True)
         if run is None:
@@ -349,7 +389,12 @@ def find_models(config: Config) -> list[Path]:
         named = str(run)
     is_one = model_folder(named) is not None or Path(named).exists()
     names = [named] if is_one else [name.strip() for name in named.split(",") if name.strip()]
-    return [_existing(name) for name in names or [named]]
+    folders = [_existing(name) for name in names or [named]]
+    if len(folders) > 1 and adapter is not None:
+        raise UserError(
+            f"--adapter = {adapter}, belongs to one model and --model names several; name the adapters' folders there"
+        )
+    return [ModelFolders.of(folder, adapter) for folder in folders]
 
 
 def _existing(named: str) -> Path:
@@ -390,47 +435,44 @@ def find_answering(
     writes: bool = False,
     averages: bool = True,
     ranks: bool = False,
-) -> tuple[Config, Path, list[Path]]:
-    """The folder that `--model` names, the adapters over it, and the settings with what they say of how they answer.
+) -> tuple[Config, list[ModelFolders]]:
+    """The settings with what the model that is named says of how it answers, and the model; several of an ensemble.
 
     Args:
         searches: whether there is a beam search here. several: whether there is somebody who changes between adapters. writes:
-            whether text has to be written. averages: whether several models may be named, whose first one is returned.
+            whether text has to be written. averages: whether several models may be named.
     Raises:
         UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
     """
-    folder, *others = find_models(config) if averages else [find_model(config)]
-    if others and config.checkpoint.adapter is not None:
-        raise UserError(
-            f"--adapter = {config.checkpoint.adapter}, belongs to one model and --model names several; name the adapters' folders there"
-        )
-    adapters = adapter_folders(folder, config.checkpoint.adapter)
-    if len(adapters) > 1 and not several:
-        names = ",".join(map(str, adapters))
+    models = find_models(config) if averages else [find_model(config)]
+    model, shape = models[0], models[0].shape
+    if len(model.adapters) > 1 and not several:
+        names = ",".join(map(str, model.adapters))
         raise UserError(f"--adapter = {names}, only one can be on here; give one (chat changes between several)")
-    shape = shape_of(learnt_last(folder, adapters), base_of(folder))
-    if writes and not shape.is_text:
+    if shape.is_text:
+        return answering(config, model, searches, ranks), models
+    if writes:
         raise UserError(
             say(
                 "--model = {folder}, is an encoder (--head={head}) and writes no text; give a model with a decoder, or use evaluate or embed",
-                folder=folder,
+                folder=model.folder,
                 head=shape.head,
             )
         )
-    if not shape.is_text:
-        if others:
-            raise UserError(
-                f"--model = {config.checkpoint.model}, an ensemble writes text and {folder} is an encoder; give one model"
-            )
-        return config, folder, adapters
-    return answering(config, folder, adapters, searches, ranks), folder, adapters
+    if len(models) > 1:
+        raise UserError(
+            f"--model = {config.checkpoint.model}, an ensemble writes text and {model.folder} is an encoder; give one model"
+        )
+    return config, models
 
 
-def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTree | None = None) -> Trained:
+def load_trained(
+    config: Config, folders: Sequence[ModelFolders], writing: Writing, tree: AnswerTree | None = None
+) -> Trained:
     """Load a model for use.
 
     Args:
-        writing: the least that will be written with it. tree: the answers that there are, measured with what
+        folders: of one, or of an ensemble. writing: the least that will be written with it. tree: the answers that there are, measured with what
             the process holds already; None: any.
     Raises:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
@@ -439,34 +481,30 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
     use_threads(config.run.num_threads)
     use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
-    folders = [folder, *(find_models(config)[1:] if "," in config.checkpoint.model else [])]
-    of_each = [adapter_folders(each, config.checkpoint.adapter) for each in folders]
-    homes = [base_of(each) for each in folders]
-    learnt = [learnt_last(each, adapters) for each, adapters in zip(folders, of_each, strict=True)]
-    for place in dict.fromkeys(itertools.chain(folders, homes, *of_each)):
-        refuse_damaged(place, "adapter" if any(place in adapters for adapters in of_each) else "model")
-    shapes = [shape_of(of, home) for of, home in zip(learnt, homes, strict=True)]
-    texts = tokenizer_folder(learnt[0], homes[0])
-    tokenizer = Tokenizer.load(texts)
-    check_excluding(config, tokenizer, item_file_of(learnt[0], homes[0]) is not None)
-    for each, shape, of, home in zip(folders, shapes, learnt, homes, strict=True):
-        if tokenizer.size > shape.vocab_size:
+    adapters = {place for model in folders for place in model.adapters}
+    for place in dict.fromkeys(place for model in folders for place in model.all):
+        refuse_damaged(place, "adapter" if place in adapters else "model")
+    first, shapes = folders[0], [model.shape for model in folders]
+    tokenizer = Tokenizer.load(first.tokenizer)
+    check_excluding(config, tokenizer, item_file_of(first.learnt, first.base) is not None)
+    for model in folders:
+        if tokenizer.size > model.shape.vocab_size:
             raise UserError(
                 say(
                     "--model = {each}, its tokenizer has {size} tokens and the model {vocab_size}: they do not match",
-                    each=each,
+                    each=model.folder,
                     size=tokenizer.size,
-                    vocab_size=shape.vocab_size,
+                    vocab_size=model.shape.vocab_size,
                 )
             )
-        if each != folder:
-            _check_alike(folder, shapes[0], tokenizer, each, shape, Tokenizer.load(tokenizer_folder(of, home)))
+        if model != first:
+            _check_alike(first, tokenizer, model)
     is_pooled = config.answer.candidates > 1
     if is_pooled:  # what computes similarities counts to what the program itself takes
         similarities(["a", "b"], config.answer.choose_by)
         writing = replace(writing, beams=max(writing.beams, CANDIDATE_BEAMS))
     room = Room.measure(config, device)
-    beside = sum(map(adapter_bytes, itertools.chain(*of_each)))  # they lie beside the models
+    beside = sum(adapter_bytes(place) for model in folders for place in model.adapters)  # they lie beside the models
     compared = COMPARED_BYTES * config.answer.candidates * config.generate.max_new_tokens if is_pooled else 0
     room = replace(room, base_bytes=room.base_bytes + beside + compared)
 
@@ -475,12 +513,10 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
 
     fits_wide = takes([(shape, _weights(shape, torch.float32, torch.float32)) for shape in shapes]) <= room.total_bytes
     dtypes = list[tuple[torch.dtype, torch.dtype]]()
-    for home in homes:
-        storage, chosen = _choose_dtypes(config, device, home, fits_wide)
+    for model in folders:
+        storage, chosen = _choose_dtypes(config, device, model.base, fits_wide)
         dtypes.append((storage, chosen.dtype))
-        if (
-            not chosen.as_requested and home == homes[0]
-        ):  # beside the answers, which a script may read from standard output
+        if not chosen.as_requested and model == first:  # beside the answers, which a script may read
             told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
             Progress(1, rank() == 0, stream=sys.stderr).note(told)
     fitting = _fitting(config, list(zip(shapes, dtypes, strict=True)), takes, room)
@@ -489,42 +525,33 @@ def load_trained(config: Config, folder: Path, writing: Writing, tree: AnswerTre
         fitting = [(weights, plan) for weights, (_, plan) in zip(roomy, fitting, strict=True)]
     else:
         tune_malloc("small")
-    trim, made = no_trim if device.is_separate_memory else trim_malloc, list[tuple[Blockwise, AdapterSet | None]]()
-    for home, adapters, shape, (storage, compute), (_, plan) in zip(
-        homes, of_each, shapes, dtypes, fitting, strict=True
-    ):
+    loaded, trim = list[Loaded](), no_trim if device.is_separate_memory else trim_malloc
+    for model, (storage, compute), (weights, plan) in zip(folders, dtypes, fitting, strict=True):
         offloaded = offloaded_store(plan, device, weights_folder(config))
         cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
-        model = hf_format.load(home, storage, device.torch_device, expect=shape, cut=cut, filling=filling)
-        adapter_set = attach(model, adapters, home) if adapters else None
-        weight_store = offloaded or weight_store_for(storage, compute, (model.embedding, model.output_weight))
-        objective = None if model.label_head is None else LabelObjective(model.label_head)
-        made.append((Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim), adapter_set))
-    (blockwise, adapter_set), *more = made
-    others = [
-        (each, other, weights) for each, (other, _), (weights, _) in zip(learnt[1:], more, fitting[1:], strict=True)
-    ]
-    trained = Trained(
-        learnt[0], blockwise, tokenizer, template_of(config.data, texts), device, fitting[0][0], room, adapter_set, tree,
-        others, is_pooled,
-    )  # fmt: skip
+        t5 = hf_format.load(model.base, storage, device.torch_device, expect=model.shape, cut=cut, filling=filling)
+        adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
+        weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
+        objective = None if t5.label_head is None else LabelObjective(t5.label_head)
+        blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, trim=trim)
+        loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
+    trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
     trained.monitor.interval_seconds = config.memory.monitor_seconds
     return trained
 
 
-def _check_alike(
-    first: Path, shape: T5ModelConfig, tokenizer: Tokenizer, folder: Path, other: T5ModelConfig, its: Tokenizer
-) -> None:
+def _check_alike(first: ModelFolders, tokenizer: Tokenizer, model: ModelFolders) -> None:
     """Refuse a model that cannot write beside the first one, token by token."""
-    if its.fingerprint != tokenizer.fingerprint:
+    if Tokenizer.load(model.tokenizer).fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"--model = {folder}, has another tokenizer than {first}; an ensemble needs one for all, such as runs with the same "
-            "--tokenizer_dir"
+            f"--model = {model.folder}, has another tokenizer than {first.folder}; an ensemble needs one for all, such as runs with "
+            "the same --tokenizer_dir"
         )
     for name in ("vocab_size", "start_token_id", "eos_token_id"):
-        if getattr(shape, name) != getattr(other, name):
+        its, other = getattr(model.shape, name), getattr(first.shape, name)
+        if its != other:
             raise UserError(
-                f"--model = {folder}, has {name} {getattr(other, name)} and {first} {getattr(shape, name)}; an ensemble needs the same"
+                f"--model = {model.folder}, has {name} {its} and {first.folder} {other}; an ensemble needs the same"
             )
 
 

@@ -6,7 +6,6 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import torch
 
@@ -24,31 +23,25 @@ from model.shapes import inner_width
 from model.t5 import T5
 from run_files import SETTINGS_FILE
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of
 from training.setup.adapters import attach
+from training.setup.model_folders import ModelFolders
 
 
-def open_adapted(folder: Path, named: str | None) -> tuple[T5, Path, list[Path]]:
+def open_adapted(folders: ModelFolders) -> T5:
     """Load a model with the first of its adapters on, its weights as they are stored, foreign kinds of them in fp32.
 
-    Args:
-        folder: a model, or an adapter whose base is known. named: the setting `adapter`.
-    Returns:
-        model, folder of its base, folders of its adapters.
     Raises:
         UserError: the folders do not go together.
     Memory: the model.
     """
-    home, adapters = base_of(folder), adapter_folders(folder, named)
-    for place in dict.fromkeys((home, *adapters)):
-        refuse_damaged(place, "adapter" if place in adapters else "model")
-    stored = hf_format.stored_dtype(home)
+    for place in folders.all:
+        refuse_damaged(place, "adapter" if place in folders.adapters else "model")
+    stored = hf_format.stored_dtype(folders.base)
     is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
-    shape = shape_of(learnt_last(home, adapters), home)
-    model = hf_format.load(home, dtype=torch.float32 if is_foreign else stored, expect=shape)
-    if adapters:
-        attach(model, adapters[:1], home)
-    return model, home, adapters
+    model = hf_format.load(folders.base, dtype=torch.float32 if is_foreign else stored, expect=folders.shape)
+    if folders.adapters:
+        attach(model, folders.adapters[:1], folders.base)
+    return model
 
 
 def merge(config: Config) -> float:
@@ -60,13 +53,12 @@ def merge(config: Config) -> float:
         UserError: no adapter, one for another base, a base in int8, or a folder that cannot be written.
     Memory: the model, and one matrix in fp32 twice.
     """
-    folder = find_model(config)
-    home = base_of(folder)
-    shape = read_config(home)
+    folders = find_model(config)
+    home, shape = folders.base, read_config(folders.base)
     matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
     with converting(config, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
-        model, home, adapters = open_adapted(folder, config.checkpoint.adapter)
-        if len(adapters) != 1:
+        model = open_adapted(folders)
+        if len(folders.adapters) != 1:
             named = config.checkpoint.adapter or "none"
             raise UserError(say("--adapter = {named}, merging takes one adapter; name its folder", named=named))
         if is_int8(model.embedding):
@@ -80,14 +72,11 @@ def merge(config: Config) -> float:
         merge_adapters(model)
         model.adapter_info = None
         difference = float((probe_logits(model) - before).norm() / before.norm())
-        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             hf_format.save(model, made)
-            last = learnt_last(folder, adapters)
-            copy_companions(last, home, made)
-            # columns and lengths, by which `evaluate` reads rows
-            run = next((place for place in (last, *last.parents[:2]) if (place / SETTINGS_FILE).is_file()), None)
-            if run is not None:
-                shutil.copyfile(run / SETTINGS_FILE, made / SETTINGS_FILE)
+            copy_companions(folders, made)
+            if folders.run_settings is not None:  # columns and lengths, by which `evaluate` reads rows
+                shutil.copyfile(folders.run_settings, made / SETTINGS_FILE)
         output = config.answer.output
         rows = [
             (say("folder"), str(output)),
@@ -96,5 +85,5 @@ def merge(config: Config) -> float:
             (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
             (say("next"), next_command(model.config, output)),
         ]
-        Progress(1).table(say("merged {adapter}", adapter=adapters[0]), rows)
+        Progress(1).table(say("merged {adapter}", adapter=folders.learnt), rows)
         return difference

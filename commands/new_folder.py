@@ -1,4 +1,4 @@
-"""The folder that a command writes: whole or not there, and what is refused beforehand."""
+"""The folder or file that a command writes: whole or not there, and what is refused beforehand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from settings.errors import UserError, reason_of
 from settings.fields import listed
 from storage import atomic_folder, restore_folder
 from training.checkpoints.run_lock import RunLock
-from training.setup.adapter_settings import tokenizer_folder
+from training.checkpoints.runs import check_writable
+from training.setup.model_folders import ModelFolders
 
 
 @contextmanager
@@ -79,6 +80,15 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
             ) from error
 
 
+def check_output(file: Path, overwrite: bool) -> None:
+    """Refuse a file that exists and may not be replaced, or that cannot be written."""
+    if file.exists() and not overwrite:
+        told = "--output = {path}, is there already; choose another file, or replace it with --overwrite=True"
+        raise UserError(say(told, path=file))
+    if problems := check_writable("output", file.parent):
+        raise UserError(*problems)
+
+
 def _others(output: Path) -> list[str]:
     """What is in a folder beside what this program has put there; nothing where a run is, which is one thing."""
     if not output.is_dir() or (output / RUN_FILE).is_file():
@@ -88,24 +98,23 @@ def _others(output: Path) -> list[str]:
     return sorted(path.name for path in output.iterdir() if path.name not in ours)
 
 
-def copy_companions(learnt: Path, home: Path, folder: Path) -> int | None:
+def copy_companions(model: ModelFolders, folder: Path) -> int | None:
     """Put the tokenizer, the published generation settings and the list of answers of a model beside its new weights.
 
     Args:
-        learnt: folder of the model, or of the adapter over the one in `home`. folder: where `hf_format.save` has written.
+        folder: where `hf_format.save` has written.
     Returns:
         the tokenizer's number of ids; None where there is none.
     Raises:
         UserError: the tokenizer is broken.
     """
-    for place in dict.fromkeys((learnt, home)):  # what an adapter says goes before its base
+    for place in dict.fromkeys((model.learnt, model.base)):  # what an adapter says goes before its base
         keep_generation_settings(place, folder)
     if (folder / GENERATION_FILE).is_file():  # it writes text
-        keep_answer_list(folder, learnt, home)
-    tokenizer = tokenizer_folder(learnt, home)
-    if not has_tokenizer(tokenizer):
+        keep_answer_list(folder, model.learnt, model.base)
+    if not has_tokenizer(model.tokenizer):
         return None
-    read = Tokenizer.load(tokenizer)
+    read = Tokenizer.load(model.tokenizer)
     read.save(folder)
     return read.size
 

@@ -12,7 +12,7 @@ import torch
 
 import devices
 from commands.convert import next_command, probe_logits
-from commands.evaluate import evaluation_rows, loss_rows
+from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
@@ -35,7 +35,6 @@ from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
-from training.setup.adapter_settings import adapter_folders, base_of, learnt_last, shape_of
 from training.setup.adapters import note_origin
 from units import format_size
 
@@ -64,27 +63,26 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     Memory: the model as it is stored, one block in fp32 while it is measured.
     """
     use_threads(config.run.num_threads)
-    folder = find_model(config)
-    home = base_of(folder)
-    learnt = learnt_last(folder, adapter_folders(folder, config.checkpoint.adapter))
-    settings, prepared, loader = evaluation_rows(config, learnt, home)
-    shape, stored = shape_of(learnt, home), hf_format.stored_dtype(home)
+    folders = find_model(config)
+    settings, prepared, loader = evaluation_rows(config, folders)
+    shape, stored = folders.shape, hf_format.stored_dtype(folders.base)
     weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
     asked = settings.train.eval_batch_size_per_gpu
-    rows_at_once = loss_rows(shape, weights, Room.measure(settings, devices.pick("cpu")), asked, loader.longest)
+    room = Room.measure(settings, devices.pick("cpu"))
+    rows_at_once = room.rows_of_loss(shape, weights, asked, loader.longest, EVALUATION_BATCH)
     with converting(settings, shape, stored, 0):
-        model, _, adapters = open_adapted(folder, config.checkpoint.adapter)
+        model = open_adapted(folders)
         if is_int8(model.embedding):
-            raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=home))
+            raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=folders.base))
         merge_adapters(model)
         model.adapter_info = None
         before = _measure(model, settings, loader, rows_at_once)
-        with new_folder(config.answer.output, config.run.overwrite, folder, home, *adapters) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             quantize_model(model)
             hf_format.save(model, made)
-            if not adapters:
-                note_origin(made, home)
-            copy_companions(learnt, home, made)
+            if not folders.adapters:
+                note_origin(made, folders.base)
+            copy_companions(folders, made)
             del model
             after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)

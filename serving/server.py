@@ -18,7 +18,6 @@ from serving.asking import Texts
 from serving.engine import Engine
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
-from training.setup.adapter_settings import base_of, learnt_last, shape_of
 from training.setup.answer_list import with_answers
 from units import format_size
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
@@ -36,12 +35,12 @@ def serve(config: Config) -> None:
     check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, folder, adapters = find_answering(config, searches=False)
-    is_text = shape_of(learnt_last(folder, adapters), base_of(folder)).is_text
-    config, tree = with_answers(config, folder, adapters)
-    config = config if is_text else with_preparation(config, folder)
+    config, models = find_answering(config, searches=False)
+    config, tree = with_answers(config, models[0])
+    is_text = models[0].shape.is_text
+    config = config if is_text else with_preparation(config, models[0])
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, folder, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
+        trained = load_trained(config, models, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -74,13 +73,14 @@ def api_of(trained: Trained, config: Config) -> Api:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     decoder = decoder_of(trained.models) if trained.blockwise.model.config.is_text else None
-    capacity = _capacity(trained, config) if decoder is not None else Capacity(0, 0, {"weights": trained.weights.bytes})
+    held = {"weights": trained.first.weights.bytes}
+    capacity = Capacity(0, 0, held) if decoder is None else _capacity(trained, config)
     engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device, trained.tree)
     texts = Texts(
         trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, Embedder.of(trained, config)
     )  # fmt: skip
-    name = "+".join(folder.resolve().name for folder in (trained.folder, *(folder for folder, _, _ in trained.others)))
-    written = trained.folder / "config.json"
+    name = "+".join(one.folder.resolve().name for one in trained.loaded)
+    written = trained.first.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
         engine, texts, name, made, config.generate, config.serve.request_timeout,

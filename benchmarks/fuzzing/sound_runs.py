@@ -77,11 +77,12 @@ def use_pickled(folder: Path) -> None:
 def use_generation_settings(folder: Path) -> None:
     from commands.new_folder import copy_companions
     from model import hf_format
+    from training.setup.model_folders import ModelFolders
 
     made = folder.with_name("mutated.made")
     made.mkdir()
     hf_format.save(tiny_model(), made)
-    copy_companions(folder, folder, made)
+    copy_companions(ModelFolders(folder), made)
 
 
 # --- runs ---

@@ -51,7 +51,7 @@ def test_damaged_files_are_all_named(run_dir: Path, capsys: pytest.CaptureFixtur
     for path in (published, run_dir / "checkpoints" / "step_00000002" / "tokenizer.json", older):
         assert f"{path} is damaged" in told
     with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
-        open_adapted(find_model(load("generate", {"model": str(run_dir)})), None)
+        open_adapted(find_model(load("generate", {"model": str(run_dir)})))
 
 
 def test_folders_without_sums(tmp_path: Path) -> None:

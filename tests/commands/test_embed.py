@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from commands import embed as embedding
+from commands import loading
 from commands.embed import embed
 from config import Config, load
 from data.tokenizers.tokenizer import Tokenizer
@@ -144,6 +145,6 @@ def test_hdf5_needs_its_package(folder: Path, texts: Path, tmp_path: Path, monke
 
 
 def test_a_text_that_no_budget_holds_is_refused(folder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "predict_loss", lambda *_: {"encoder": 2**62})
+    monkeypatch.setattr(loading, "predict_loss", lambda *_: {"encoder": 2**62})
     with pytest.raises(DoesNotFit, match="--max_seq_len"):
         embed(settings(folder, input=texts))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from commands import loading
-from commands.evaluate import _data_settings, evaluate, evaluation_rows, loss_rows
+from commands.evaluate import _data_settings, evaluate, evaluation_rows
 from config import Config, GenerateConfig, load
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
 from training.setup.adapters import fingerprint_of
+from training.setup.model_folders import ModelFolders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and rows whose right answers begin as the model's own: random weights would score nothing."""
     folder = save_trained(tmp_path_factory.mktemp("model"))
     config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
     inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
     texts = [trained.tokenizer.decode(ids).strip() for ids in trained.answer(inputs, config)]
     rows = [
@@ -67,7 +68,7 @@ def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
 def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
     """Loss by the whole model under plain autograd, and answers to each row alone."""
     config = config.changed(max_new_tokens=new_tokens)
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
     model, tokenizer = trained.blockwise.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
     for prompt, response in pairs_of(folder):
@@ -128,11 +129,11 @@ def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
         needed = sum(predict_loss(shape, weights, rows, (64, 64), base).values())
         return loading.Room(Budget(needed, None, needed, (), "test", 0), needed, base)
 
-    assert [loss_rows(shape, weights, room(rows), "auto", (64, 64)) for rows in (9, 4, 3, 1)] == [4, 4, 2, 1]
-    assert loss_rows(shape, weights, room(9), 9, (64, 64)) == 9
+    found = [room(rows).rows_of_loss(shape, weights, "auto", (64, 64), 4) for rows in (9, 4, 3, 1)]
+    assert found == [4, 4, 2, 1] and room(9).rows_of_loss(shape, weights, 9, (64, 64), 4) == 9
     for asked, too_small in ((9, room(8)), ("auto", replace(room(1), total_bytes=base))):
         with pytest.raises(DoesNotFit, match=r"does not hold .* of up to 64 and 64 tokens: base .*--memory_budget="):
-            loss_rows(shape, weights, too_small, asked, (64, 64))
+            too_small.rows_of_loss(shape, weights, asked, (64, 64), 4)
     with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .*--eval_batch_size_per_gpu=2048"):
         evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
 
@@ -174,8 +175,8 @@ class Rank(Group):
 
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
-    config, _, loader = evaluation_rows(settings(folder, tmp_path), folder, folder)
-    trained = loading.load_trained(config, folder, loading.writing_of(config, 1))
+    config, _, loader = evaluation_rows(settings(folder, tmp_path), ModelFolders(folder))
+    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
     names = metric_names(Config())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
@@ -213,7 +214,8 @@ def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
     over_base = evaluate(settings(folder, tmp_path, adapter=adapted))
     assert by_adapter.loss == by_model.loss == over_base.loss != evaluate(settings(folder, tmp_path)).loss
     assert capsys.readouterr().out.count(f"evaluation of {adapted}") == 3
-    trained = loading.load_trained(settings(folder, tmp_path, **named), folder, Writing(1, 8, 8))
+    config = settings(folder, tmp_path, **named)
+    trained = loading.load_trained(config, loading.find_models(config), Writing(1, 8, 8))
     assert trained.template.prompt([(USER, "a")]) == "say again: a"
 
 
@@ -227,7 +229,7 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
         if path.is_file():
             (run_dir / path.name).symlink_to(path)
     saved.save(run_dir / "settings.json")
-    merged = _data_settings(settings(folder, tmp_path, model=run_dir), run_dir, run_dir)
+    merged = _data_settings(settings(folder, tmp_path, model=run_dir), ModelFolders(run_dir))
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
     assert merged.run.checkpoint_mirror is None

@@ -126,7 +126,12 @@ def test_every_command_makes_the_same_ids(
     commands.chat.chat(settings("chat", folder, tmp_path, history_turns=0, **used))
 
     config = settings("serve", folder, tmp_path, max_queue=8, **used)
-    api = api_of(commands.loading.load_trained(config, folder, commands.loading.writing_of(config, 1)), config)
+    api = api_of(
+        commands.loading.load_trained(
+            config, commands.loading.find_models(config), commands.loading.writing_of(config, 1)
+        ),
+        config,
+    )
     monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))
     with TestClient(make_app(api, "", ("box",)), base_url="http://127.0.0.1:8400") as client:
         for prompt in PROMPTS:

@@ -49,8 +49,8 @@ def named(folders: list[Path]) -> str:
     return ",".join(map(str, folders))
 
 
-def loaded(config: Config, folder: Path) -> loading.Trained:
-    return loading.load_trained(config, folder, loading.writing_of(config, 1))
+def loaded(config: Config) -> loading.Trained:
+    return loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
 
 
 def encoded(trained: loading.Trained) -> list[list[int]]:
@@ -63,12 +63,12 @@ def test_generate_writes_what_the_ensemble_answers(folders: list[Path], tmp_path
     both = settings("generate", named(folders), input=source, output=output)
     generate(both)
     written = [json.loads(line)["response"] for line in output.read_text(encoding="utf8").splitlines()]
-    trained = loaded(both, folders[0])
+    trained = loaded(both)
     rows = [Row(ids, both.generate) for ids in encoded(trained)]
     by_hand = answering.write(decoder_of(trained.models), rows)
     assert written == [trained.tokenizer.decode_answer(ids) for ids in by_hand]
     single = settings("generate", str(folders[0]))
-    assert by_hand != loaded(single, folders[0]).answer(encoded(trained), single)
+    assert by_hand != loaded(single).answer(encoded(trained), single)
     with pytest.raises(UserError, match="holds answers already"):
         generate(both)
 
@@ -79,7 +79,7 @@ def test_the_candidate_that_agrees_most_is_chosen(folders: list[Path], by: str) 
     config = settings(
         "generate", named(folders), candidates=2 * (SEARCHED + DRAWN) - 1, choose_by=by, num_beams=SEARCHED
     )
-    trained = loaded(config, folders[0])
+    trained = loaded(config)
     inputs, expected = encoded(trained), list[str]()
     for ids in inputs:
         candidates = list[list[int]]()
@@ -113,23 +113,22 @@ def test_where_not_all_fit_blocks_are_read_from_the_file(folders: list[Path], tm
     shape = dataclasses.replace(SHAPE, d_model=128, d_ff=2048, num_layers=6, num_decoder_layers=6)
     large = [save_trained(tmp_path / name, seed, shape=shape) for seed, name in enumerate("ab")]
     config = settings("generate", named(large), weights_dir=tmp_path / "weights")
-    whole = loaded(config, large[0])
+    whole = loaded(config)
     total = sum(weights.bytes for _, weights in whole.shapes)
     inputs = encoded(whole)
     answers = whole.answer(inputs, config)
     needed = sum(whole.predict(loading.writing_of(config, 1)).values()) - whole.room.base_bytes
     budget = ProcessTree().usage().anon_bytes + needed - total // 2
-    small = loaded(config.changed(memory_budget=budget), large[0])
+    small = loaded(config.changed(memory_budget=budget))
     assert sum(weights.bytes for _, weights in small.shapes) < total
     assert small.answer(inputs, config) == answers
-    for _, blockwise, _ in small.others:
+    for blockwise in small.models:
         blockwise.weight_store.close()
-    small.blockwise.weight_store.close()
 
 
 def test_an_ensemble_needs_more_memory_than_its_models_in_turn(folders: list[Path]) -> None:
-    together = loaded(settings("generate", named(folders)), folders[0])
-    in_turn = loaded(settings("generate", named(folders), candidates=4), folders[0])
+    together = loaded(settings("generate", named(folders)))
+    in_turn = loaded(settings("generate", named(folders), candidates=4))
     writing = Writing(8, 64, 64)
     alone, both = in_turn.predict(writing), together.predict(writing)
     assert both["weights"] == alone["weights"] and both["keys and values"] > alone["keys and values"]
@@ -137,9 +136,9 @@ def test_an_ensemble_needs_more_memory_than_its_models_in_turn(folders: list[Pat
 
 def test_an_ensemble_is_served(folders: list[Path]) -> None:
     config = load("serve", {"model": named(folders), "max_seq_len": "64", "mixed_precision": "no"})
-    api = api_of(loaded(config, folders[0]), config)
+    api = api_of(loaded(config), config)
     assert api.name == "a+b" and api.engine.decoder is not None and len(api.engine.decoder.others) == 1
-    single = api_of(loaded(config.changed(model=str(folders[0])), folders[0]), config)
+    single = api_of(loaded(config.changed(model=str(folders[0]))), config)
     assert api.engine.capacity.parts["weights"] > 2 * single.engine.capacity.parts["weights"]
 
 

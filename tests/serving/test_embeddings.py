@@ -13,12 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from commands.embed import Embedder, with_preparation
-from commands.loading import load_trained
+from commands.loading import find_models, load_trained
 from config import load
 from memory.estimate.generation import Writing
 from serving.server import api_of
 from tests.serving.served import client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
+from training.setup.model_folders import ModelFolders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,8 +66,8 @@ def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
-    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), folder)
-    found = load_trained(config, folder, Writing(1, 1, 1))
+    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
+    found = load_trained(config, find_models(config), Writing(1, 1, 1))
     with client_of(api_of(found, config)) as client:
         (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)

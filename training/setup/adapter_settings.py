@@ -1,86 +1,16 @@
-"""The base behind an adapter's folder, and whether the adapters of a run fit it.
-
-Told before anything is loaded: shapes and names suffice, and torch is not imported.
-"""
+"""Whether the adapters of a run fit its base. Shapes and names suffice: nothing is loaded, and torch is not imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from config import Config, T5ModelConfig
-from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
-from model.formats.shape_file import read_config
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
 from model.shapes import adapter_weights, label_head_weights, token_range, token_row_weights, weights
 from settings.errors import UserError
 from settings.fields import AUTO
-from training.checkpoints.runs import near_folder
-
-
-def home_of(folder: Path, config: Config) -> Path:
-    """The model folder of what a run starts from; a flag `finetune_from` says where the base of an adapter lies now."""
-    return base_of(folder, config.train.finetune_from if config.origin("finetune_from") == "flag" else None)
-
-
-def base_of(folder: str | Path, instead: str | None = None) -> Path:
-    """The model folder behind a folder: itself, or the base of the adapter in it.
-
-    Args:
-        instead: where the base lies now, if it has moved; only heeded for adapters, and where it is none.
-    Raises:
-        UserError: the base is not there.
-    """
-    if not is_adapter(folder):
-        return Path(folder)
-    base = Path(instead if instead and not is_adapter(instead) else read_info(folder).base)
-    if is_adapter(base):
-        raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
-    if not (base / "config.json").is_file():
-        raise UserError(
-            f"{folder}, is an adapter for {base}, which is not there; put it back, or name where it is with --model (train, dpo: --finetune_from)"
-        )
-    return base
-
-
-def shape_of(folder: Path, home: Path) -> T5ModelConfig:
-    """The shape of the model of a folder: of its base, with the head that an adapter has learnt beside it.
-
-    Args:
-        folder: of a model, or of an adapter over the one in `home`.
-    """
-    shape = read_config(home)
-    return read_info(folder).adapted(shape) if is_adapter(folder) else shape
-
-
-def learnt_last(folder: Path, adapters: list[Path]) -> Path:
-    """Whose tokenizer, template and settings count: the adapter's that is on, or else the model's."""
-    return adapters[0] if adapters else folder
-
-
-def tokenizer_folder(folder: Path, home: Path) -> Path:
-    """Where the tokenizer of an adapter lies: beside it, or with its base."""
-    return folder if has_tokenizer(folder) else home
-
-
-def adapter_folders(folder: Path, named: str | None) -> list[Path]:
-    """The adapters of a model folder (itself, where it is one) and of the setting `adapter`, in order.
-
-    Raises:
-        UserError: a folder that holds none.
-    """
-    words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
-    missing = [
-        f"--adapter = {word}, holds no adapter_config.json; give an adapter's folder"
-        if word.exists()
-        else f"--adapter = {word}, no such folder; give an adapter's{near_folder(word)}"
-        for word in words
-        if not is_adapter(word)
-    ]
-    if missing:
-        raise UserError(*missing)
-    return [*([folder] if is_adapter(folder) else []), *words]
 
 
 def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:

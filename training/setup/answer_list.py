@@ -31,7 +31,7 @@ from settings.fields import AUTO, counted, listed
 from storage import NotMade, fingerprint, make_once, only_if_made
 from training.processes.launch import rank
 from training.report.progress import Progress
-from training.setup.adapter_settings import base_of, learnt_last, shape_of, tokenizer_folder
+from training.setup.model_folders import ModelFolders
 from units import format_size
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ READ_ROWS = 64
 NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
-def answer_sources(config: Config, folders: Sequence[Path]) -> list[Source]:
-    """The files of the list: those of `--answers`; auto: `--item_file`, or of the model's folder, the last of `folders` that has one.
+def answer_sources(config: Config, model: ModelFolders | None) -> list[Source]:
+    """The files of the list: those of `--answers`; auto: `--item_file`, or of the model's folder.
 
     Raises:
         UserError: there is no such file.
@@ -55,28 +55,25 @@ def answer_sources(config: Config, folders: Sequence[Path]) -> list[Source]:
     if asked == AUTO and config.data.item_file is not None:
         asked = config.data.item_file
     elif asked == AUTO:
-        own = answer_list_of(*reversed(folders))
+        own = None if model is None else answer_list_of(model.learnt, model.base)
         asked = None if own is None else str(own)
     return [] if asked is None else find(asked, "--answers")
 
 
-def with_answers(config: Config, folder: Path, adapters: list[Path]) -> tuple[Config, AnswerTree | None]:
+def with_answers(config: Config, model: ModelFolders) -> tuple[Config, AnswerTree | None]:
     """The tree of the answers, and the settings that suit it: none is cut, and the most probable is the best.
 
-    Args:
-        folder: of the model. adapters: over it.
     Raises:
         UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
     """
-    home, learnt = base_of(folder), learnt_last(folder, adapters)
-    sources = answer_sources(config, [home, learnt])
+    sources = answer_sources(config, model)
     if not sources:
         return config, None
-    if not shape_of(learnt, home).is_text:
+    if not model.shape.is_text:
         if config.given("answers"):
             raise UserError(f"--answers = {config.answer.answers}, is for models that write text; omit it")
         return config, None
-    config, tree, _ = with_list(config, sources, tokenizer_folder(learnt, home))
+    config, tree, _ = with_list(config, sources, model.tokenizer)
     Progress(1, rank() == 0, stream=sys.stderr).note(describe(tree, sources))
     return config, tree
 
@@ -130,7 +127,7 @@ def foreseen_tree(config: Config) -> tuple[int, str]:
 
     As it lies in the cache; else as many times the tree of the first answers as there are.
     """
-    sources = answer_sources(config, [])
+    sources = answer_sources(config, None)
     return ask(config, _foreseen, config, sources) if sources else (0, "")
 
 

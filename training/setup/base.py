@@ -25,7 +25,6 @@ from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
-from run_files import SETTINGS_FILE
 from settings.consistency import check, ranking_problems
 from settings.fields import AUTO, counted
 from settings.program import program
@@ -33,8 +32,9 @@ from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
-from training.setup.adapter_settings import check_trained, home_of, shape_of, with_form_of
+from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
+from training.setup.model_folders import ModelFolders, home_of, shape_of
 from training.setup.resolved import ResolvedRun, refuse
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
@@ -273,9 +273,9 @@ def _random(why: str, config: Config) -> str:
 
 
 def _saw_the_sample(folder: Path) -> bool:
-    run_dir = folder if (folder / SETTINGS_FILE).is_file() else folder.parent.parent
+    path = ModelFolders(folder).run_settings
     try:
-        settings = json.loads(read_text(run_dir / SETTINGS_FILE))
+        settings = {} if path is None else json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(settings, dict) and "train_file" in settings and settings["train_file"] is None

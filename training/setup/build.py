@@ -33,8 +33,8 @@ from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory, in_place
 from training.checkpoints.content import load_optimizer
-from training.setup.adapter_settings import home_of
 from training.setup.adapters import choose_trained
+from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import layerwise_factors
 

@@ -19,8 +19,8 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import create_run, resume_run
 from training.processes.launch import launch_marks
-from training.setup.adapter_settings import home_of
 from training.setup.hub import create_repository
+from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun, kind_of, refuse
 from training.setup.schedules import long_run_rate
 from units import format_size

@@ -22,8 +22,8 @@ from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.adapter_settings import home_of, shape_of
 from training.setup.answer_list import check_excluding, describe, unlisted_note, with_list
+from training.setup.model_folders import home_of, shape_of
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told

@@ -37,8 +37,8 @@ from storage import atomic_file, fingerprint, make_folder, read_text, write_text
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
-from training.setup.adapter_settings import base_of
 from training.setup.build import build, stores_reference
+from training.setup.model_folders import base_of
 from training.setup.resolved import ResolvedRun
 
 FORMAT = 1  # raise it when the same rows would get other numbers

@@ -18,8 +18,9 @@ from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
 from settings.errors import UserError
-from training.setup.adapter_settings import adapter_folders, base_of, check_trained, with_form_of
+from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.adapters import attach, choose_trained, fingerprint_of, note_origin
+from training.setup.model_folders import ModelFolders, base_of
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
 
@@ -151,8 +152,8 @@ def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     attach(hf_format.load(tmp_path / "other"), [folder])  # a base without a folder cannot be checked
     (base / "config.json").unlink()
     assert "is not there; put it back" in problems_of(base_of, folder)
-    assert "holds no adapter_config.json" in problems_of(adapter_folders, base, f"{folder},{base}")
-    assert "lost, no such folder" in problems_of(adapter_folders, base, str(tmp_path / "lost"))
+    assert "holds no adapter_config.json" in problems_of(ModelFolders.of, base, f"{folder},{base}")
+    assert "lost, no such folder" in problems_of(ModelFolders.of, base, str(tmp_path / "lost"))
 
 
 def merge_config(output: Path, **flags: object) -> Config:
