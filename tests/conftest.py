@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,24 @@ def language_as_before() -> Iterator[None]:
     yield
     if language := sys.modules.get("language"):
         language.speak("en")
+
+
+class Reader:
+    """Reads rows in this process, where that they are read in a child is not the point: each costs the start of an interpreter."""
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]], **limits: Any) -> None:
+        self.ask = make()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reader(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if (looking := sys.modules.get("data.prepare.looking")) and not request.node.get_closest_marker("children"):
+            patch.setattr(looking, "Worker", Reader)
+        yield
 
 
 @pytest.fixture(autouse=True)

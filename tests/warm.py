@@ -1,4 +1,4 @@
-"""Children that begin with torch imported: a fork server spares each of them the seconds that importing it takes."""
+"""Children that begin with torch and the program imported: a fork server spares each of them the seconds that this takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from devices.environment import prepare_environment
+
+PRELOADED = ["torch", "accelerate", "trainer_low_mem", "training.setup.build", "commands.evaluate", "commands.generate"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -24,6 +27,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [str(program), *words]
+    if isinstance(program, Path):
+        prepare_environment()  # as the import of the trainer did in the fork server, with another environment
     import torch
 
     torch.set_num_threads(1)
@@ -48,7 +53,7 @@ def start(
     """
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["torch", "accelerate"])
+        context.set_forkserver_preload(PRELOADED)
     child = context.Process(target=_run, args=(program, list(words), out, error, dict(environment), folder))
     child.start()
     return child

@@ -24,6 +24,8 @@ from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import DoesNotFit, UserError
 
+pytestmark = pytest.mark.children
+
 
 def tokens_of(split: Path) -> list[int]:
     return np.concatenate([row["tokens"] for row in LowMemDataset(split)]).tolist()
