@@ -58,7 +58,7 @@ from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
-from training.evaluation.answers import CANDIDATE_BEAMS, agreed_answers, answer_all, best_answers
+from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
@@ -226,16 +226,10 @@ class Trained:
         Raises:
             DoesNotFit: as `rows_at_once`.
         """
-        asked, how = config.answer, config.generate
-
-        def at_once(writing: Writing) -> int:
-            return self.rows_at_once(asked.generate_batch_size, writing)
-
-        more = at_once, config.run.seed, self.kept, self.tree
+        asked, writer = config.answer, self._writer(config)
         if asked.candidates == 1:
-            return answer_all(self.models, inputs, how, *more)
-        decode = self.tokenizer.decode_answer
-        return agreed_answers(self.models, inputs, how, asked.candidates, asked.choose_by, decode, *more)
+            return writer.answers(inputs)
+        return writer.agreed(inputs, asked.candidates, asked.choose_by, self.tokenizer.decode_answer)
 
     def ranked_answers(self, inputs: list[list[int]], config: Config) -> list[list[list[int]]]:
         """Token ids of the `num_answers` best to each prompt, or of the one of `answer`."""
@@ -245,11 +239,13 @@ class Trained:
 
     def best_answers(self, inputs: list[list[int]], config: Config) -> list[list[ScoredAnswer]]:
         """The `num_answers` best to each prompt, or as many as there are; otherwise as `answer`."""
+        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs)]
+
+    def _writer(self, config: Config) -> AnswerWriter:
         asked = config.answer.generate_batch_size
-        found = best_answers(
-            self.models, inputs, config.generate, lambda writing: self.rows_at_once(asked, writing), self.kept, self.tree
+        return AnswerWriter(
+            self.models, config.generate, lambda writing: self.rows_at_once(asked, writing), config.run.seed, self.kept, self.tree
         )  # fmt: skip
-        return [best[: config.answer.num_answers] for best in found]
 
 
 @contextmanager

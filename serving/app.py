@@ -27,7 +27,7 @@ from serving.asking import Asked, AskedVectors, Texts, read_chat, read_completio
 from serving.engine import Engine
 from serving.replies import END, Finished, Form, event, problem, refusal
 from settings.errors import UserError
-from web.bodies import Room, announced_bytes, object_of, read_body
+from web.bodies import ByteBudget, announced_bytes, object_of, read_body
 from web.guard import Guard
 
 BODY_BYTES = 2**18
@@ -68,7 +68,7 @@ class Api:
     seconds: float = 600.0
     seed: int | None = None
     unknown: set[str] = field(default_factory=set)  # fields of requests that were ignored and reported
-    room: Room = field(default_factory=lambda: Room(READ_BYTES))
+    bodies: ByteBudget = field(default_factory=lambda: ByteBudget(READ_BYTES))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unsent: list[tuple[Flow, int, Update]] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Api:
             Refused, HTTPException: it is wrong, or too many bodies are being read (429).
         Memory: `READING_BYTES`, for all requests together.
         """
-        with self.room.taken(announced_bytes(request, BODY_BYTES)):
+        with self.bodies.reserve(announced_bytes(request, BODY_BYTES)):
             held = await read_body(request, BODY_BYTES)
             async with self.parsing:
                 return await asyncio.to_thread(self._understood, held, read)

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 BODY_BYTES, BODY_SECONDS = 2**20, 60.0
 
 
-class Room:
+class ByteBudget:
     """What bodies may hold together while they are read; each takes what it announces, before any of it is read.
 
     Args:
@@ -25,8 +25,8 @@ class Room:
         self._free_bytes = most_bytes
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Take room for a body of `size` bytes until the end of the block.
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve `size` bytes for a body until the end of the block.
 
         Raises:
             HTTPException: others have it (429).

@@ -25,7 +25,7 @@ import psutil
 from devices import processor
 from devices.cores import usable_cores
 from devices.kernels import build
-from memory.observe.system_limits import host_limits, margin_of
+from memory.observe.system_limits import host_limits, margin_of, text_of
 from units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")
@@ -165,15 +165,14 @@ def _leave_page_cache(handle: int) -> bool:
 
 def _core_quota(root: Path) -> float | None:
     """Cores' worth of time that the own control group allows; None without a quota."""
-    for line in _read(root / f"proc/{os.getpid()}/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for line in text_of(root / f"proc/{os.getpid()}/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
         inside = path.strip("/")
         if number == "0":
-            words = _read(root / "sys/fs/cgroup" / inside / "cpu.max").split()
+            words = text_of(root / "sys/fs/cgroup" / inside / "cpu.max").split()
         elif "cpu" in controllers.split(","):
             base = root / "sys/fs/cgroup/cpu" / inside
-            words = [_read(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+            words = [text_of(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         else:
             continue
         if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
@@ -186,10 +185,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return ""

@@ -16,7 +16,7 @@ from childproc import CRASHED, MEMORY, ChildDied, Worker
 from config import Config
 from data.shards.store import is_shards
 from data.sources.places import public
-from data.tokenizers.sample import LARGE, SMALL, Room
+from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
 from devices.cores import usable_cores
 from language import say
 from memory.observe.processes import usage_of
@@ -109,7 +109,7 @@ def child_bytes(config: Config) -> int:
     return max(LEAST_IN_CHILD, _memory(config) - usage_of([os.getpid()]).anon_bytes)
 
 
-def tokenizer_room(config: Config) -> Room:
+def tokenizer_limits(config: Config) -> TrainingLimits:
     """What training a tokenizer may hold."""
     return LARGE if _memory(config) >= LARGE_FROM else SMALL
 

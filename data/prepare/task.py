@@ -12,7 +12,7 @@ from pathlib import Path
 
 from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
-from data.prepare.looking import tokenizer_room
+from data.prepare.looking import tokenizer_limits
 from data.progress import ProgressLine
 from data.shards.store import HISTORIES, PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import build_sample_corpus
@@ -427,7 +427,7 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     Raises:
         UserError: the data cannot be read, or the vocabulary is too small.
     Memory:
-        that of `looking.tokenizer_room`.
+        that of `looking.tokenizer_limits`.
     """
     kind = tokenizer_type_of(config, task)
     if kind == CODES:
@@ -445,7 +445,7 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     source = f"--train_file = {','.join(task.parts)}"
     return train_tokenizer(
         texts(), kind, config.model.vocab_size, settings.tokenizer_sample, source,
-        tokenizer_room(config), config.data.cache_dir, PREFIXES if config.data.prepare_text == PROSTT5 else (),
+        tokenizer_limits(config), config.data.cache_dir, PREFIXES if config.data.prepare_text == PROSTT5 else (),
     )  # fmt: skip
 
 

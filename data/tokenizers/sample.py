@@ -35,7 +35,7 @@ Words = list[tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Room:
+class TrainingLimits:
     """What training a tokenizer may hold.
 
     Args:
@@ -48,7 +48,10 @@ class Room:
     unigram_letters: int
 
 
-SMALL, LARGE = Room(200_000, 600_000, 300_000), Room(1_000_000, 5_000_000, 1_200_000)  # about 130 and 800 MiB
+SMALL, LARGE = (
+    TrainingLimits(200_000, 600_000, 300_000),
+    TrainingLimits(1_000_000, 5_000_000, 1_200_000),
+)  # about 130 and 800 MiB
 
 
 def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | None = None) -> Iterator[str]:

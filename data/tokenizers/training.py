@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from data.tokenizers.published import EOS, NUM_SENTINELS, PAD, UNK, byte_backend, end_with, special
-from data.tokenizers.sample import LARGE, UNSPACED, Room, Words, count_words, most_frequent, sample_texts
+from data.tokenizers.sample import LARGE, UNSPACED, TrainingLimits, Words, count_words, most_frequent, sample_texts
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
@@ -35,7 +35,7 @@ END, AT_ONCE = "\0", 4096  # of a word, and how often it stands in one text, whe
 
 def train_tokenizer(
     texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int, source: str = "--train_file",
-    room: Room = LARGE, folder: str | Path | None = None, added: Sequence[str] = (),
+    limits: TrainingLimits = LARGE, folder: str | Path | None = None, added: Sequence[str] = (),
 ) -> Tokenizer:  # fmt: skip
     """Train a tokenizer.
 
@@ -47,20 +47,20 @@ def train_tokenizer(
         vocab_size: ids at most, special ones included; a small corpus may yield fewer.
         sample_bytes: most UTF-8 text that training sees.
         source: what messages call the texts.
-        room: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary files.
+        limits: what it may hold. folder: where the sample waits, up to twice `sample_bytes`; None: with temporary files.
         added: words that are one token each wherever they stand, beyond `vocab_size`; unused for "byte".
     Raises:
         UserError: the vocabulary is too small, or there is no text.
     Memory:
-        that of `room`, whatever the texts.
+        that of `limits`, whatever the texts.
     """
     check_vocabulary(kind, vocab_size)
     if kind == "byte":
         return byte_tokenizer()
-    counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], room.words)
+    counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], limits.words)
     if not counts:
         raise UserError(f"{source}, holds no text to train a tokenizer on; give a file with text")
-    backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, room)
+    backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, limits)
     backend.add_special_tokens([special(word) for word in added])
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
     end_with(backend, EOS)
@@ -88,7 +88,7 @@ def _learn(backend: Backend, trainer: trainers.Trainer, words: Words, cut: pre_t
     backend.train_from_iterator(parts, trainer)
 
 
-def _train_bpe(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
+def _train_bpe(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
     backend = Backend(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -96,14 +96,14 @@ def _train_bpe(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = most_frequent(counts, room.bpe_bytes, lambda word: len(word.encode()))
+    words = most_frequent(counts, limits.bpe_bytes, lambda word: len(word.encode()))
     _learn(backend, trainer, words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _train_words(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
+def _train_words(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
     """The most frequent words, whole. Without a decoder the library joins words by spaces."""
     backend = Backend(models.WordLevel(unk_token=UNK))
     trainer = trainers.WordLevelTrainer(
@@ -111,12 +111,12 @@ def _train_words(counts: dict[str, int], vocab_size: int, room: Room) -> Backend
     )
     # a word that is called like a special token would take its place, and shift the ids of all behind it
     words = {word: count for word, count in counts.items() if word not in SPECIAL}
-    _learn(backend, trainer, most_frequent(words, room.bpe_bytes, len), None)
+    _learn(backend, trainer, most_frequent(words, limits.bpe_bytes, len), None)
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
 
 
-def _train_letters(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
+def _train_letters(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
     others = sorted(counts.keys() - set(AMINO_ACIDS), key=lambda letter: (-counts[letter], letter))
     pieces = [*SPECIAL, *AMINO_ACIDS, *others][:vocab_size]
     backend = Backend(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNK))
@@ -127,7 +127,7 @@ def _train_letters(counts: dict[str, int], vocab_size: int, room: Room) -> Backe
     return backend
 
 
-def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backend:
+def _train_unigram(counts: dict[str, int], vocab_size: int, limits: TrainingLimits) -> Backend:
     """Pieces by likelihood (Kudo 2018), with 256 byte pieces so that no character is unknown."""
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     counts = _without_rare_letters(counts, (vocab_size - len(byte_pieces) - len(ASCII)) // 2)
@@ -136,7 +136,7 @@ def _train_unigram(counts: dict[str, int], vocab_size: int, room: Room) -> Backe
         vocab_size=vocab_size - len(byte_pieces), special_tokens=SPECIAL, unk_token=UNK, show_progress=False,
         initial_alphabet=ASCII,  # so that a literal <0x41> need not be read as a byte
     )  # fmt: skip
-    _learn(backend, trainer, most_frequent(counts, room.unigram_letters, len), None)
+    _learn(backend, trainer, most_frequent(counts, limits.unigram_letters, len), None)
     vocabulary = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
     scores: dict[str, float] = dict(json.loads(backend.to_str())["model"]["vocab"])
     never = min(scores.values()) - 100.0  # for pieces that a text must not match literally

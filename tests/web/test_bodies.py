@@ -26,15 +26,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.app import BODY_BYTES, READ_BYTES
-from web.bodies import Room, announced_bytes, object_of, read_body
+from web.bodies import ByteBudget, announced_bytes, object_of, read_body
 from web.listening import listen, server_of
 
-room = Room(READ_BYTES)
+bodies = ByteBudget(READ_BYTES)
 seated = READ_BYTES // BODY_BYTES
 
 
 async def answer(request):
-    with room.taken(announced_bytes(request, BODY_BYTES)):
+    with bodies.reserve(announced_bytes(request, BODY_BYTES)):
         return Response(await read_body(request, BODY_BYTES))
 
 

@@ -23,7 +23,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
-from training.evaluation.answers import answer_all, best_answers
+from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import labels_in
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
@@ -152,13 +152,12 @@ def score_answers(
     def at_once(writing: Writing) -> int:
         return max(1, kept.most(writing)) if is_kept and kept.excess_bytes else writing.rows
 
+    writer = AnswerWriter([blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree)
+
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
-        budget = kept if is_kept else None
         if several == 1:
-            found = answer_all([blockwise], inputs, settings, at_once, budget=budget, tree=tree)
-            return [[tokens] for tokens in found]
-        ranked = best_answers([blockwise], inputs, settings, at_once, budget, tree)
-        return [[one.tokens for one in best[:several]] for best in ranked]
+            return [[tokens] for tokens in writer.answers(inputs)]
+        return [[one.tokens for one in best[:several]] for best in writer.best(inputs)]
 
     scores, samples, _ = generate_metrics(
         answer, loader, tokenizer, settings, group,
@@ -188,7 +187,7 @@ def show_samples(
     if count and rows:
         settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
-        answers = answer_all([blockwise], inputs, settings, lambda writing: writing.rows, tree=tree)
+        answers = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree).answers(inputs)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):

@@ -29,5 +29,5 @@ def test_room_by_budget(
     )
     monkeypatch.setattr(looking, "usable_cores", lambda: 16)
     config = load("train", {"train_file": "x", "memory_budget": budget})
-    assert (looking.tokenizer_room(config), looking.workers(config, GIB)) == expected
+    assert (looking.tokenizer_limits(config), looking.workers(config, GIB)) == expected
     assert looking.workers(config, MIB) == 0

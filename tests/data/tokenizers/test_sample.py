@@ -12,7 +12,7 @@ import pytest
 from config import ROOT
 from data.tokenizers.sample import (
     LONGEST_SAMPLE_CHARS,
-    Room,
+    TrainingLimits,
     count_words,
     most_frequent,
     sample_texts,
@@ -67,19 +67,19 @@ def test_any_text_trains_within_the_room(kind: str) -> None:
         "".join(draw.choices("abcdefgh", k=50_000)),
         *(str(draw.randrange(10**12)) for _ in range(3000)),
     ]
-    tokenizer = train_tokenizer(texts, kind, 700, 2**20, room=Room(2000, 6000, 3000))
+    tokenizer = train_tokenizer(texts, kind, 700, 2**20, limits=TrainingLimits(2000, 6000, 3000))
     assert 100 < tokenizer.size <= 700
 
 
 PEAK = """
-from data.tokenizers.sample import Room
+from data.tokenizers.sample import TrainingLimits
 from data.tokenizers.training import train_tokenizer
 from tests.data.tokenizers.test_sample import verse
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 texts = verse(40_000)
 before = peak()
-train_tokenizer(texts, "bpe", 4000, 2**23, room=Room(20_000, 60_000, 30_000))
+train_tokenizer(texts, "bpe", 4000, 2**23, limits=TrainingLimits(20_000, 60_000, 30_000))
 print(peak() - before)
 """
 
