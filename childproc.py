@@ -7,7 +7,6 @@ Children end with their parent. No other file of the project starts a process.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import importlib
 import os
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
@@ -29,6 +28,9 @@ from language import speak, spoken
 from leaving import INTERRUPTED
 from screen import stand_guard
 from settings.errors import UserError
+
+if TYPE_CHECKING:
+    import asyncio
 
 Result = TypeVar("Result")
 ROOT = str(Path(__file__).resolve().parent)
@@ -203,6 +205,8 @@ def start(argv: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
 
 async def start_async(argv: Sequence[str], **more: Any) -> asyncio.subprocess.Process:
     """Start a program and talk with it through pipes."""
+    import asyncio  # which takes each child a twentieth of a second
+
     streams = {name: asyncio.subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     return await asyncio.create_subprocess_exec(*argv, **{**streams, **more})
 
@@ -213,6 +217,8 @@ async def run_async(argv: Sequence[str], seconds: float, **more: Any) -> subproc
     Raises:
         asyncio.TimeoutError: it was killed after so many seconds.
     """
+    import asyncio
+
     child = await start_async(argv, stdin=asyncio.subprocess.DEVNULL, **more)
     try:
         told, errors = await asyncio.wait_for(child.communicate(), seconds)

@@ -14,13 +14,14 @@ import torch
 
 from commands import embed as embedding
 from commands import loading
-from commands.embed import embed
+from commands.embed import VectorFile, embed
 from config import Config, load
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.reference import T5Reference
 from settings.errors import DoesNotFit, UserError
 from tests.training.small_trained import save_trained
+from training.setup.model_folders import ModelFolders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [f"text number {at} " + "x" * (at % 7) for at in range(11)]
@@ -148,3 +149,13 @@ def test_a_text_that_no_budget_holds_is_refused(folder: Path, texts: Path, monke
     monkeypatch.setattr(loading, "predict_loss", lambda *_: {"encoder": 2**62})
     with pytest.raises(DoesNotFit, match="--max_seq_len"):
         embed(settings(folder, input=texts))
+
+
+def test_vectors_of_another_adapter_are_not_continued(folder: Path, texts: Path, tmp_path: Path) -> None:
+    config = settings(folder, input=texts, output=tmp_path / "v.npz")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").touch()
+    VectorFile(config, ModelFolders(folder, (tmp_path / "a",)), str(texts))
+    with pytest.raises(UserError, match="another model"):
+        VectorFile(config, ModelFolders(folder, (tmp_path / "b",)), str(texts))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.end_to_end.conftest import SAME, STEPS, World
 from tests.end_to_end.running import ENVIRONMENT
+from tests.ranks import must_succeed
 
 CUT = 10  # the step that runs are resumed after
 slow = pytest.mark.slow
@@ -80,10 +81,7 @@ def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World,
     place = pretrained.beside(tmp_path)
     script = Path(__file__).parent / "children" / "not_finite_child.py"
     words = place.command("train", *pretrained.train_flags, "--run_name=left_out", f"--shard_weights={shards}")
-    done = subprocess.run(
-        [*launcher(2), str(script), *words[1:]], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    must_succeed(script, 2, *words[1:])
     assert list(place.losses("left_out")) == list(range(1, 25))
     records = [(event["reason"], event["step"]) for event in place.events("left_out") if event["event"] == "recovery"]
     assert records == [("not finite", 5), ("not finite", 8), ("rolled back", 5)]

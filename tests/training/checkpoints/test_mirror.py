@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -141,12 +142,14 @@ def test_two_runs_that_begin_together_do_not_replace_each_other(tmp_path: Path) 
 @pytest.mark.skipif(os.name == "nt", reason="os.fork")
 def test_a_kill_at_every_single_change_of_the_mirror(tmp_path: Path) -> None:
     """Copies 1 (the best) and 2; dies while copying 3. A new machine finds 2 or 3 and the best, and the next copy is as ever."""
+    begun = tmp_path / "begun"
+    for step in (1, 2, 3):
+        saved = save(begun / "here" / "r", step, keep=1, is_best=step != 2)
+        assert step == 3 or Mirror((begun / "there").as_uri(), "r").push(begun / "here" / "r", saved) is None
     for number in range(1000):
-        folder = tmp_path / str(number)
+        folder = shutil.copytree(begun, tmp_path / str(number), symlinks=True)
         here, uri = folder / "here" / "r", (folder / "there").as_uri()
-        for step in (1, 2):
-            assert Mirror(uri, "r").push(here, save(here, step, keep=1, is_best=step == 1)) is None
-        third = save(here, 3, keep=1, is_best=True)
+        third = here / saved.relative_to(begun / "here" / "r")
 
         def push(here: Path = here, uri: str = uri, third: Path = third, number: int = number) -> None:
             die_at(number, True, is_mirror=True)

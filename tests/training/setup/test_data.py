@@ -64,12 +64,9 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     LowMemTrainer(configuration(tmp_path, "r", max_steps=2, eval_steps=1, eval_rows=2)).train()
     os.utime(text, (0, 0))
     shutil.rmtree(tmp_path / "cache")
-    same = resumed(tmp_path, max_steps=3, eval_rows=2)
-    assert changes_told(same) == [] and same.live.run.state.best_metric is not None
-
-    more = resumed(tmp_path, max_steps=4, eval_rows=16)
-    assert len(changes_told(more)) == 1 and "it was measured on 2 rows" in changes_told(more)[0]
-    assert more.live.best.step == more.live.state.step == 4, "the first on these rows"
+    more = resumed(tmp_path, max_steps=3, eval_rows=16)
+    assert len(changes_told(more)) == 1 and "it was measured on 2 rows" in changes_told(more)[0], "the same data"
+    assert more.live.best.step == more.live.state.step == 3, "the first on these rows"
     checkpoint = more.live.checkpoints.latest()
     run = more.live.run
     begun = run.starting_from(run.base, replace(run.state, measured_on={**ROWS, "content": "other"}), run.is_resumed)
@@ -85,9 +82,9 @@ def test_a_run_that_goes_on_knows_its_rows(tmp_path: Path) -> None:
     assert rolled_back(untouched, None, replace(now, best_metric={**first, "step": 2})).state.best_metric is None
 
     text.write_text("a row put in front of all others\n" + text.read_text(encoding="utf8"), encoding="utf8")
-    other = resumed(tmp_path, max_steps=5, eval_rows=16)
+    other = resumed(tmp_path, max_steps=4, eval_rows=16)
     assert len(changes_told(other)) == 1 and "the data has changed since this run was saved" in changes_told(other)[0]
-    assert other.live.best.step == 5 and other.live.state.first_eval_loss is not None
+    assert other.live.best.step == 4 and other.live.state.first_eval_loss is not None
 
 
 def test_room_that_no_token_takes_is_told() -> None:
