@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.end_to_end.running import ENVIRONMENT, ROOT
 from tests.training.small_trained import save_trained
 
@@ -83,14 +84,12 @@ def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(s
         thread.join(120)
     assert code == 0 and said.startswith("stopped; peak memory")
     assert len(answers) == 3 and len(set(answers)) == 1
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", "--input=hello", "--max_seq_len=64",
-         "--max_new_tokens=600"], env=ENVIRONMENT, capture_output=True, text=True, cwd=folder,
-    )  # fmt: skip
+    flags = (f"--model={folder}", "--input=hello", "--max_seq_len=64", "--max_new_tokens=600")
+    done = warm.run(ROOT / "train_low_mem.py", ["generate", *flags], ENVIRONMENT, folder)
     assert done.stdout.rstrip("\n") == answers[0].rstrip("\n"), done.stderr
 
 
 def test_a_budget_that_holds_no_answer_is_refused(folder: Path, tmp_path: Path) -> None:
-    command = words(folder, "--memory_budget=64M")
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, cwd=tmp_path)
+    _, program, *rest = words(folder, "--memory_budget=64M")
+    done = warm.run(Path(program), rest, ENVIRONMENT, tmp_path)
     assert done.returncode == 3 and "--memory_budget = 64.0 MiB, does not hold" in done.stderr, done.stderr
