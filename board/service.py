@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ from board.places import Outside, Places, checked_name, is_run_name
 from board.planning import Planner, still_to_take
 from board.runs import console_tail, list_runs, run_facts
 from board.talking import Talks
-from config import ROOT, UserError, load
+from config import UserError, load
 from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
 from settings.fields import AUTO, is_encodable
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150
-PREVIEW_SECONDS, MOST_COMPARED = 60.0, 8
+PREVIEW_SECONDS, PREVIEW_BYTES, MOST_COMPARED = 60.0, 1024**3, 8
 MODEL_FILES = ("model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json")
 
 
@@ -196,13 +196,14 @@ class Board:
     async def preview(self, relative: str) -> dict[str, Any]:
         """Columns, first rows and lengths of a data file, read by a child process."""
         path = self.places.data(relative)
-        argv = [sys.executable, "-m", "data.sources.peek", str(path)]
+        limits: dict[str, Any] = {"max_bytes": PREVIEW_BYTES, "max_cpu": PREVIEW_SECONDS, "patience": 1.0}
+        reading = partial(childproc.call, "data.sources.peek:preview", str(path), is_quiet=True, **limits)
         try:
-            done = await childproc.run_async(
-                argv, PREVIEW_SECONDS, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-            )
-            return dict(json.loads(done.stdout))
-        except (asyncio.TimeoutError, ValueError):
+            found: dict[str, Any] = await asyncio.to_thread(reading)
+            return found
+        except UserError as error:
+            return {"problems": error.problems}
+        except childproc.ChildDied:
             return {"problems": [say("{file} is not readable as rows", file=relative)]}
 
     def models(self) -> list[dict[str, Any]]:

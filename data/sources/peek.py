@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-import childproc
 from config import DataConfig
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
@@ -26,7 +24,6 @@ TOKEN_BYTES = 4  # of text in UTF-8, English as Chinese, with a vocabulary of so
 MOST_FILES, MOST_CHARS = 16, 512 * 1024  # that are read, and of each
 COUNTED_ROWS, SHOWN_ROWS, SHOWN_LETTERS = 2000, 8, 400
 BARS = 24
-PREVIEW_BYTES = 1024**3  # of memory that a preview may take
 
 
 @dataclass(frozen=True)
@@ -153,18 +150,3 @@ def _lengths(lengths: list[int]) -> dict[str, Any]:
     for length in lengths:
         bars[min(BARS - 1, length // bar)] += 1
     return {"median": int(statistics.median(ordered)), "longest": ordered[-1], "bars": bars, "bar": bar}
-
-
-def main(spec: str) -> int:
-    """Print as JSON what `preview` finds, or the problems. Run as a child by whoever must not import pyarrow."""
-    childproc.limit_self(PREVIEW_BYTES, None)
-    try:
-        told: dict[str, Any] = preview(spec)
-    except UserError as error:
-        told = {"problems": error.problems}
-    print(json.dumps(told, ensure_ascii=False))
-    return 2 if "problems" in told else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
