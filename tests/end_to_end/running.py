@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,20 +63,17 @@ class Place:
 
     def stop_at(self, step: int, signal_number: int, name: str, *flags: str) -> Run:
         """Start a command, send a signal when it tells of a step (with --log_steps=1), and wait for its end."""
-        words, lines = self.command(name, "--log_steps=1", *flags), list[str]()
-        with tempfile.TemporaryDirectory() as folder:
-            screen = Path(folder, "screen")
-            os.mkfifo(screen)
-            child = warm.start(Path(words[0]), words[1:], screen, screen, ENVIRONMENT, self.folder)
-            with screen.open(encoding="utf8") as shown:
-                for line in shown:
-                    lines.append(line)
-                    if line.split("/")[0].split() == ["step", str(step)]:
-                        assert child.pid is not None
-                        os.kill(child.pid, signal_number)
-            child.join()
-        assert child.exitcode is not None
-        return Run(words, child.exitcode, "".join(lines), "")
+        lines = []
+        with subprocess.Popen(
+            [sys.executable, *self.command(name, "--log_steps=1", *flags)],
+            cwd=self.folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if line.split("/")[0].split() == ["step", str(step)]:
+                    process.send_signal(signal_number)
+        return Run(process.args, process.returncode, "".join(lines), "")
 
     def events(self, run_name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.logs / run_name / "metrics.jsonl").read_text("utf8").splitlines()]
