@@ -79,7 +79,9 @@ class History:
             self.grid.add(step, self._clock, values)
             self.count += 1
             if memory := int(values.get("memory") or 0):
-                self._keep_peak("train" if kind == "step" else str(event["phase"])[:40], memory)
+                phase = "train" if kind == "step" else str(event["phase"])[:40]
+                if phase in self.phase_peaks or len(self.phase_peaks) < MOST_PHASES:
+                    self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), memory)
         if kind == "start":
             self.settings, self.end, self.first_plan = dict(event["settings"]), {}, {}
             self.train_rows = int(event.get("train_rows") or 0)
@@ -103,10 +105,6 @@ class History:
             self.samples.append({"step": event.get("step"), **texts})
         elif kind == "end":
             self.end = event
-
-    def _keep_peak(self, phase: str, held: int) -> None:
-        if phase in self.phase_peaks or len(self.phase_peaks) < MOST_PHASES:
-            self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), held)
 
     def _seconds(self, event: dict[str, Any]) -> float:
         """When a step was done, counted from the first one; by the steps' own times in files that tell no clock."""

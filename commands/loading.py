@@ -18,6 +18,7 @@ import torch
 
 import devices
 from config import Config, T5ModelConfig, UserError, settings_by_name
+from data.text.histories import check_excluding
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
@@ -63,7 +64,6 @@ from training.evaluation.minimum_bayes_risk import similarities
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet, attach
-from training.setup.answer_list import check_excluding
 from training.setup.model_folders import ModelFolders, base_of
 from units import format_size, typed_size
 
@@ -365,7 +365,7 @@ def find_model(config: Config) -> ModelFolders:
 
 
 def find_models(config: Config) -> list[ModelFolders]:
-    """The models that `--model` names, each with its adapter; auto: the base of the adapter that is named, else the newest run's model.
+    """The models that `--model` names, with their adapters; auto: the base of the adapter that is named, else the newest run's model.
 
     Raises:
         UserError: one is not there.
@@ -468,8 +468,8 @@ def load_trained(
     """Load a model for use.
 
     Args:
-        folders: of one, or of an ensemble. writing: the least that will be written with it. tree: the answers that there are, measured with what
-            the process holds already; None: any.
+        folders: of one, or of an ensemble. writing: the least that will be written with it. tree: the answers that there are,
+            measured with what the process holds already; None: any.
     Raises:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """

@@ -328,10 +328,6 @@ def _named(config: Config) -> str:
     )  # fmt: skip
 
 
-def _step_time(seconds: float) -> str:
-    return duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")
-
-
 def _rows(config: Config) -> SeenRows:
     if config.data.train_file is None:
         return []
@@ -349,7 +345,6 @@ def _rows(config: Config) -> SeenRows:
 
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
-    return say(
-        "{share} of the planned speed, about {step} per step",
-        share=f"{chosen.seconds / seconds:.0%}", step=_step_time(seconds),
-    )  # fmt: skip
+    step = duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")
+    told = "{share} of the planned speed, about {step} per step"
+    return say(told, share=f"{chosen.seconds / seconds:.0%}", step=step)

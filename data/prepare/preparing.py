@@ -273,9 +273,10 @@ def _make_shards(
         examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken,
         histories=_histories(data, columns),
     )  # fmt: skip
+    hold_out = data.holdout if data.holdout != AUTO else LAST if task.kind == HISTORIES else "rows"
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
-        hold_out=_held_out(data.holdout, task.kind) if wants_validation and not validation else "",
+        hold_out=hold_out if wants_validation and not validation else "",
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
         parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
@@ -326,10 +327,6 @@ def _histories(data: DataConfig, columns: Columns) -> dict[str, Any]:
         "item_separator": data.item_separator,
         "history_items": data.history_items,
     }
-
-
-def _held_out(asked: str, kind: str) -> str:
-    return asked if asked != AUTO else LAST if kind == HISTORIES else "rows"
 
 
 def _keep_own(folder: Path, identity: str) -> None:

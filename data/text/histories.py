@@ -10,8 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from string import ascii_lowercase
+from typing import TYPE_CHECKING
 
+from config import Config
 from data.text.labels import entries_of
+from settings.errors import UserError
+
+if TYPE_CHECKING:
+    from data.tokenizers.tokenizer import Tokenizer
 
 HISTORIES = "histories"  # the form of rows of `data.text.conversations.Examples`
 BETWEEN_CODES = " "
@@ -103,3 +109,22 @@ def _place_of(token: str) -> tuple[int, str, int, str]:
     level, _, number = token.strip("<>").rpartition("_")
     is_code = number.removeprefix("-").isdecimal()
     return len(level), level, int(number) if is_code else -1, token
+
+
+def check_excluding(config: Config, tokenizer: Tokenizer, has_codes: bool) -> None:
+    """Refuse to leave out items of prompts where a prompt has other tokens for them than an answer.
+
+    Args:
+        has_codes: whether items are written by codes, a token each everywhere.
+    Raises:
+        UserError: `exclude_seen` would find the first item of a prompt alone.
+    """
+    separator = tokenizer.template.histories.get("item_separator")
+    if not config.generate.exclude_seen or separator is None or has_codes:
+        return
+    item, several = (ids.tolist() for ids in tokenizer.encode_prompts(["item", f"item{separator}item"]))
+    if tokenizer.unk_id not in item and several[-len(item) :] != item:
+        raise UserError(
+            f"--exclude_seen = True, compares tokens, and behind {separator!r} this tokenizer has others for an item; train with "
+            "--item_separator=, (no blank behind it) or with an --item_file, or omit it"
+        )

@@ -48,9 +48,9 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig, choic
     """
     alike: dict[tuple[GenerateConfig, int], list[int]] = {}
     for place, row in enumerate(rows):
-        count = len(row.tokens)
-        matters = choices is None and (_needs_history(row.settings) or count < row.settings.min_new_tokens)
-        alike.setdefault((row.settings, count if matters else -1), []).append(place)
+        count, how = len(row.tokens), row.settings
+        is_penalised = how.repetition_penalty != 1.0 or how.no_repeat_ngram_size > 0 or count < how.min_new_tokens
+        alike.setdefault((how, count if is_penalised and choices is None else -1), []).append(place)
     chosen = [0] * len(rows)
     for (settings, count), places in alike.items():
         scores = logits if len(alike) == 1 else logits[places]
@@ -65,10 +65,6 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, shape: T5ModelConfig, choic
                 token = int(choices.tokens[place, column])
             chosen[place] = token
     return chosen
-
-
-def _needs_history(settings: GenerateConfig) -> bool:
-    return settings.repetition_penalty != 1.0 or settings.no_repeat_ngram_size > 0
 
 
 def penalise(scores: Tensor, written: Tensor, settings: GenerateConfig, eos_token_id: int) -> Tensor:

@@ -21,11 +21,6 @@ from settings.fields import counted
 LOSS = "loss"
 
 
-def less_is_better(metric: str) -> bool:
-    """Whether less of a metric is better, of all validation sets or of one."""
-    return metric.rpartition("/")[2] in LESS_IS_BETTER
-
-
 def needs_answers(metric: str) -> bool:
     """Whether a metric is measured on answers, not on all rows of an evaluation."""
     return metric.rpartition("/")[2] not in (LOSS, *CLASS_SCORES, *NUMBER_SCORES)
@@ -88,7 +83,8 @@ class BestMetric:
             KeyError: it is not.
         """
         number = values[self.metric]
-        is_better = self.value is None or (number < self.value if less_is_better(self.metric) else number > self.value)
+        less_is_better = self.metric.rpartition("/")[2] in LESS_IS_BETTER  # of all validation sets, or of one
+        is_better = self.value is None or (number < self.value if less_is_better else number > self.value)
         if math.isfinite(number) and is_better:
             self.value, self.step, self.evals_since = number, step, 0
             return True

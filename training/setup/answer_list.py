@@ -159,25 +159,6 @@ def _folder_of(data: DataConfig, sources: Sequence[Source], tokenizer: Tokenizer
     return Path(data.cache_dir) / "answers" / fingerprint(facts)
 
 
-def check_excluding(config: Config, tokenizer: Tokenizer, has_codes: bool) -> None:
-    """Refuse to leave out items of prompts where a prompt has other tokens for them than an answer.
-
-    Args:
-        has_codes: whether items are written by codes, a token each everywhere.
-    Raises:
-        UserError: `exclude_seen` would find the first item of a prompt alone.
-    """
-    separator = tokenizer.template.histories.get("item_separator")
-    if not config.generate.exclude_seen or separator is None or has_codes:
-        return
-    item, several = (ids.tolist() for ids in tokenizer.encode_prompts(["item", f"item{separator}item"]))
-    if tokenizer.unk_id not in item and several[-len(item) :] != item:
-        raise UserError(
-            f"--exclude_seen = True, compares tokens, and behind {separator!r} this tokenizer has others for an item; train with "
-            "--item_separator=, (no blank behind it) or with an --item_file, or omit it"
-        )
-
-
 def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
     """What is said of a list of answers."""
     return say(

@@ -14,6 +14,7 @@ from data.prepare.encode import unknown_warning
 from data.prepare.preparing import in_child, prepare
 from data.shards.store import check_shards
 from data.sources.files import find
+from data.text.histories import check_excluding
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
@@ -22,7 +23,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import check_excluding, describe, unlisted_note, with_list
+from training.setup.answer_list import describe, unlisted_note, with_list
 from training.setup.model_folders import home_of, shape_of
 from training.setup.resolved import ResolvedRun
 
