@@ -137,7 +137,7 @@ def threads_of_run() -> int:
 
 def product_seconds(model_preset: str, rows: int, compute: str, threads: int) -> float:
     """What the products of a step take at the measured rate, each block once more for backward; 0 where none is known."""
-    known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
+    known = machine_file.of_cpu(processor.describe_here(), threads)
     rate = 0.0 if known is None else dict(known.rates_with(threads)).get(compute, 0.0)
     config = load("train", {"model_preset": model_preset, "preset": "none"})
     return 4 * sum(flops_of(config.model, Amount.of_rows(rows, SOURCE, TARGET))) / rate if rate else 0.0

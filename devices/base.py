@@ -404,7 +404,8 @@ class Device(ABC):
 
     @property
     def _key(self) -> str:
-        return machine_file.key_of("cpu" if self.torch_device.type == "cpu" else self.name, self.computes_on)
+        is_cpu = self.torch_device.type == "cpu"
+        return machine_file.key_of("cpu" if is_cpu else self.name, self.computes_on, self.threads if is_cpu else 0)
 
     def fast_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes whose products pay here, fastest first. fp32 is always among them; fp16 only where bf16 is not."""

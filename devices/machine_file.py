@@ -61,23 +61,41 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
         raise OSError("this user has no home; give a folder with XDG_CACHE_HOME") from None
 
 
-def key_of(device: str, processor: str) -> str:
+def key_of(device: str, processor: str, threads: int = 0) -> str:
     """The name of a device's entry: homes are shared between machines.
 
     Args:
         device: "cpu", "cuda" or "mps". processor: its name and, on a CPU, its class, which the environment may lower.
+        threads: of a CPU, whose products do not take half the time with twice as many.
     """
-    return f"{device}: {processor}"
+    return f"{device}: {processor}" + (f", threads: {threads}" if threads else "")
 
 
 def read(key: str) -> Measured | None:
     """What was measured; None where nothing was, or where the file is not what this module has written."""
+    return _measured(_entries().get(key))
+
+
+def of_cpu(processor: str, threads: int) -> Measured | None:
+    """What was measured of a CPU with so many threads; else with another number of them; None: nothing was."""
+    entries = _entries()
+    others = [name for name in entries if name.startswith(key_of("cpu", processor))]
+    return next(filter(None, map(_measured, map(entries.get, [key_of("cpu", processor, threads), *others]))), None)
+
+
+def _entries() -> dict[str, Any]:
     try:
-        entry = json.loads(read_text(place()))[key]
+        return dict(json.loads(read_text(place())))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _measured(entry: Any) -> Measured | None:
+    try:
         rates = {str(dtype): float(rate) for dtype, rate in entry["rates"].items()}
         processor, threads = str(entry["processor"]), int(entry["threads"])
         found = Measured(processor, threads, rates, str(entry["date"]), str(entry["way"]))
-    except (OSError, ValueError, ArithmeticError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, ArithmeticError, TypeError, KeyError, AttributeError):
         return None
     is_sound = found.threads > 0 and all(math.isfinite(rate) and rate > 0 for rate in found.rates.values())
     return found if is_sound and found.rates else None
@@ -109,9 +127,7 @@ def keep(key: str, processor: str, threads: int, rates: Mapping[str, float], way
     """Write what was measured now; where no file can be written, the next run measures again."""
     measured = Measured(processor, threads, dict(rates), time.strftime("%Y-%m-%d"), way)
     with suppress(OSError):
-        path, entries = place(), dict[str, Any]()
-        with suppress(OSError, ValueError, RecursionError, TypeError):
-            entries = dict(json.loads(read_text(path)))
+        path = place()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({**entries, key: asdict(measured)}, indent=1) + "\n")
+        write_text(path, json.dumps({**_entries(), key: asdict(measured)}, indent=1) + "\n")
     return measured

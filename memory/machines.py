@@ -42,7 +42,7 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
     # with a budget that is named, what other programs hold does not change the run
     available = lowest if budget == AUTO else installed_bytes()
     kind, count, no_kernels = processor.here(), computing_threads(threads), why_impossible()
-    known = machine_file.read(machine_file.key_of("cpu", processor.describe_here()))
+    known = machine_file.of_cpu(processor.describe_here(), count)
     return Machine(
         taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
         measured=() if known is None else known.rates_with(count), has_kernels=not no_kernels, no_kernels=no_kernels,

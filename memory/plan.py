@@ -165,7 +165,7 @@ def _search(
 
     Args:
         precisions: each is left only where nothing else fits.
-        kept: candidates that are tried first; taken if they fit with the weights where they are computed.
+        kept: candidates that are tried first in each place.
     Raises:
         DoesNotFit: none fits.
     """
@@ -183,7 +183,7 @@ def _search(
                     tried |= {} if best else _smallest(here)
                     continue
                 best, among = found, here
-                if base is kept and home == places[0]:
+                if base is kept:
                     return among, best
         if best is not None:
             return among, best
@@ -224,7 +224,7 @@ def _fastest(
     work: Workload,
     machine: Machine,
     ways: list[ExecutionPlan],
-    is_worth: Callable[[ExecutionPlan], bool] = lambda way: True,
+    is_worth: Callable[[ExecutionPlan], bool],
 ) -> ExecutionPlan | None:
     """The first of the fastest ways that fit and are worth it; None where there is none.
 

@@ -270,7 +270,7 @@ class Schedule:
     """What is left of a run.
 
     Args:
-        steps: to go. evaluations, saves: how many. evaluation_rows: of one evaluation, on this process.
+        steps: to go. evaluations, saves: how many; before each save a loss is formed. evaluation_rows: of one evaluation, on this process.
         reference_steps: whose rows a reference model sees, too, before the run or in its steps.
         sample_tokens: of the longest answer at the end. scored_batches: of answers, in each evaluation; scored_tokens: of the
             longest of them; scored_beams: of all rows of a batch, whose products take longer than reading the weights.
@@ -352,9 +352,10 @@ def predict_times(
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
     saved = weights + state_bytes(work, choice.storage)
     referred = replace(work, evaluation=work.step_shapes)
+    checked = evaluation_seconds(referred, choice, machine, choice.batch_size_per_gpu, pace)  # of a micro-batch
     around = (
         schedule.evaluations * evaluation
-        + schedule.saves * saved / pace.save_rate
+        + schedule.saves * (saved / pace.save_rate + checked)
         + work.counts["total"] / pace.build_rate
         + schedule.sample_tokens * answers
         + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)

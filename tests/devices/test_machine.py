@@ -98,6 +98,9 @@ def test_speeds_are_kept_by_processor_and_scaled_by_threads(home: Path, monkeypa
     keep("cpu: b", "b", 1, {"float32": 2e11})
     assert CpuDevice().known_speed() == measured and len(measured.date) == 10
     assert measured.rates_with(4) == (("float32", 2e11), ("bfloat16", 2e11))
+    monkeypatch.setattr(CpuDevice, "threads", 4)
+    assert CpuDevice().known_speed() is None, "twice the threads are not twice as fast"
+    assert machine_file.of_cpu(CpuDevice().computes_on, 4) == measured
     monkeypatch.setattr(CpuDevice, "computes_on", "another")
     assert CpuDevice().known_speed() is None, "a home may be shared between machines"
     assert [path.name for path in home.parent.iterdir()] == ["machine.json"]

@@ -88,6 +88,12 @@ def test_what_is_left_of_a_run_is_counted() -> None:
     assert predict_times(WORK, KEPT, MACHINE, searched).seconds > predict_times(WORK, KEPT, MACHINE, scored).seconds
 
 
+def test_a_save_takes_the_loss_that_is_formed_before_it() -> None:
+    often, seldom = (predict_times(WORK, KEPT, MACHINE, replace(SCHEDULE, saves=saves)).seconds for saves in (11, 1))
+    step = predict_seconds(WORK, KEPT, MACHINE)
+    assert step / 4 < (often - seldom) / 10 < step, "a forward of the only micro-batch, and the file"
+
+
 def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
     nominal = predict_times(WORK, KEPT, MACHINE, SCHEDULE)
     fast = predict_times(WORK, KEPT, replace(MACHINE, measured=(("float32", 1.6e11),)), SCHEDULE)
