@@ -46,6 +46,8 @@ SLAB_BYTES = 64 * 1024**2  # of host memory for checkpointed activations
 HEAP_BELOW = 4 * 1024**2  # bytes of the tensors in the heap with malloc "fast"; larger ones are mapped by themselves
 UNTRIMMED_HEAP_BELOW = 8 * 1024**2  # the same with malloc "untrimmed"
 MALLOCS = ("small", "fast", "untrimmed")  # tunings of malloc (`devices.malloc`), from the least memory on
+# what the heap may hold beyond the tensors in use before a step trims it: a share of what comes and goes, and at least so many bytes
+HEAP_EXCESS = {"fast": (0.01, 2 * 1024**2), "untrimmed": (0.33, 3 * UNTRIMMED_HEAP_BELOW)}
 ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 SAMPLE_TOKENS = 64  # longest answer of the samples after a run

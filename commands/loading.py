@@ -24,8 +24,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
 from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
-from devices.malloc import trim_malloc, tune_malloc
-from engine.blockwise import Blockwise, no_trim
+from devices.malloc import HeapTrimmer, tune_malloc
+from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
@@ -521,7 +521,7 @@ def load_trained(
         fitting = [(weights, plan) for weights, (_, plan) in zip(roomy, fitting, strict=True)]
     else:
         tune_malloc("small")
-    loaded, trim = list[Loaded](), no_trim if device.is_separate_memory else trim_malloc
+    loaded, heap = list[Loaded](), HeapTrimmer("small" if device.is_separate_memory else "fast")
     for model, (storage, compute), (weights, plan) in zip(folders, dtypes, fitting, strict=True):
         offloaded = offloaded_store(plan, device, weights_folder(config))
         cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
@@ -529,7 +529,7 @@ def load_trained(
         adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
         weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
         objective = None if t5.label_head is None else LabelObjective(t5.label_head)
-        blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, trim=trim)
+        blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
     trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
     trained.monitor.interval_seconds = config.memory.monitor_seconds

@@ -19,7 +19,7 @@ from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
-from devices.malloc import trim_malloc
+from devices.malloc import HeapTrimmer
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
@@ -94,7 +94,7 @@ def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -
     """Loss and logits, computed in fp32 on the CPU, whatever the dtype of the weights."""
     weight_store = weight_store_for(model.embedding.dtype, torch.float32, (model.embedding, model.output_weight))
     objective = None if model.label_head is None else LabelObjective(model.label_head)
-    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, trim=trim_malloc)
+    blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0, objective, heap=HeapTrimmer("fast"))
     batches = loader.evaluation_batches(config.train.eval_rows, rows_at_once)
     result = evaluate(blockwise, batches, Group(), torch.device("cpu"))
     return Measured(result.loss, probe_logits(model), sum(weight.nbytes for weight in model.parameters()))

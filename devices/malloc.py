@@ -2,26 +2,48 @@
 
 Idea: every thread of a process gets an arena of its own, and freed memory stays in it. Few arenas and low thresholds
 return freed tensors to the system at once (smaller); high thresholds keep their pages for the next step (faster).
-Source: mallopt(3), malloc_trim(3).
+Source: mallopt(3), malloc_trim(3), mallinfo(3), proc_pid_statm(5).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
+from pathlib import Path
 
-from limits import HEAP_BELOW, UNTRIMMED_HEAP_BELOW
+from limits import HEAP_BELOW, HEAP_EXCESS, UNTRIMMED_HEAP_BELOW
 
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 ALWAYS = {M_TOP_PAD: 128 * 1024, M_MMAP_MAX: 65536}  # as glibc has them where nobody says otherwise
-# "fast" keeps small tensors in the heap, which a step trims; large ones are mapped, so that what they took is given back.
+# "fast" keeps small tensors in the heap, which each pass trims; large ones are mapped, so that what they took is given back.
 # "untrimmed" keeps more in the heap, and its pages for the next step
 TUNINGS: dict[str, dict[int, int]] = {
     "small": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
     "fast": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: HEAP_BELOW, M_TRIM_THRESHOLD: 8 * 1024**2},
     "untrimmed": {M_ARENA_MAX: 1, M_MMAP_THRESHOLD: UNTRIMMED_HEAP_BELOW, M_TRIM_THRESHOLD: 2**31 - 1},
 }
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`, of all arenas."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 @cache
@@ -35,6 +57,8 @@ def _libc() -> ctypes.CDLL | None:
         return None
     libc.malloc_trim.argtypes = [ctypes.c_size_t]
     libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    if hasattr(libc, "mallinfo2"):  # since glibc 2.33
+        libc.mallinfo2.restype = _Mallinfo
     return libc
 
 
@@ -59,3 +83,67 @@ def trim_malloc() -> bool:
     """Return malloc's free pages, of all arenas, to the system. Returns whether there was something to return."""
     libc = _libc()
     return libc is not None and libc.malloc_trim(0) == 1
+
+
+class HeapTrimmer:
+    """Bounds what malloc holds beyond the tensors in use; the plan counts on it (`memory.estimate.peaks`).
+
+    Idea: the gaps that tensors of one length leave do not fit those of another, and would add up over micro-batches and steps.
+
+    Args:
+        tuning: of `TUNINGS`. "fast" returns all that is free before each pass; "untrimmed" keeps what the largest has had in use;
+            with "small" there is nothing to return.
+    """
+
+    def __init__(self, tuning: str) -> None:
+        self.share, self.least_bytes = HEAP_EXCESS.get(tuning, (0.0, 0))
+        self.keeps = tuning == "untrimmed"
+        self._libc = _libc() if tuning in HEAP_EXCESS else None
+        # in use before any pass, and at the most; resident, and not malloc's
+        self._lasting = self._most = self._rest = 0
+        if self._libc is not None:
+            self._lasting = self._most = sum(_used_and_mapped(self._libc))
+            self._trim(self._most)
+
+    def trim(self) -> None:
+        """Return all that is free, unless it is kept: before a pass, and between its stacks."""
+        if self._libc is not None and not self.keeps:
+            self._trim(sum(_used_and_mapped(self._libc)))
+
+    def used_bytes(self) -> int:
+        """What is in use of the heap, without what is mapped by itself."""
+        return 0 if self._libc is None else _used_and_mapped(self._libc)[0]
+
+    def trim_excess(self, before: int | None = None) -> None:
+        """Return what is free where it is too much beside what is in use; takes some microseconds.
+
+        Args:
+            before: `used_bytes` before a block has made its graph, or freed it: as much may be free, for the next will need it.
+        """
+        if self._libc is None:
+            return
+        in_heap, mapped = _used_and_mapped(self._libc)
+        used = in_heap + mapped
+        self._most = max(self._most, used) if self.keeps else used
+        excess = _resident_bytes() - self._rest - self._most
+        of_block = 0 if before is None else abs(in_heap - before)
+        if excess > of_block + max(self.least_bytes, self.share * (self._most - self._lasting)):
+            self._trim(used)
+
+    def _trim(self, used: int) -> None:
+        trim_malloc()
+        self._rest = _resident_bytes() - used
+
+
+def _used_and_mapped(libc: ctypes.CDLL) -> tuple[int, int]:
+    """Bytes in use in the heap, and mapped by themselves; 0 before glibc 2.33, which does not tell: then all that is free is too much."""
+    if not hasattr(libc, "mallinfo2"):
+        return 0, 0
+    facts = libc.mallinfo2()
+    return facts.uordblks, facts.hblkhd
+
+
+def _resident_bytes() -> int:
+    """Anonymous memory of this process."""
+    resident, shared = map(int, Path("/proc/self/statm").read_bytes().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

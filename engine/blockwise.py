@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.base import is_host, placed_together
+from devices.malloc import HeapTrimmer
 from engine.activation_offload import ActivationOffload
 from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
 from engine.loss_scaling import LossScaling
@@ -35,10 +36,6 @@ from model.micro_batch import MicroBatch
 from model.padded_attention import place_indices
 from model.quantization import embed, rows_of
 from model.t5 import T5, Stack
-
-
-def no_trim() -> None:
-    """What is free stays with the allocator."""
 
 
 class Blockwise:
@@ -55,8 +52,7 @@ class Blockwise:
         activation_offload: where checkpointed activations wait for backward; None: on the device.
         between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32 for
             lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
-        trim: returns freed memory that the allocator holds; called at the start, after each saved block, before the loss and
-            before backward through the encoder, where a step holds most.
+        heap: returns freed memory that malloc holds, all of it between stacks, else what is too much; None: it stays.
     """
 
     def __init__(
@@ -70,11 +66,11 @@ class Blockwise:
         scaling: LossScaling | None = None,
         activation_offload: ActivationOffload | None = None,
         between_blocks_dtype: torch.dtype | None = None,
-        trim: Callable[[], object] = no_trim,
+        heap: HeapTrimmer | None = None,
     ) -> None:
         self.model, self.saved_blocks, self.weight_store, self.loss_settings = model, saved_blocks, weight_store, loss
         self.dropout_rate, self.objective, self.scaling = dropout_rate, objective or Objective(), scaling
-        self.activation_offload, self.trim = activation_offload, trim
+        self.activation_offload, self.heap = activation_offload, heap or HeapTrimmer("small")
         self.between_blocks_dtype = between_blocks_dtype or residual_dtype(weight_store.compute_dtype)
 
     def gradients(
@@ -94,7 +90,7 @@ class Blockwise:
         Returns:
             the summed loss, a fp32 scalar on the device.
         """
-        self.trim()
+        self.heap.trim()
         schedule = Schedule(self.model)
         micro_batches = self.objective.complete(micro_batches, self.token_losses)
         upcoming = deque([*schedule.forward(), *schedule.backward()])
@@ -113,7 +109,7 @@ class Blockwise:
             pairs = zip(micro_batches, outputs, strict=True)
             outputs = [mb.spread(x).requires_grad_(encoder_learns) for mb, x in pairs]
             hidden = deque(decoder.forward(outputs))
-        self.trim()
+        self.heap.trim_excess()
 
         total, grads = self._loss(hidden, micro_batches, total_labels)
         if update is not None:
@@ -125,7 +121,7 @@ class Blockwise:
             pairs = zip(micro_batches, outputs, strict=True)
             grads = deque([mb.gather(output.grad) for mb, output in pairs if output.grad is not None])
             del outputs, pairs
-            self.trim()
+            self.heap.trim()
         encoder.backward(grads, apply)
         encoder.finish_bias()
         if decoder is not None:
@@ -211,7 +207,7 @@ class Blockwise:
         for decoder in decoders:
             outputs = [mb.spread(output) for mb, output in zip(micro_batches, outputs, strict=True)]
             outputs = decoder.forward(outputs)
-        self.trim()
+        self.heap.trim()
         return outputs
 
     def zero_gradients(self, weights: Weights) -> None:
@@ -277,12 +273,12 @@ class StackPass:
             with weight_store.in_compute_dtype(stage.weights):
                 self._expect_next(is_last=index == len(stages) - 1)
                 blocks = [
-                    CheckpointedBlock(stage.function(each), x, keeps_graph, self.residual_dtype, needs_input)
+                    CheckpointedBlock(
+                        stage.function(each), x, keeps_graph, self.residual_dtype, needs_input, blockwise.heap
+                    )
                     for each, x in zip(inputs, hidden, strict=True)
                 ]
                 hidden = [block.forward().to(dtype) for block in blocks]
-            if keeps_graph and blockwise.saved_blocks:
-                blockwise.trim()  # else the gaps it has freed between the tensors of its graph add up from block to block
             if learns:
                 self.checkpoints.append((stage, deque(blocks)))
                 if blockwise.activation_offload is not None:

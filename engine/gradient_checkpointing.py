@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from devices.malloc import HeapTrimmer
 from model.layers import adding_in_place
 
 
@@ -38,6 +39,7 @@ class CheckpointedBlock:
         is_saved: whether the graph stays until backward.
         dtype: of the residual stream in the block; x may wait in a narrower one.
         needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
+        heap: trimmed where more is free than one block works with.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class CheckpointedBlock:
         is_saved: bool,
         dtype: torch.dtype,
         needs_input: bool = True,
+        heap: HeapTrimmer | None = None,
     ) -> None:
-        self.block, self.dtype = block, dtype
+        self.block, self.dtype, self.heap = block, dtype, heap or HeapTrimmer("small")
         self.x: Tensor | None = x.detach()
         self.entry: Tensor | None = None  # the leaf of the graph: x in that dtype
         self.seed: Tensor | None = None  # where backward through a saved graph starts; does not hold the block's output
@@ -63,12 +66,16 @@ class CheckpointedBlock:
                 return self.block(self.x.to(self.dtype))
         output = self._run(graph_only=False)
         self.seed = _seed(output, self._grads)
+        self.heap.trim_excess()
         return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
-        seed = _seed(self._run(graph_only=True), self._grads) if self.seed is None else self.seed
-        self.seed = None
+        before = self.heap.used_bytes()
+        seed, self.seed = self.seed, None
+        if seed is None:
+            seed = _seed(self._run(graph_only=True), self._grads)
+            self.heap.trim_excess(before)
         self._grads.append(grad)
         del grad  # freed as soon as backward has used it
         with adding_in_place():
@@ -77,6 +84,9 @@ class CheckpointedBlock:
         grad_x = self.entry.grad
         assert grad_x is not None or not self.needs_input
         self.entry = None
+        del seed
+        if self.is_saved:
+            self.heap.trim_excess(before)
         return grad_x
 
     def _run(self, *, graph_only: bool) -> Tensor:

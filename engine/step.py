@@ -19,10 +19,10 @@ from torch import Tensor
 from config import T5ModelConfig
 from data.batches.collate import Batch, PreferenceBatch
 from devices.base import Device, place, placed_together
-from devices.malloc import trim_malloc
+from devices.malloc import HeapTrimmer
 from engine.activation_offload import ActivationOffload
 from engine.all_reduce import StepFailed
-from engine.blockwise import Blockwise, Schedule, no_trim
+from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import Lost, NotFinite, OptimizerInBackward
 from engine.optimizers import Optimizer, Step
 from engine.sharding import Shards
@@ -109,7 +109,7 @@ class Engine:
         self.choice, blockwise, device = choice, self.blockwise, self.device
         blockwise.saved_blocks = choice.saved_blocks
         blockwise.loss_settings = replace(blockwise.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
-        blockwise.trim = trim_malloc if choice.malloc == "fast" and not device.is_separate_memory else no_trim
+        blockwise.heap = HeapTrimmer("small" if device.is_separate_memory else choice.malloc)
         if not choice.offload_boundaries:
             blockwise.activation_offload = None
         elif blockwise.activation_offload is None:  # else its slabs would be taken twice

@@ -43,7 +43,7 @@ def rows_of(config: T5ModelConfig, rows: int, source: int, target: int) -> tuple
 
 def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) -> Callable[[int], float]:
     """The step of this project: the plan for `mode`, Adafactor."""
-    from devices.malloc import trim_malloc, tune_malloc
+    from devices.malloc import HeapTrimmer, tune_malloc
     from engine.blockwise import Blockwise
     from engine.optimizer_in_backward import OptimizerInBackward
     from engine.optimizers import OPTIMIZERS, Step
@@ -59,7 +59,7 @@ def ours(mode: str, config: T5ModelConfig, rows: int, source: int, target: int) 
     model = T5(config, dtype=storage).initialise(0)
     blocks = config.num_layers + config.num_decoder_layers
     blockwise = Blockwise(
-        model, saved_blocks(mode, blocks), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, trim=trim_malloc
+        model, saved_blocks(mode, blocks), weight_store_for(storage, compute), LossSettings(), 0.0, between_blocks_dtype=storage, heap=HeapTrimmer("fast")
     )  # fmt: skip
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
     input_ids, labels = rows_of(config, rows, source, target)

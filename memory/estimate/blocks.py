@@ -99,11 +99,16 @@ class Blocks:
         """A token's bytes in feed-forward: the normed input, and what the activation and the products save."""
         return sum(count * width for count, width in self._feed_forward_tensors())
 
+    def _keeps_input(self, *names: str) -> bool:
+        """Whether the gradient of one of these matrices or of its adapter needs their input: frozen ones without adapters need none."""
+        return not self.adapted.targets or any(name in self.adapted.targets for name in names)
+
     def _feed_forward_tensors(self) -> list[tuple[int, int]]:
         d, _, f = self._widths
+        read_by_wo = self._keeps_input("wo")
         return [
-            (1, d),
-            (4 if self._is_gated else 1 + self._draws_masks, f),
+            (int(self._keeps_input("wi", "wi_0", "wi_1")), d),
+            (3 + read_by_wo if self._is_gated else 1 + (self._draws_masks and read_by_wo), f),
             *self._adapter_tensors("wi", "wi_0", "wi_1", "wo"),
         ]
 
@@ -128,7 +133,12 @@ class Blocks:
     def encoder_graph(self, below: int | None = None) -> int:
         """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
         d, i, _ = self._widths
-        attention = [(1, d), (1, self._stream), (4, i), *self._adapter_tensors("q", "k", "v", "o")]
+        attention = [
+            (int(self._keeps_input("q", "k", "v")), d),
+            (1, self._stream),
+            (3 + self._keeps_input("o"), i),
+            *self._adapter_tensors("q", "k", "v", "o"),
+        ]
         return _sum([*attention, *self._feed_forward_tensors()], self.tokens.source, below)
 
     def decoder_graph(self, below: int | None = None) -> int:
@@ -139,9 +149,9 @@ class Blocks:
         """What the graph of a decoder block holds of the target, and of the source: keys and values of its cross-attention."""
         d, i, _ = self._widths
         attention = [
-            (2, d),
+            (self._keeps_input("q", "k", "v") + self._keeps_input("q"), d),
             (2, self._stream),
-            (6, i),
+            (4 + 2 * self._keeps_input("o"), i),
             *self._adapter_tensors("q", "k", "v", "o"),
             *self._adapter_tensors("q", "o"),
         ]
@@ -195,9 +205,9 @@ class Blocks:
         Args:
             weights: bytes of the block's gradients.
         """
-        _, i, f = self._widths
+        i = self._widths[1]
         n = self.tokens.source
-        in_feed_forward = n * self._stream + self._inner_gradients(n) + self.model.d_model * f
+        in_feed_forward = self._feed_forward_gradients(n)
         # the graph of feed-forward is gone by then
         in_attention = (
             n * (2 * self._stream + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
@@ -206,15 +216,21 @@ class Blocks:
 
     def decoder_backward(self, weights: int) -> int:
         """The same for a decoder block."""
-        d, i, f = self._widths
+        d, i, _ = self._widths
         n, m = self._encoder_output, self.tokens.target
         gone = m * self._feed_forward_graph()
-        in_feed_forward = m * self._stream + self._inner_gradients(m) + self.model.d_model * f
+        in_feed_forward = self._feed_forward_gradients(m)
         in_cross = m * (2 * self._stream + i) + max(self._score_gradients(True, True), n * 2 * (d + i)) + weights - gone
         in_attention = (
             m * (2 * self._stream + i) + self._score_gradients(True, False) + weights - gone - m * 2 * i - n * 2 * i
         )
         return max(in_feed_forward, in_cross, in_attention)
+
+    def _feed_forward_gradients(self, tokens: int) -> int:
+        """On top of the graph: those of width F, that of `wo`, and with dropout one of the output beside the residual stream's."""
+        dropped = tokens * self._stream if self.dropout or self._stream != self._widths[0] else 0
+        of_wo = self.model.d_model * self._widths[2] if self._keeps_input("wo") else 0
+        return dropped + self._inner_gradients(tokens) + of_wo
 
     def _inner_gradients(self, tokens: int) -> int:
         """Gradients of width F on top of the graph: two, or one and the random words of its mask; one where in place."""

@@ -12,23 +12,24 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from limits import (
     DEVICE_TILE,
     DRAWN_ELEMENTS,
     FILE_CHUNK_BYTES,
     HEAP_BELOW,
+    HEAP_EXCESS,
     INT4_GROUP,
     KERNEL_WIDTHS,
     LEAST_WIDENED,
     SAMPLE_TOKENS,
     SLAB_BYTES,
-    UNTRIMMED_HEAP_BELOW,
     WIDENED_ELEMENTS,
     loss_chunk_tokens,
     update_elements,
 )
-from memory.estimate.blocks import Blocks
+from memory.estimate.blocks import NO_ADAPTERS, Blocks
 from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Sizes, Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
@@ -36,7 +37,6 @@ from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Wor
 from model.shapes import inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
 from settings.consistency import SEQUENCE
-from units import MIB
 
 ROWS, CORRECTION = "rows of a step", "correction"
 FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
@@ -49,13 +49,9 @@ STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 # What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
-# "small" maps nearly every tensor by itself, and rounds up. "fast" has those below 4 MiB in a heap that the walk trims at the start,
-# after each saved block, before the loss and between the stacks: what came free since are the small tensors of a block. "untrimmed"
-# trims in no step: its heap stays as large as the highest place has made it, gaps included (0.13 to 0.38 were measured), and where
-# a few large tensors are most of what comes and goes, with up to three of them.
-SMALL_SHARE = 0.015
-TRIMMED_BYTES, TRIMMED_SHARE, PIECES_SHARE = 2 * MIB, 0.01, 1.1
-UNTRIMMED_SHARE, UNTRIMMED_BYTES = 0.33, 3 * UNTRIMMED_HEAP_BELOW
+# "small" maps nearly every tensor by itself, and rounds up. With the others as much as `devices.malloc.HeapTrimmer` lets it hold;
+# with "fast", which has tensors below 4 MiB in the heap, also what comes free within one block, in front of which nothing is trimmed.
+SMALL_SHARE, PIECES_SHARE = 0.015, 1.1
 CLEANED_BEFORE = ("evaluation", "samples")
 
 
@@ -156,10 +152,10 @@ class StepPeaks:
         self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
         self.last_stack = "decoder" if self.c.num_decoder_layers else "encoder"
 
-    def graphs(self, encoder: int, decoder: int, below: int | None = None) -> int:
-        """The graphs of so many saved blocks, of all micro-batches; of their tensors smaller than `below` bytes alone, where that is given."""
-        of_target, of_source = self.blocks.decoder_graph_of(below)
-        of_source = encoder * self.blocks.encoder_graph(below) + decoder * of_source
+    def graphs(self, encoder: int, decoder: int) -> int:
+        """The graphs of so many saved blocks, of all micro-batches."""
+        of_target, of_source = self.blocks.decoder_graph_of()
+        of_source = encoder * self.blocks.encoder_graph() + decoder * of_source
         one = self.blocks.tokens
         return _scaled(of_source, self.source, one.source) + _scaled(decoder * of_target, self.target, one.target)
 
@@ -217,12 +213,12 @@ class StepPeaks:
         """Inside the last decoder block: nothing of the blocks before has been freed."""
         c, learns = self.c, self.learns["decoder"]
         graph = 0 if self.saved_decoder_blocks else self.blocks.decoder_graph()
-        several = (
-            self.choice.micro_batches_per_pass > 1
-        )  # micro-batches before this one have left the gradient of their encoder output
+        # micro-batches before this one have left the gradient of their encoder output
+        several = self.choice.micro_batches_per_pass > 1
         return {
             "gradients": self._gradients(learns if several else 0),
-            "checkpointed activations": self._checkpointed(c.num_layers + 2 + several, c.num_decoder_layers + 1),
+            "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 1)
+            + c.d_model * self.blocks.residual * (self.source - self.blocks.tokens.source),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
             **self._layout(),
@@ -247,12 +243,21 @@ class StepPeaks:
         return _block_cast(self.work, self.choice, self.machine, kind, self.blocks.tokens)
 
     def small_tensors(self, stack: str) -> int:
-        """Of a block at work, the tensors in the heap: its graph, saved of all micro-batches, tiles of attention, its gradients and casts."""
-        if stack == "decoder":
-            saved, of_one = (0, min(1, self.saved_decoder_blocks)), self.blocks.decoder_graph
-        else:
-            saved, of_one = (min(1, self.saved_encoder_blocks), 0), self.blocks.encoder_graph
-        graph = self.graphs(*saved, HEAP_BELOW) if any(saved) else of_one(HEAP_BELOW)
+        """Of a block at work, the tensors in the heap: its graph, saved of all micro-batches, tiles of attention, its gradients and casts.
+
+        With adapters as without: what the graph does not keep of frozen matrices comes and goes all the same.
+        """
+        count, is_decoder = self.choice.micro_batches_per_pass, stack == "decoder"
+        saved = self.saved_decoder_blocks if is_decoder else self.saved_encoder_blocks
+        largest = replace(self.blocks, adapted=NO_ADAPTERS)
+        # where tensors of the largest micro-batch are mapped, those of the others may be in the heap
+        typical = replace(largest, tokens=Tokens(self.source // count, self.target // count))
+        # malloc serves large ones, too, from what an earlier pass has left free
+        below = HEAP_BELOW if self.choice.accumulation_passes == 1 else None
+        of_one, of_typical = (
+            (blocks.decoder_graph if is_decoder else blocks.encoder_graph)(below) for blocks in (largest, typical)
+        )
+        graph = max(of_one, of_typical * (count if saved else 1))
         matrices = (math.prod(shape) * self.e for shape in self.work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
         cast = (
@@ -466,16 +471,21 @@ def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> in
         return 0
     if malloc == "small":
         return int(SMALL_SHARE * passing)
+    share, least = HEAP_EXCESS[malloc]
     if malloc == "untrimmed":
         highest = passing if phase in CLEANED_BEFORE else most
-        return highest + max(int(UNTRIMMED_SHARE * highest), min(highest, UNTRIMMED_BYTES)) - passing
+        return highest + max(int(share * highest), min(highest, least)) - passing
     if phase == "loss" and peaks.choice.accumulation_passes == 1:  # trimmed just before
         pieces = 0
     elif phase in ("encoder backward", "last update"):
         pieces = peaks.small_tensors("encoder") + peaks.block_update()["one update"]
+        is_first = phase == "encoder backward" and not peaks.c.num_decoder_layers and peaks.waiting == 1
+        if is_first and peaks.saved_encoder_blocks and not peaks.work.adapted.targets:
+            # what comes free after the trim before the loss takes the place of the last block's graph; that of adapters is too small
+            pieces = max(0, pieces - peaks.graphs(1, 0))
     else:
         pieces = peaks.small_tensors(peaks.last_stack)
-    return TRIMMED_BYTES + int(TRIMMED_SHARE * passing + PIECES_SHARE * pieces)
+    return least + int(share * passing + PIECES_SHARE * pieces)
 
 
 def _share_out(phases: dict[str, dict[str, int]], work: Workload, choice: ExecutionPlan) -> None:

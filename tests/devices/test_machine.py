@@ -238,6 +238,31 @@ def test_small_returns_freed_blocks_at_once_and_the_others_when_trimmed(tuning: 
     assert freed < 8 if tuning == "small" else freed > 16
 
 
+EXCESS = """
+import os, sys
+from devices.malloc import HeapTrimmer, tune_malloc
+from memory.observe.processes import process_usage
+
+tune_malloc(sys.argv[1])
+heap = HeapTrimmer(sys.argv[1])
+blocks = [b"x" * 2**18 for _ in range(320)]
+for every in (40, 8, 2):
+    heap.trim_excess()
+    before = process_usage(os.getpid()).anon_bytes
+    del blocks[::every]
+    heap.trim_excess()
+    print(before - process_usage(os.getpid()).anon_bytes)
+"""
+
+
+@pytest.mark.skipif(not has_proc() or sys.platform != "linux", reason="no glibc or no /proc here")
+@pytest.mark.parametrize(("tuning", "is_returned"), [("fast", (False, True, True)), ("untrimmed", (False,) * 3)])
+def test_what_is_free_is_returned_where_it_is_much_beside_what_is_in_use(
+    tuning: str, is_returned: tuple[bool, ...]
+) -> None:
+    assert tuple(float(size) > 2**22 for size in output_of(EXCESS, tuning, PYTHONHASHSEED="0")) == is_returned
+
+
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devices.malloc._libc", lambda: None)
     assert not tune_malloc("small")

@@ -35,13 +35,13 @@ ON_GPU = replace(CUT, storage="bfloat16", compute="bfloat16", scores=1 << 18)
 KEPT: dict[str, tuple[Workload, ExecutionPlan, Machine, float, float]] = {
     "saved": (EVEN, SAVING, CPU, 388.46, 474.896),
     "recomputed": (EVEN, replace(SAVING, saved_blocks=0, malloc="small"), CPU, 276.91, 726.685),
-    "cut, compiled kernels": (EVEN, replace(CUT, kernels=True), CPU, 327.30, 588.430),
-    "bfloat16 at rest": (EVEN, replace(CUT, storage="bfloat16"), CPU, 324.74, 607.347),
-    "gradients held": (replace(EVEN, optimizer="adamw", hold_gradients=True), CUT, CPU, 393.35, 588.430),
-    "adapters over int8": (ADAPTERS, replace(CUT, storage="int8"), CPU, 300.37, 432.377),
+    "cut, compiled kernels": (EVEN, replace(CUT, kernels=True), CPU, 326.93, 588.430),
+    "bfloat16 at rest": (EVEN, replace(CUT, storage="bfloat16"), CPU, 324.37, 607.347),
+    "gradients held": (replace(EVEN, optimizer="adamw", hold_gradients=True), CUT, CPU, 392.97, 588.430),
+    "adapters over int8": (ADAPTERS, replace(CUT, storage="int8"), CPU, 299.99, 432.377),
     "weights in a file": (EVEN, replace(SAVING, saved_blocks=0, weights_in=FILE, away_blocks=3), CPU, 307.61, 585.333),
-    "GPU": (EVEN, ON_GPU, CUDA, 69.50, 736.277),
-    "GPU, shared out": (EVEN, replace(ON_GPU, shards=4), replace(CUDA, num_processes=4), 67.59, 738.992),
+    "GPU": (EVEN, ON_GPU, CUDA, 69.32, 736.277),
+    "GPU, shared out": (EVEN, replace(ON_GPU, shards=4), replace(CUDA, num_processes=4), 67.40, 738.992),
 }
 
 

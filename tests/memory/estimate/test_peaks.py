@@ -116,7 +116,7 @@ def test_a_step_makes_the_tensors_that_are_predicted(
     parts = of_steps[peak_of(of_steps)[0]]
     predicted = changeable(parts) - parts["allocator slack"]
     measured = live_bytes(shape, choice)
-    assert -0.03 * measured <= predicted - measured <= 0.13 * measured
+    assert -0.03 * measured <= predicted - measured <= 0.12 * measured
 
 
 def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
@@ -162,10 +162,14 @@ def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "most"), [({"dora": True}, 1.05), ({"dropout": 0.1}, 1.7)], ids=["lengths of rows", "dropped inputs"]
+    ("form", "some", "most"),
+    [({"dora": True}, None, 1.05), ({"dropout": 0.1}, None, 1.7), ({}, ("q", "v"), 0.9)],
+    ids=["lengths of rows", "dropped inputs", "no inputs of frozen matrices"],
 )
-def test_what_adapters_keep_for_backward_is_counted(form: dict[str, Any], most: float) -> None:
-    """Beside plain adapters, which keep what their products keep; of dropped inputs, one stands for the input itself."""
+def test_what_adapters_keep_for_backward_is_counted(
+    form: dict[str, Any], some: tuple[str, ...] | None, most: float
+) -> None:
+    """Beside plain adapters on all matrices, which keep what their products keep; of dropped inputs, one stands for the input itself."""
     shape = T5ModelConfig(**SHAPE)
     targets = tuple(targets_of(shape))
     lengths = [(SOURCE,) * ROWS, (TARGET,) * ROWS]
@@ -184,15 +188,16 @@ def test_what_adapters_keep_for_backward_is_counted(form: dict[str, Any], most: 
             blockwise.gradients([MicroBatch(n, m, m, source, target)], 10)
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
-    found = kept(LoraSettings(2, 4.0, targets, **form)) - kept(LoraSettings(2, 4.0, targets))
+    found = kept(LoraSettings(2, 4.0, some or targets, **form)) - kept(LoraSettings(2, 4.0, targets))
 
     def counted(adapted: Adapted) -> int:
         tokens, rows = Tokens(ROWS * SOURCE, ROWS * TARGET), [(SOURCE, TARGET)] * ROWS
         blocks = Blocks(shape, 4, False, tokens, rows, adapted=adapted)
         return shape.num_layers * blocks.encoder_graph() + shape.num_decoder_layers * blocks.decoder_graph()
 
-    adapted = Adapted(targets, form.get("dora", False), "dropout" in form)
-    assert 0.99 * found <= counted(adapted) - counted(Adapted()) <= most * found
+    adapted = Adapted(some or targets, form.get("dora", False), "dropout" in form)
+    low, high = sorted((0.99 * found, most * found))
+    assert low <= counted(adapted) - counted(Adapted(targets)) <= high
 
 
 def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:

@@ -124,6 +124,7 @@ def test_a_probe_keeps_to_the_budget(begin: ResolvedRun, monkeypatch: pytest.Mon
     (request,) = asked
     assert request.choice != plain.choice
     assert request.choice == plan_of(begin, budget - base, base).choice  # what fits beside this process
+    assert 0 < request.host_bytes <= budget - base
 
 
 def test_a_probe_that_fits_nowhere_is_told(begin: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
