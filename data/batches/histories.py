@@ -10,27 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from config import DataConfig
+from data.batches.objectives import Lengths
 
 Counts = NDArray[np.int64]
 NUMBERS = 3  # of an item
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """What is drawn anew for each training pair.
+class Reach:
+    """How much of a history a pair holds.
 
     Args:
-        reverse: share of pairs of the reversed history, in which the items after a place predict the item there.
-        dropout: share of past items that are left out; one stays.
+        past_items: most in a prompt. next_items: most in an answer: the item at the pair's place and those after it.
+        input_tokens, target_tokens: most of a prompt and of an answer, with end of text; None: any. Both hold whole items, one
+            at least.
     """
 
-    reverse: float = 0.0
-    dropout: float = 0.0
+    past_items: int
+    next_items: int
+    input_tokens: int | None
+    target_tokens: int | None
+
+
+def reach_of(data: DataConfig, lengths: Lengths | None) -> Reach:
+    """How much of a history a training pair holds by the settings; without lengths any number of tokens."""
+    most = (None, None) if lengths is None else (lengths.input_tokens, lengths.target_tokens)
+    return Reach(data.history_items, data.next_items, *most)
 
 
 class HistoryRows(Sequence[dict[str, Any]]):
@@ -38,15 +49,14 @@ class HistoryRows(Sequence[dict[str, Any]]):
 
     Args:
         rows: of histories. items: (histories,) how many each has, 2 or more.
-        window: most items of a prompt; most_tokens: of a prompt with end of text, which holds whole items.
         only_last: whether the last item alone is an answer, as in validation.
     Memory: 8 bytes a history.
     """
 
     def __init__(
-        self, rows: Sequence[dict[str, Any]], items: Counts, window: int, most_tokens: int, eos_id: int, only_last: bool
+        self, rows: Sequence[dict[str, Any]], items: Counts, reach: Reach, eos_id: int, only_last: bool
     ) -> None:
-        self._rows, self._window, self._most_tokens = rows, window, most_tokens
+        self._rows, self._reach = rows, reach
         self._eos = np.array([eos_id])
         self._ends = None if only_last else np.cumsum(items - 1)
 
@@ -56,38 +66,26 @@ class HistoryRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         return self.pair(index)
 
-    def pair(self, index: int, augmentation: Augmentation | None = None, key: int = 0) -> dict[str, Any]:
-        """A pair; `key` fixes what the augmentation draws."""
+    def pair(self, index: int, reverse: float = 0.0, key: int = 0) -> dict[str, Any]:
+        """A pair; `key` decides whether it is one of the reversed history, as a share `reverse` of all keys does."""
         history = index if self._ends is None else int(np.searchsorted(self._ends, index, "right"))
         ids, labels, numbers = self._rows[history].values()
-        starts, ends, answers = spans(numbers)
-        place = len(starts) - 1
+        if reverse and np.random.Generator(np.random.Philox(key=key)).random() < reverse:
+            ids, labels, numbers = _reversed(ids, labels, numbers)
+        _, ends, answers = spans(numbers)
+        place = len(ends) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
-        if augmentation is None:
-            first = first_item(ends, answers, place, self._window, self._most_tokens)
-            behind = [ids[ends[first] : ends[place - 1]]]
-        else:
-            rng = np.random.Generator(np.random.Philox(key=key))
-            past = np.arange(place)
-            if rng.random() < augmentation.reverse:
-                place, past = len(starts) - 1 - place, np.arange(len(starts) - 1, len(starts) - 1 - place, -1)
-            past = past[-self._window :]
-            is_left = rng.random(len(past)) >= augmentation.dropout
-            is_left[rng.integers(len(past))] = True
-            past = past[is_left]
-            first, behind, count = past[-1], [], 0
-            for item, after in reversed(list(pairwise(past))):  # the first ones are left out where they are too many
-                nearer = max(item, after)
-                more = [ids[ends[nearer - 1] : starts[nearer]], ids[starts[after] : ends[after]]]
-                count += sum(map(len, more))
-                if count + answers[item] >= self._most_tokens:
-                    break
-                first, behind = item, [*more, *behind]
+        first, last = first_item(ends, answers, place, self._reach), last_item(ends, answers, place, self._reach)
         text_ends = answers.cumsum()
         begin, answer = (labels[text_ends[item] - answers[item] : text_ends[item]] for item in (first, place))
-        prompt = np.concatenate([begin, *behind])[: self._most_tokens - 1]
-        return {"input_ids": np.concatenate([prompt, self._eos]), "labels": np.concatenate([answer, self._eos])}
+        prompt = np.concatenate([begin, ids[ends[first] : ends[place - 1]]])
+        if self._reach.input_tokens is not None:
+            prompt = prompt[: self._reach.input_tokens - 1]
+        return {
+            "input_ids": np.concatenate([prompt, self._eos]),
+            "labels": np.concatenate([answer, ids[ends[place] : ends[last]], self._eos]),
+        }
 
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
@@ -97,13 +95,22 @@ def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
     return ends - own, ends, answers
 
 
-def first_item(ends: Counts, answers: Counts, place: Any, window: int, most_tokens: int | None) -> Any:
+def first_item(ends: Counts, answers: Counts, place: Any, reach: Reach) -> Any:
     """The first item of the prompt before a place, or before each of several."""
-    first = np.maximum(place - window, 0)
-    if most_tokens is not None:
+    first = np.maximum(place - reach.past_items, 0)
+    if reach.input_tokens is not None:
         begins = np.minimum.accumulate((ends - answers)[::-1])[::-1]  # of a prompt that begins with each item
-        first = np.maximum(first, np.searchsorted(begins, ends[place - 1] - (most_tokens - 1)))
+        first = np.maximum(first, np.searchsorted(begins, ends[place - 1] - (reach.input_tokens - 1)))
     return np.minimum(first, place - 1)
+
+
+def last_item(ends: Counts, answers: Counts, place: Any, reach: Reach) -> Any:
+    """The last item of the answer that begins at a place, or at each of several."""
+    last = np.minimum(place + reach.next_items, len(ends)) - 1
+    if reach.target_tokens is not None:
+        most = ends[place] - answers[place] + reach.target_tokens - 1
+        last = np.minimum(last, np.searchsorted(ends, most, "right") - 1)
+    return np.maximum(last, place)
 
 
 def reversed_numbers(numbers: NDArray[np.integer[Any]]) -> Counts:
@@ -113,17 +120,29 @@ def reversed_numbers(numbers: NDArray[np.integer[Any]]) -> Counts:
     return turned.ravel()
 
 
-def pair_lengths(
-    numbers: Sequence[NDArray[np.integer[Any]]], window: int, most_tokens: int | None, only_last: bool
-) -> tuple[Counts, Counts]:
+def pair_lengths(numbers: Sequence[NDArray[np.integer[Any]]], reach: Reach, only_last: bool) -> tuple[Counts, Counts]:
     """Encoder and decoder tokens of each pair of histories, with end of text."""
     inputs, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for history in numbers:
         _, ends, answers = spans(history)
         places = np.arange(1, len(ends))
-        first = first_item(ends, answers, places, window, most_tokens)
+        first, last = (find(ends, answers, places, reach) for find in (first_item, last_item))
         found = ends[:-1] - ends[first] + answers[first] + 1
-        found = found if most_tokens is None else np.minimum(found, most_tokens)
+        found = found if reach.input_tokens is None else np.minimum(found, reach.input_tokens)
+        wanted = ends[last] - ends[1:] + answers[1:] + 1
         inputs.append(found[-1:] if only_last else found)
-        targets.append(answers[-1:] + 1 if only_last else answers[1:] + 1)
+        targets.append(wanted[-1:] if only_last else wanted)
     return np.concatenate(inputs), np.concatenate(targets)
+
+
+def _reversed(*row: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], Counts]:
+    """A row of a history from its last item to its first."""
+    ids, labels, numbers = row
+    starts, ends, answers = spans(numbers)
+    text_ends = answers.cumsum()
+    items = np.arange(len(ends))[::-1]
+    turned = [ids[starts[items[0]] : ends[items[0]]]]
+    for item in items[1:]:
+        turned += [ids[ends[item] : starts[item + 1]], ids[starts[item] : ends[item]]]
+    texts = [labels[text_ends[item] - answers[item] : text_ends[item]] for item in items]
+    return np.concatenate(turned), np.concatenate(texts), reversed_numbers(numbers)

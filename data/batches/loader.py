@@ -27,7 +27,7 @@ from data.batches.collate import (
     collate_labels,
     collate_preferences,
 )
-from data.batches.histories import NUMBERS, Augmentation, HistoryRows
+from data.batches.histories import NUMBERS, HistoryRows, reach_of
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
@@ -142,10 +142,9 @@ class StepLoader:
         self._pairs: Sequence[dict[str, Any]] | None = None if manifest.kind == STREAM else rows
         if manifest.kind == HISTORIES:
             (items,) = list_lengths(files, ["item_lengths"])
-            limits = data.history_items, self.lengths.input_tokens
-            self._pairs = HistoryRows(rows, items // NUMBERS, *limits, self.special.eos, only_last=split != TRAIN)
-        drawn = Augmentation(data.reverse_histories, data.item_dropout)
-        self._augmentation = drawn if split == TRAIN and drawn != Augmentation() else None
+            reach = reach_of(data, self.lengths)
+            self._pairs = HistoryRows(rows, items // NUMBERS, reach, self.special.eos, only_last=split != TRAIN)
+        self._reverse = data.reverse_histories if split == TRAIN else 0.0
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
         self._tokens = manifest.counts(split).get("tokens", 0)
@@ -302,8 +301,8 @@ class StepLoader:
                 labels = labels[: len(inputs)]
                 labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
             return LabelledRow(inputs, labels, key, self.decodes)
-        if isinstance(self._pairs, HistoryRows) and self._augmentation is not None:
-            prompt, *answers = self._pairs.pair(number, self._augmentation, key).values()
+        if isinstance(self._pairs, HistoryRows):
+            prompt, *answers = self._pairs.pair(number, self._reverse, key).values()
         else:
             prompt, *answers = self._pairs[number].values()
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)

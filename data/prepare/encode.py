@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import NUMBERS, pair_lengths, reversed_numbers, spans
+from data.batches.histories import NUMBERS, Reach, pair_lengths, reversed_numbers, spans
 from data.batches.objectives import Lengths
 from data.shards.store import HISTORIES, PAIRS, PREFERENCES
 from data.text.clean import Dropped
@@ -56,16 +56,14 @@ class Encoded:
         """Rows that are left."""
         return len(self.unknown)
 
-    def pair_lengths(
-        self, window: int, most_tokens: int | None, only_last: bool, is_reversed: bool = False
-    ) -> list[Counts]:
+    def pair_lengths(self, reach: Reach, only_last: bool, is_reversed: bool = False) -> list[Counts]:
         """Of histories, or reversed ones, the encoder and decoder tokens of each pair; see `data.batches.histories`."""
         numbers, counts = self.columns[-1]
         rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])[
             : len(counts)
         ]  # of nothing, split makes a part
         rows = list(map(reversed_numbers, rows)) if is_reversed else rows
-        return list(pair_lengths(rows, window, most_tokens, only_last))
+        return list(pair_lengths(rows, reach, only_last))
 
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         """Keep some rows."""

@@ -353,6 +353,7 @@ def _settings(job: Job) -> dict[str, object]:
             writing.source,
             writing.separator,
             writing.window,
+            *([writing.next_items] if writing.next_items > 1 else []),
         ]  # the format of their numbers
     if job.sets:
         facts["validation_sets"] = list(job.sets)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
-from data.batches.histories import NUMBERS, HistoryRows
+from data.batches.histories import NUMBERS, HistoryRows, reach_of
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
@@ -90,8 +90,8 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         if task.kind == HISTORIES:
             stored = [dict(zip(COLUMNS[HISTORIES], row, strict=True)) for row in rows]
             items = np.array([len(row["item_lengths"]) // NUMBERS for row in stored])
-            window, longest = config.data.history_items, lengths_of(config.data, PAIRS).input_tokens
-            pairs = HistoryRows(stored, items, window, longest, tokenizer.eos_id, only_last=False)
+            reach = reach_of(config.data, lengths_of(config.data, PAIRS))
+            pairs = HistoryRows(stored, items, reach, tokenizer.eos_id, only_last=False)
             rows = [tuple(pairs[number].values()) for number in range(min(count, len(pairs)))]
         for row in rows[:count]:
             for place, ids in enumerate(row):

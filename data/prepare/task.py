@@ -221,7 +221,7 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         problems.append("prepare_text")
     if kind != HISTORIES:
         problems += ["holdout"] * (data.holdout == LAST)
-        problems += [name for name in ("reverse_histories", "item_dropout") if getattr(data, name)]
+        problems += ["reverse_histories"] * (data.reverse_histories > 0) + ["next_items"] * (data.next_items > 1)
     if problems:
         what = {
             STREAM: "text for pretraining",

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data.batches.histories import Reach
 from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
 from data.prepare.encode import Encoded, Encoder, longest_of, of_items
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.shards.store import COLUMNS, HISTORIES, PAIRS, TRAIN, VALIDATION
+from data.shards.store import COLUMNS, PAIRS, TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
 from data.sources.files import Source
 from data.sources.layouts import Columns
@@ -77,9 +78,12 @@ class Job:
     dedup: str = "none"
 
     @property
-    def window(self) -> int:
-        """Of histories the most items of a prompt; else 0."""
-        return self.columns.writing.window if self.columns.writing is not None else 0
+    def reach(self) -> Reach | None:
+        """Of histories, how much of one a pair holds."""
+        writing = self.columns.writing
+        if writing is None:
+            return None
+        return Reach(writing.window, writing.next_items, self.lengths.input_tokens, self.lengths.target_tokens)
 
 
 @dataclass
@@ -124,9 +128,9 @@ class Split:
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
         self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
-        self.is_of_histories, self.only_last = job.kind == HISTORIES, folder.name != TRAIN
-        if self.is_of_histories:  # of which pairs are counted
-            self.columns, self.window, self.longest = COLUMNS[PAIRS], job.window, job.lengths.input_tokens
+        self.reach, self.only_last = job.reach, folder.name != TRAIN
+        if self.reach is not None:  # pairs are counted
+            self.columns = COLUMNS[PAIRS]
         names = job.columns.names
         is_regression = names == ()
         self.writer = ShardWriter(
@@ -149,9 +153,10 @@ class Split:
             found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
             self.label_counts = (np.array(self.label_counts) + found).tolist()
         stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
-        if self.is_of_histories:
-            stored, uncut = (encoded.pair_lengths(self.window, most, self.only_last) for most in (self.longest, None))
-            turned = encoded.pair_lengths(self.window, self.longest, self.only_last, is_reversed=True)
+        if self.reach is not None:
+            whole = replace(self.reach, input_tokens=None)
+            stored, uncut = (encoded.pair_lengths(reach, self.only_last) for reach in (self.reach, whole))
+            turned = encoded.pair_lengths(self.reach, self.only_last, is_reversed=True)
             for counts, lengths in zip(self.lengths, turned, strict=True):  # which training may read too
                 counts.longest = max(counts.longest, int(lengths.max(initial=0)))
         tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
@@ -179,7 +184,7 @@ class Split:
         """Write the last rows and say what the split holds."""
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
-        if self.is_of_histories:
+        if self.reach is not None:
             self.counts["rows"] = self.counts["texts"]
         lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
         return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
@@ -288,10 +293,10 @@ class Writing:
             encoded = encoded.select(~is_double)
         # a conversation goes to one side whole: its prompts hold its answers
         rows, numbers = np.unique(encoded.places, return_inverse=True)
-        window = self.job.window
+        reach = self.job.reach
 
         def for_validation(found: Encoded) -> Encoded:
-            return of_items(found, -window - 1, None) if window else found
+            return found if reach is None else of_items(found, -reach.past_items - 1, None)
 
         if name == TRAIN and self.job.hold_out == LAST:
             self.splits[VALIDATION].add(for_validation(encoded), part)
@@ -322,7 +327,7 @@ class Writing:
                 continue
             counts = facts.get(TRAIN, facts[name])["counts"]
             left_out = counts["dropped_rows"] + counts["duplicate_rows"]
-            remedy = say("a history needs two items or more") if job.window else say("name a file with text")
+            remedy = say("a history needs two items or more") if job.reach else say("name a file with text")
             if name == VALIDATION and not job.validation:
                 remedy = say(
                     "one is held out of at least two, a conversation whole; give more text, or a --validation_file"

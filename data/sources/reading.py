@@ -141,9 +141,11 @@ def item_writing(data: DataConfig) -> ItemWriting:
     Memory: some 300 bytes an item of the file.
     """
     if data.item_file is None:
-        return ItemWriting(data.item_separator, data.history_items)
+        return ItemWriting(data.item_separator, data.history_items, data.next_items)
     sources = find(data.item_file, "--item_file")
-    return ItemWriting(BETWEEN_CODES, data.history_items, items_in(sources), sources_fingerprint(sources))
+    return ItemWriting(
+        BETWEEN_CODES, data.history_items, data.next_items, items_in(sources), sources_fingerprint(sources)
+    )
 
 
 def is_of_items(source: Source) -> bool:

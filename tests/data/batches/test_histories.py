@@ -89,7 +89,7 @@ def test_a_prompt_of_items_has_the_tokens_of_its_text(tmp_path: Path, configure:
     flags = {"train_file": path, "tokenizer_type": kind, "tokenizer_dir": "auto", "vocab_size": 640, "history_items": 2}
     prepared = prepare(configure(**flags))
     tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    for more in ({}, {"reverse_histories": 0.5, "item_dropout": 0.3}):
+    for more in ({}, {"reverse_histories": 0.5}):
         loader = StepLoader(prepared.train_dir, "pairs", configure(**flags, **more))
         (batch,) = loader.micro_batches(0, effective_batch_size=32, batch_size=32)
         for ids, length in zip(batch.input_ids, batch.input_lengths, strict=True):
@@ -97,31 +97,28 @@ def test_a_prompt_of_items_has_the_tokens_of_its_text(tmp_path: Path, configure:
             assert ids[: length - 1].tolist() == text.tolist()
 
 
-def test_reversed_histories_and_left_out_items_are_drawn_by_key(
-    tmp_path: Path, configure: Any, items_file: Path
-) -> None:
+def test_reversed_histories_and_answers_of_several_items(tmp_path: Path, configure: Any, items_file: Path) -> None:
     path = tmp_path / "histories.jsonl"
     path.write_text(json.dumps({"items": [1, 2, 3, 4, 5, 6]}) + "\n")
-    flags = {"train_file": path, "item_file": items_file, "history_items": 3, "tokenizer_dir": "auto"}
-    prepared = prepare(configure(**flags))
-    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
 
     def read(**more: Any) -> list[tuple[str, str]]:
-        loader = StepLoader(prepared.train_dir, "pairs", configure(**flags, **more))
+        config = configure(train_file=path, item_file=items_file, history_items=3, tokenizer_dir="auto", **more)
+        prepared = prepare(config)
+        tokenizer, loader = Tokenizer.load(prepared.tokenizer_dir), StepLoader(prepared.train_dir, "pairs", config)
         (batch,) = loader.micro_batches(0, effective_batch_size=32, batch_size=32)
-        assert batch.input_lengths.max() <= loader.longest[0]
+        assert (batch.input_lengths.max(), batch.target_lengths.max()) <= loader.longest
         sides = zip(batch.input_ids, batch.input_lengths, batch.labels, batch.target_lengths, strict=True)
         return [(tokenizer.decode_answer(a[:n]), tokenizer.decode_answer(b[:m])) for a, n, b, m in sides]
 
-    turned = [5, 4, 3, 2, 1]
-    wanted = {(text_of(turned[max(0, at - 3) : at]), text_of([turned[at]])) for at in range(1, 5)}
-    assert set(read(reverse_histories=1.0)) == wanted
-    found = read(item_dropout=0.5)
-    assert found == read(item_dropout=0.5) and len(set(found)) > 4
-    whole = [text_of([item]) for item in range(1, 6)]
-    for prompt, answer in found:
-        places = [at for at, item in enumerate(whole) if item in prompt]
-        assert places and prompt == " ".join(whole[at] for at in places) and max(places) < whole.index(answer)
+    def wanted(items: list[int], most: int) -> set[tuple[str, str]]:
+        return {(text_of(items[max(0, at - 3) : at]), text_of(items[at : at + most])) for at in range(1, len(items))}
+
+    forward, backward = [1, 2, 3, 4, 5], [5, 4, 3, 2, 1]
+    assert set(read(reverse_histories=1.0)) == wanted(backward, 1)
+    assert set(read(next_items=3)) == wanted(forward, 3)
+    assert set(read(next_items=4, max_target_len=8)) == wanted(forward, 2)  # two items of three codes, and the end
+    drawn, ways = set(read(reverse_histories=0.5, next_items=9)), [wanted(items, 9) for items in (forward, backward)]
+    assert drawn <= ways[0] | ways[1] and all(drawn & way for way in ways)
 
 
 @pytest.mark.parametrize("written", ["unknown", "twice", "no codes"])
