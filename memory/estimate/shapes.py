@@ -151,7 +151,9 @@ class Shapes:
             return found
         groups = self._micro_batch_of_rows(min(batch_size, self._most_rows))
         found = np.zeros((len(part), int(groups.max()) + 1), np.int64)
-        join.at(found, (np.arange(len(part))[:, None], groups), part)
+        places = (groups + found.shape[1] * np.arange(len(part))[:, None]).ravel()
+        first = np.flatnonzero(np.diff(places, prepend=-1))  # of each micro-batch its first row
+        found.flat[places[first]] = join.reduceat(part.ravel(), first, dtype=np.int64)
         return found
 
     @cached_property
