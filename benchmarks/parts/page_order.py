@@ -130,7 +130,9 @@ def _recipe(name: str, figures: dict[str, Any]) -> Iterator[Row]:
     peer = figures.get("peer") or figures.get("peer_equal_time")
     if peer is None:
         return
-    score = next(word for word in ("wer", "rouge_l", "chrf", "char_bleu", "exact_match") if word in ours)
+    score = next(
+        word for word in ("wer", "rouge_l", "chrf", "char_bleu", "geometric_mean", "exact_match") if word in ours
+    )
     yield "memory", work, format_size(ours["peak_bytes"]), format_size(peer["peak_bytes"])
     yield (
         "quality", f"{work}, {score}", f"{ours[score]:.1f} in {ours['seconds'] / 60:.0f} min",

@@ -17,7 +17,7 @@ from benchmarks import encoders, time_promise
 from benchmarks.faults.kill_cases import World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
-from benchmarks.parts import children, finetuning_data, results
+from benchmarks.parts import children, finetuning_data, page_order, results
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.quality import TIERS, Study
 from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
@@ -84,6 +84,16 @@ def test_a_table_of_seeds_shows_scores_of_answers_in_percent() -> None:
     took = {"seconds": 60.0, "peak_bytes": MIB, "planned_peak_bytes": MIB}
     shown = seed_table("akkadian", [{**run, **took}, {**run, **took, "seed": 2, "geometric_mean": 45.28}])
     assert "validation: 45.5;" in shown and "| 1 | 45.7 | 40.0 | 52.1 | 2.5000 | 8.9M |" in shown
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_page_sums_up_every_recipe(tmp_path: Path, recipe: str) -> None:
+    scores = ["wer"] if recipe.startswith("g2p") else RECIPES[recipe].split(",")
+    side = {"peak_bytes": MIB, "seconds": 60.0, **dict.fromkeys(scores, 45.5)}
+    figures = {"date": "2026-11-26", "figures": {"ours": side, "peer_equal_time": side}}
+    (tmp_path / "fp32-products").mkdir()
+    (tmp_path / "fp32-products" / f"recipe-{recipe}.json").write_text(json.dumps(figures))
+    assert "45.5 in 1 min" in page_order.arranged("", "", tmp_path)
 
 
 def test_functions_that_are_killed_inside_are_there(tmp_path: Path) -> None:
