@@ -157,9 +157,9 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     assert "AA <unk> BB <unk>" in told, "and the reference is shown whole"
 
 
-def test_unknown_metrics_are_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_unknown_metrics_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="meteor is not known"):
-        evaluate(settings(tmp_path / "nowhere", tmp_path, metrics="meteor"))
+        evaluate(settings(folder, tmp_path, metrics="meteor"))
 
 
 class Rank(Group):
