@@ -25,8 +25,9 @@ from devices.base import Device, DtypeChoice, name_of
 from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from devices.malloc import HeapTrimmer, tune_malloc
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Objective
 from engine.objectives.labels import LabelObjective
+from engine.objectives.listed import ListedObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
@@ -55,9 +56,9 @@ from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import answer_problems, idle_search, ranking_problems
+from settings.consistency import VOCABULARY, answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
-from settings.fields import AUTO, counted
+from settings.fields import AUTO, counted, read_settings_file
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -528,7 +529,13 @@ def load_trained(
         t5 = hf_format.load(model.base, storage, device.torch_device, expect=model.shape, cut=cut, filling=filling)
         adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
         weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
-        objective = None if t5.label_head is None else LabelObjective(t5.label_head)
+        objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)
+        if (
+            tree is not None
+            and (saved := model.run_settings)
+            and read_settings_file(saved).get("loss_over", VOCABULARY) != VOCABULARY
+        ):
+            objective = ListedObjective(tree)
         blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
     trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)

@@ -70,7 +70,7 @@ class ProbeData:
 
     Args:
         objective: of the loaders. train, validation: folders of shards. tokenizer: its folder.
-        reopens: whether shards are reopened for each read.
+        reopens: whether shards are reopened for each read. answers: the folder of their list; None: any.
     """
 
     objective: str
@@ -78,6 +78,7 @@ class ProbeData:
     validation: Path
     tokenizer: Path
     reopens: bool = False
+    answers: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the obje
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++
 SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")  # of answers
+VOCABULARY = "vocabulary"  # a value of `--loss_over`
 RANKED = re.compile(r"mrr|(?:recall|ndcg)@([1-9]\d{0,2})")  # scores of several answers, best first
 RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
@@ -161,7 +162,7 @@ def _preferences(config: Config) -> Iterator[str]:
         return
     chosen = config.preference.preference_loss
     unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""),
+        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""), "loss_over": (True, ""),
         "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
         "orpo_lambda": (chosen != "orpo", "; see beta"),
     }  # fmt: skip
@@ -182,7 +183,7 @@ def _of_heads(config: Config) -> Iterator[str]:
         hint = "name --head=sequence or token"
     else:
         idle, hint = (
-            ("z_loss", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"),
+            ("z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"),
             "omit it",
         )
     if head == TOKEN:

@@ -44,8 +44,10 @@ from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
 from memory.observe.high_water import HighWater
 from memory.probe import ProbeData, ProbeRequest
+from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
 from settings.consistency import TOKEN
+from training.setup.answer_list import TREE_FILE
 from training.setup.build import build, stores_reference
 from training.setup.resolved import ResolvedRun
 
@@ -108,6 +110,8 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     with phase("load"):
         run = ResolvedRun(config, config, base=request.base)
         run.device = device
+        if request.data is not None and request.data.answers is not None:
+            run.tree = AnswerTree.load(request.data.answers / TREE_FILE)
         engine = build(run, choice)
         cleaner.settle()
     evaluate("first evaluation")

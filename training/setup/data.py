@@ -18,7 +18,7 @@ from data.text.histories import check_excluding
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
-from settings.consistency import HEADS, REGRESSION, TEXT, check, writes_answers
+from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, writes_answers
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
@@ -83,6 +83,8 @@ def _load_answers(run: ResolvedRun) -> None:
     if asked == AUTO and run.config.data.item_file is not None:
         asked = run.config.data.item_file
     if asked in (AUTO, None):
+        if run.config.train.loss_over != VOCABULARY:
+            raise UserError(f"--loss_over = {run.config.train.loss_over}, needs a list of answers; give --answers=FILE")
         if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
             told = "{file} is not used for the new model; --answers={file} keeps it"
             run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []

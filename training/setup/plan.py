@@ -214,7 +214,7 @@ def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan, host_bytes: int) -> Pr
     request = ProbeRequest(
         run.config.changed(device=run.device.name), choice, tuple(map(tuple, steps)), max(evaluation, key=lambda rows: sum(map(sum, rows))),
         run.base, local_rank(),
-        ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, run.loader.reopens),
+        ProbeData(made.objective, made.train_dir, made.validation_dir, made.tokenizer_dir, run.loader.reopens, run.listed_in),
         run.device.computes_on, run.budget.limit(), host_bytes,
     )  # fmt: skip
     if rank() != 0:
