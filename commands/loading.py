@@ -56,9 +56,9 @@ from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import VOCABULARY, answer_problems, idle_search, ranking_problems
+from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -530,12 +530,8 @@ def load_trained(
         adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
         weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
         objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)
-        if (
-            tree is not None
-            and (saved := model.run_settings)
-            and read_settings_file(saved).get("loss_over", VOCABULARY) != VOCABULARY
-        ):
-            objective = ListedObjective(tree)
+        if tree is not None and model.has_loss_over_answers:
+            objective, weights = ListedObjective(tree), replace(weights, is_listed=True)
         blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
     trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)

@@ -347,14 +347,8 @@ def _settings(job: Job) -> dict[str, object]:
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
     if (writing := job.columns.writing) is not None:
-        facts["histories"] = [
-            2,
-            job.hold_out,
-            writing.source,
-            writing.separator,
-            writing.window,
-            *([writing.next_items] if writing.next_items > 1 else []),
-        ]  # the format of their numbers
+        written = [writing.source, writing.separator, writing.window, writing.next_items]
+        facts["histories"] = [2, job.hold_out, *written]  # the format of their numbers in front
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):

@@ -61,9 +61,11 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     flags = {
         "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
         "eval_generate_rows": 9, "metrics": "recall@9", "metric_for_best": "recall@9", "exclude_seen": True,
+        "loss_over": "answers", "next_items": 3, "eval_rows": 9,
     }  # fmt: skip
     LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
-    assert {event["recall@9"] for event in events(tmp_path, "bought", "eval")} == {100.0}
+    measured = events(tmp_path, "bought", "eval")
+    assert {event["recall@9"] for event in measured} == {100.0}
     items.unlink()  # the model has its own
     asked, output = tmp_path / "asked.parquet", tmp_path / "answers.jsonl"
     pq.write_table(pa.table({"user": [7, 8], "items": [["item3", "item4", "item5"], ["item1"]]}), asked)
@@ -77,10 +79,14 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
         assert row["responses"] == [f"<a_{codes[item][0]}> <b_{codes[item][1]}>" for item in row["response_items"]]
     wide = {"output": tmp_path / "wide", "dtype": "fp32"}
     convert(load("convert", {"model": str(run), **{name: str(value) for name, value in wide.items()}}))
+    losses = list[float]()
     for model in (run, wide["output"]):
         asked = {"model": model, "validation_file": rows, "cache_dir": tmp_path / "cache", "eval_generate_rows": 9}
         result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
         assert result.metrics["recall@9"] == 100.0 and result.rows == 9
+        losses.append(result.loss)
+    assert losses[0] in [pytest.approx(event["loss"]) for event in measured]
+    assert losses[0] < losses[1], "without the run's settings the loss is over the vocabulary"
 
 
 def test_items_that_prompts_write_by_other_tokens_are_not_left_out() -> None:

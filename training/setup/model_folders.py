@@ -11,7 +11,9 @@ from data.tokenizers.published import has_tokenizer
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
+from settings.consistency import VOCABULARY
 from settings.errors import UserError
+from settings.fields import read_settings_file
 from training.checkpoints.runs import near_folder
 
 
@@ -75,6 +77,12 @@ class ModelFolders:
         """The settings of the run that it comes from."""
         places = (place / SETTINGS_FILE for place in (self.learnt, *self.learnt.parents[:2]))
         return next((path for path in places if path.is_file()), None)
+
+    @property
+    def has_loss_over_answers(self) -> bool:
+        """Whether its run formed the loss over a list of answers."""
+        saved = self.run_settings
+        return saved is not None and read_settings_file(saved).get("loss_over", VOCABULARY) != VOCABULARY
 
 
 def home_of(folder: Path, config: Config) -> Path:
