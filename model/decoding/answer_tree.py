@@ -146,7 +146,7 @@ class AnswerTree:
         closed[nodes == DEAD] = False
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)
-        counts = self.starts[nodes[rows] + 1] - first
+        counts = self.degrees(nodes[rows])
         children = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         closed[np.repeat(rows, counts), self.tokens[children]] = False
         return closed
@@ -174,7 +174,7 @@ class AnswerTree:
         going = np.flatnonzero(nodes != DEAD)
         while len(going):
             at = found[going]
-            first, degrees = self.starts[at], self.starts[at + 1] - self.starts[at]
+            first, degrees = self.starts[at], self.degrees(at)
             found[going[degrees > 1]] = DEAD
             going, first = going[degrees == 1], first[degrees == 1]
             found[going] = first
@@ -202,7 +202,7 @@ class AnswerTree:
         """
         rows = np.flatnonzero(nodes != DEAD)
         first = self.starts[nodes[rows]].astype(np.int64)
-        counts = self.starts[nodes[rows] + 1] - first
+        counts = self.degrees(nodes[rows])
         columns = np.arange(counts.max(initial=1))
         tokens = self.tokens[np.minimum(first[:, None] + columns, len(self.tokens) - 1)].astype(np.int64)
         tokens[columns >= counts[:, None]] = -1
