@@ -642,7 +642,7 @@ class GenerateConfig:
         0, "forbid repeating any sequence of this many tokens; 0: off", kind=int, unit="tokens", low=0
     )
     exclude_seen: bool = setting(
-        False, "leave out answers that the prompt contains, such as items of its history; for a beam search", kind=bool
+        False, "leave out answers that the prompt contains, of a history all its items; for a beam search", kind=bool
     )
 
 

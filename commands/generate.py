@@ -34,6 +34,7 @@ from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.sources.reading import item_writing
+from data.text.histories import separator_of
 from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
@@ -54,7 +55,7 @@ ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
-FORMAT = 2  # raise it when the same prompts would give other rows
+FORMAT = 3  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
@@ -132,11 +133,13 @@ def answers(
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := list(islice(prompts, size)):
-        inputs = [encoder.encode(prompt) for prompt in window if prompt.text]
+        asked_for = [prompt for prompt in window if prompt.text]
+        inputs = [encoder.encode(prompt) for prompt in asked_for]
+        seen = [encoder.seen(prompt, ids) for prompt, ids in zip(asked_for, inputs, strict=True)]
         if config.answer.num_answers > 1:
-            written = iter(trained.best_answers(inputs, config))
+            written = iter(trained.best_answers(inputs, config, seen))
         else:
-            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config)])
+            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config, seen)])
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
@@ -158,9 +161,8 @@ class Encoder:
         Raises:
             UserError: it is too long, and `long_prompts` refuses such.
         """
-        longest, tokenizer, template = self.config.data.max_seq_len, self.trained.tokenizer, self.trained.template
-        text = template.prompt([*prompt.before, (USER, prompt.text)])
-        (ids,) = tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
+        longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
+        ids = self._history(prompt, longest) if prompt.is_history else self._conversation(prompt)
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(
@@ -172,7 +174,30 @@ class Encoder:
                     )
                 )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
-        return [*ids[: longest - 1].tolist(), tokenizer.eos_id]
+        return [*ids[: longest - 1], tokenizer.eos_id]
+
+    def seen(self, prompt: Prompt, encoded: list[int]) -> list[int]:
+        """Token ids of all items of a history; of another prompt those that it was encoded to."""
+        if not (prompt.is_history and self.config.generate.exclude_seen):
+            return encoded
+        return self._items([*(text for _, text in prompt.before), prompt.text])
+
+    def _conversation(self, prompt: Prompt) -> list[int]:
+        template = self.trained.template
+        text = template.prompt([*prompt.before, (USER, prompt.text)])
+        (ids,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
+        return ids.tolist()
+
+    def _history(self, prompt: Prompt, longest: int) -> list[int]:
+        """As many of the last items as were trained on and fit, one at least."""
+        items = [*(text for _, text in prompt.before), prompt.text][-self.config.data.history_items :]
+        while len(ids := self._items(items)) >= longest and len(items) > 1:
+            items = items[1:]
+        return ids
+
+    def _items(self, texts: list[str]) -> list[int]:
+        (ids,) = self.trained.tokenizer.encode_prompts([separator_of(self.config.data).join(texts)])
+        return ids.tolist()
 
     def notes(self, bad_rows: BadRows) -> list[str]:
         """What the user should know in the end."""

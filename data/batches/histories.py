@@ -87,6 +87,14 @@ class HistoryRows(Sequence[dict[str, Any]]):
             "labels": np.concatenate([answer, ids[ends[place] : ends[last]], self._eos]),
         }
 
+    def seen(self, index: int) -> NDArray[Any] | None:
+        """The tokens of all items before the answer of a pair where each history has one pair; otherwise None."""
+        if self._ends is not None:
+            return None
+        ids, _, numbers = self._rows[index].values()
+        before: NDArray[Any] = ids[: spans(numbers)[1][-2]]
+        return before
+
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:
     """Of the items of a history where each begins and ends, and the tokens of its answer."""

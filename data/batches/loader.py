@@ -301,14 +301,16 @@ class StepLoader:
                 labels = labels[: len(inputs)]
                 labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
             return LabelledRow(inputs, labels, key, self.decodes)
+        seen = None
         if isinstance(self._pairs, HistoryRows):
             prompt, *answers = self._pairs.pair(number, self._reverse, key).values()
+            seen = self._pairs.seen(number)
         else:
             prompt, *answers = self._pairs[number].values()
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
         if self.objective != PREFERENCES:
-            return Row(inputs, targets[0], key)
+            return Row(inputs, targets[0], key, seen)
         known = None if self.reference is None else np.array(self.reference[number])
         return PreferenceRow(inputs, targets[0], targets[1], key, known)
 

@@ -74,12 +74,8 @@ class Encoded:
         return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
 
 
-def of_items(encoded: Encoded, first: int, last: int | None) -> Encoded:
-    """Histories with a slice of their items; those that are left with one item are left out.
-
-    Args:
-        first, last: as Python slices.
-    """
+def without_last_items(encoded: Encoded) -> Encoded:
+    """Histories without the last item of each; those that are left with one item are left out."""
     ids, labels, numbers = (
         np.split(found.astype(np.int32), np.cumsum(lengths)[:-1]) for found, lengths in encoded.columns
     )
@@ -87,14 +83,11 @@ def of_items(encoded: Encoded, first: int, last: int | None) -> Encoded:
     is_left = np.zeros(encoded.num_rows, np.bool_)
     for row in range(encoded.num_rows):
         _, ends, answers = spans(numbers[row])
-        begin, end, _ = slice(first, last).indices(len(ends))
-        if end - begin < 2:
+        if len(ends) < 3:
             continue
-        is_left[row], answer_ends = True, np.cumsum(answers)
-        kept = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
-        as_answers = slice(int(answer_ends[begin - 1]) if begin else 0, int(answer_ends[end - 1]))
-        table = numbers[row][begin * NUMBERS : end * NUMBERS]
-        for column, found in zip(flat, (ids[row][kept], labels[row][as_answers], table), strict=True):
+        is_left[row] = True
+        left = ids[row][: ends[-2]], labels[row][: answers[:-1].sum()], numbers[row][:-NUMBERS]
+        for column, found in zip(flat, left, strict=True):
             column.append(found)
     columns = list(map(_joined, flat))
     return Encoded(columns, encoded.uncut, encoded.unknown[is_left], encoded.places[is_left], 0, 0)

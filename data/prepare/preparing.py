@@ -348,7 +348,7 @@ def _settings(job: Job) -> dict[str, object]:
     }  # fmt: skip
     if (writing := job.columns.writing) is not None:
         written = [writing.source, writing.separator, writing.window, writing.next_items]
-        facts["histories"] = [2, job.hold_out, *written]  # the format of their numbers in front
+        facts["histories"] = [3, job.hold_out, *written]  # the format of their numbers in front
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):

@@ -20,7 +20,7 @@ from data.batches.histories import Reach
 from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
-from data.prepare.encode import Encoded, Encoder, longest_of, of_items
+from data.prepare.encode import Encoded, Encoder, longest_of, without_last_items
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
 from data.shards.store import COLUMNS, PAIRS, TRAIN, VALIDATION
@@ -293,21 +293,14 @@ class Writing:
             encoded = encoded.select(~is_double)
         # a conversation goes to one side whole: its prompts hold its answers
         rows, numbers = np.unique(encoded.places, return_inverse=True)
-        reach = self.job.reach
-
-        def for_validation(found: Encoded) -> Encoded:
-            return found if reach is None else of_items(found, -reach.past_items - 1, None)
-
         if name == TRAIN and self.job.hold_out == LAST:
-            self.splits[VALIDATION].add(for_validation(encoded), part)
-            encoded = of_items(encoded, 0, -1)
+            self.splits[VALIDATION].add(encoded, part)
+            encoded = without_last_items(encoded)
         elif name == TRAIN and self.job.hold_out:
             apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
             if apart.any():
-                self.splits[VALIDATION].add(for_validation(encoded.select(apart)), part)
+                self.splits[VALIDATION].add(encoded.select(apart), part)
             encoded = encoded.select(~apart)
-        elif name != TRAIN:
-            encoded = for_validation(encoded)
         split.kept += len(rows)
         if encoded.num_rows:
             split.add(encoded, part)

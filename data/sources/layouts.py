@@ -219,16 +219,15 @@ class Columns:
             raise ValueError(f"{self.label} {error}") from None
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
-        """The turns of a record up to its last question, to be answered.
+        """The turns of a record up to its last question, to be answered; of a history a turn for each item.
 
         Raises:
             ValueError: with what is wrong.
         """
         if self.items:
-            assert self.writing is not None
             if not (past := self._history(record)):
                 raise ValueError(f"{self.items} is empty, there is nothing to answer")
-            return [(USER, self.writing.prompt(past))]
+            return [(USER, text) for text in past]
         before = self._before(record)
         if self.texts:
             asked = self._texts(names)[0].read(record)

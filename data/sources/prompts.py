@@ -42,13 +42,14 @@ class Prompt:
 
     Args:
         place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole row, the
-            prompt among it. before: the turns before the prompt.
+            prompt among it. before: the turns before the prompt. is_history: whether these and the prompt are items of a history.
     """
 
     place: str
     text: str
     columns: Record
     before: Sequence[Turn] = ()
+    is_history: bool = False
 
 
 def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
@@ -172,4 +173,4 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
                 [],
                 "",
             )
-        yield Prompt(f"{source.path}, {place}", text, record, before)
+        yield Prompt(f"{source.path}, {place}", text, record, before, bool(columns.items))

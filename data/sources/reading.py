@@ -26,7 +26,7 @@ from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
-from data.text.histories import BETWEEN_CODES, HISTORIES, ItemWriting, code_text, codes_of, item_name
+from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, item_name, separator_of
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
 from settings.errors import DoesNotFit, UserError
@@ -141,10 +141,10 @@ def item_writing(data: DataConfig) -> ItemWriting:
     Memory: some 300 bytes an item of the file.
     """
     if data.item_file is None:
-        return ItemWriting(data.item_separator, data.history_items, data.next_items)
+        return ItemWriting(separator_of(data), data.history_items, data.next_items)
     sources = find(data.item_file, "--item_file")
     return ItemWriting(
-        BETWEEN_CODES, data.history_items, data.next_items, items_in(sources), sources_fingerprint(sources)
+        separator_of(data), data.history_items, data.next_items, items_in(sources), sources_fingerprint(sources)
     )
 
 

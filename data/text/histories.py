@@ -6,13 +6,13 @@ An item of a file of codes (semantic ids) is written by one token a code, whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
-from config import Config
+from config import Config, DataConfig
 from data.text.labels import entries_of
 from settings.errors import UserError
 
@@ -59,9 +59,10 @@ class ItemWriting:
                 raise ValueError(f"has the item {item[:60]!r}, which --item_file lacks")
         return found
 
-    def prompt(self, texts: Sequence[str]) -> str:
-        """The last items of a history as one text."""
-        return self.separator.join(texts[-self.window :])
+
+def separator_of(data: DataConfig) -> str:
+    """What stands between the items of a history."""
+    return data.item_separator if data.item_file is None else BETWEEN_CODES
 
 
 def items_of(cell: object) -> list[Item]:

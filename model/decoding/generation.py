@@ -51,16 +51,24 @@ def generate(
 
 
 def generate_best(
-    decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
+    decoder: Decoder,
+    input_ids: Sequence[Sequence[int]],
+    settings: GenerateConfig,
+    tree: AnswerTree | None = None,
+    seen: Sequence[Sequence[int]] | None = None,
 ) -> list[list[ScoredAnswer]]:
-    """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder."""
+    """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder.
+
+    Args:
+        seen: of each row the token ids among which `exclude_seen` looks; None: those of the row itself.
+    """
     found = search(decoder, input_ids, _within(settings, tree), tree)
     if not settings.exclude_seen:
         return found
     # the best one stays where there is no other
     return [
         [answer for answer in best if not _contains(prompt, answer.tokens)] or best[:1]
-        for prompt, best in zip(input_ids, found, strict=True)
+        for prompt, best in zip(input_ids if seen is None else seen, found, strict=True)
     ]
 
 

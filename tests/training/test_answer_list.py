@@ -60,30 +60,41 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     items.write_text("".join(json.dumps({"item": item, "codes": code}) + "\n" for item, code in codes.items()))
     flags = {
         "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
-        "eval_generate_rows": 9, "metrics": "recall@9", "metric_for_best": "recall@9", "exclude_seen": True,
+        "eval_generate_rows": 9, "metrics": "recall@6", "metric_for_best": "recall@6", "exclude_seen": True,
         "loss_over": "answers", "next_items": 3, "eval_rows": 9,
     }  # fmt: skip
     LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
     measured = events(tmp_path, "bought", "eval")
-    assert {event["recall@9"] for event in measured} == {100.0}
+    assert {event["recall@6"] for event in measured} == {100.0}, "the three seen ones of nine are left out"
     items.unlink()  # the model has its own
     asked, output = tmp_path / "asked.parquet", tmp_path / "answers.jsonl"
-    pq.write_table(pa.table({"user": [7, 8], "items": [["item3", "item4", "item5"], ["item1"]]}), asked)
+    users = [["item3", "item4", "item5", "item6"], ["item1"], ["item4", "item5", "item6"]]
+    pq.write_table(pa.table({"user": [7, 8, 9], "items": users}), asked)
     run = tmp_path / "runs" / "bought"
     flags = {"model": run, "input": asked, "output": output, "num_answers": 9}
     generate(load("generate", {name: str(value) for name, value in flags.items()}))
     found = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["user"] for row in found] == [7, 8]
+    assert [row["user"] for row in found] == [7, 8, 9]
     for row in found:
-        assert {*row["items"], *row["response_items"]} == {*codes}, "none of the prompt's items, all others"
+        assert sorted([*row["items"], *row["response_items"]]) == [*codes], "none of the history's items, all others"
         assert row["responses"] == [f"<a_{codes[item][0]}> <b_{codes[item][1]}>" for item in row["response_items"]]
+    flags |= {"output": tmp_path / "short.jsonl", "history_items": 9, "max_seq_len": 8}  # three items and the end
+    generate(load("generate", {name: str(value) for name, value in flags.items()}))
+    long, _, short = (json.loads(line)["response_items"] for line in flags["output"].read_text().splitlines())
+    assert long == [item for item in short if item not in users[0]], "the oldest items of a long prompt are left out"
     wide = {"output": tmp_path / "wide", "dtype": "fp32"}
     convert(load("convert", {"model": str(run), **{name: str(value) for name, value in wide.items()}}))
     losses = list[float]()
     for model in (run, wide["output"]):
-        asked = {"model": model, "validation_file": rows, "cache_dir": tmp_path / "cache", "eval_generate_rows": 9}
+        asked = {
+            "model": model,
+            "validation_file": rows,
+            "cache_dir": tmp_path / "cache",
+            "eval_generate_rows": 9,
+            "metrics": "recall@6",
+        }
         result = evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
-        assert result.metrics["recall@9"] == 100.0 and result.rows == 9
+        assert result.metrics["recall@6"] == 100.0 and result.rows == 9
         losses.append(result.loss)
     assert losses[0] in [pytest.approx(event["loss"]) for event in measured]
     assert losses[0] < losses[1], "without the run's settings the loss is over the vocabulary"

@@ -18,6 +18,7 @@ from model.decoding.sampling import Row
 from training.evaluation.minimum_bayes_risk import most_agreed
 
 Result = TypeVar("Result")
+Seen = Sequence[Sequence[int]] | None
 CANDIDATE_BEAMS = 4  # of a search for candidates where nothing else is asked for
 TEMPERATURES = (0.6, 0.8, 1.0)  # at which candidates are drawn in turn, likewise
 CANDIDATES_HELD = 512  # of several prompts, at least those of one
@@ -47,18 +48,23 @@ class AnswerWriter:
     budget: AnswerBudget | None = None
     tree: AnswerTree | None = None
 
-    def answers(self, inputs: list[list[int]]) -> list[list[int]]:
+    def answers(self, inputs: list[list[int]], seen: Seen = None) -> list[list[int]]:
         """Token ids of one answer to each prompt: the best of a search with beams, else as tokens are drawn."""
         if self.settings.num_beams > 1:
-            return [best[0].tokens for best in self.best(inputs)]
+            return [best[0].tokens for best in self.best(inputs, seen)]
         return self._drawn([(ids, self.settings, self.seed) for ids in inputs])
 
-    def best(self, inputs: list[list[int]]) -> list[list[ScoredAnswer]]:
-        """The best answers to each prompt, as many as there are beams or fewer."""
+    def best(self, inputs: list[list[int]], seen: Seen = None) -> list[list[ScoredAnswer]]:
+        """The best answers to each prompt, as many as there are beams or fewer.
+
+        Args:
+            seen: token ids of answers that `exclude_seen` leaves out, of each prompt; None: those in the prompt.
+        """
 
         def search(places: list[int]) -> list[list[ScoredAnswer]]:
             decoder = decoder_of(self.models, self.settings.num_beams)
-            return generate_best(decoder, [inputs[place] for place in places], self.settings, self.tree)
+            prompts, seen_of = ([of[place] for place in places] for of in (inputs, inputs if seen is None else seen))
+            return generate_best(decoder, prompts, self.settings, self.tree, seen_of)
 
         return self._in_batches(search, [len(ids) for ids in inputs])
 

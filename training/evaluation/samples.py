@@ -23,7 +23,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
-from training.evaluation.answers import AnswerWriter
+from training.evaluation.answers import AnswerWriter, Seen
 from training.evaluation.label_scores import labels_in
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
@@ -46,7 +46,7 @@ class Sample:
 
 
 def generate_metrics(
-    answer: Callable[[list[list[int]]], list[list[list[int]]]],
+    answer: Callable[[list[list[int]], Seen], list[list[list[int]]]],
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
@@ -62,7 +62,8 @@ def generate_metrics(
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
-        answer: token ids of prompts -> of each the token ids of its answers, best first. settings: by which they are written.
+        answer: token ids of prompts, and of what answers may leave out -> of each the token ids of its answers, best first.
+        settings: by which they are written.
         rows: how many, of all processes. batch_size: given to `answer` at once.
         names: scores, see `training.evaluation.scores.metric_names`.
         shown: samples to give back, of this process.
@@ -78,7 +79,8 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        for (source, target), best in zip(pairs, answer([source for source, _ in pairs]), strict=True):
+        seen = None if batch.seen is None else [ids.tolist() for ids in batch.seen]
+        for (source, target), best in zip(pairs, answer([source for source, _ in pairs], seen), strict=True):
             texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
             first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
@@ -154,10 +156,10 @@ def score_answers(
 
     writer = AnswerWriter([blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree)
 
-    def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
+    def answer(inputs: list[list[int]], seen: Seen) -> list[list[list[int]]]:
         if several == 1:
-            return [[tokens] for tokens in writer.answers(inputs)]
-        return [[one.tokens for one in best[:several]] for best in writer.best(inputs)]
+            return [[tokens] for tokens in writer.answers(inputs, seen)]
+        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, seen)]
 
     scores, samples, _ = generate_metrics(
         answer, loader, tokenizer, settings, group,
