@@ -191,7 +191,8 @@ class AnswerTree:
         found = []
         while leaf != ROOT:
             found.append(int(self.tokens[leaf]))
-            leaf = int(np.searchsorted(self.starts, leaf, "right")) - 1
+            # of the type of the starts: of another one numpy would convert all of them for each search
+            leaf = int(np.searchsorted(self.starts, self.starts.dtype.type(leaf), "right")) - 1
         return found[::-1]
 
     def choices(self, nodes: Ids, vocab_size: int) -> Choices:
