@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -143,6 +144,9 @@ def _of_training(config: Config) -> Iterator[str]:
         yield f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
     if train.is_keep_training == AUTO and config.run.run_name == AUTO:
         yield "--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one"
+    if os.path.abspath(config.run.log_dir) == os.path.abspath(config.run.output_dir):
+        told = "--log_dir = {folder}, is the output_dir too, where the run has a folder of the same name; give it another one"
+        yield say(told, folder=config.run.log_dir)
     mirror = config.run.checkpoint_mirror
     if mirror is not None and "://" not in mirror:
         yield f"--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///.."

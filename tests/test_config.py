@@ -167,6 +167,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ("train", dict(metric_for_best="ndcg@10", eval_generate_rows="8", num_answers="5"), ["metric_for_best"]),
         ("train", dict(is_keep_training="auto"), ["is_keep_training"]),
         ("train", dict(average_checkpoints="5", keep_latest_n_ckp="4"), ["average_checkpoints"]),
+        ("train", dict(log_dir="runs/", output_dir="runs"), ["log_dir"]),
         ("train", dict(model_preset="t5-smal"), ["model_preset"]),
         ("train", dict(is_finetune="True", text_column="body"), ["text_column"]),
         (

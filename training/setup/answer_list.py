@@ -45,16 +45,20 @@ READ_ROWS = 64
 NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
+def named_list(config: Config) -> str | None:
+    """The list that the settings name: `--answers`, or `--item_file` in its place; auto: that of the model's folder. None: any answer."""
+    asked, items = config.answer.answers, config.data.item_file
+    return items if asked == AUTO and items is not None else asked
+
+
 def answer_sources(config: Config, model: ModelFolders | None) -> list[Source]:
-    """The files of the list: those of `--answers`; auto: `--item_file`, or of the model's folder.
+    """The files of the list.
 
     Raises:
         UserError: there is no such file.
     """
-    asked = config.answer.answers
-    if asked == AUTO and config.data.item_file is not None:
-        asked = config.data.item_file
-    elif asked == AUTO:
+    asked = named_list(config)
+    if asked == AUTO:
         own = None if model is None else answer_list_of(model.learnt, model.base)
         asked = None if own is None else str(own)
     return [] if asked is None else find(asked, "--answers")

@@ -23,7 +23,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import describe, unlisted_note, with_list
+from training.setup.answer_list import describe, named_list, unlisted_note, with_list
 from training.setup.model_folders import home_of, shape_of
 from training.setup.resolved import ResolvedRun
 
@@ -79,9 +79,7 @@ def load_data(run: ResolvedRun) -> None:
 
 def _load_answers(run: ResolvedRun) -> None:
     """Open the list that answers come from, where one is named; a run that goes on has its own."""
-    asked, base = run.config.answer.answers, run.base
-    if asked == AUTO and run.config.data.item_file is not None:
-        asked = run.config.data.item_file
+    asked, base = named_list(run.config), run.base
     if asked in (AUTO, None):
         if run.config.train.loss_over != VOCABULARY:
             raise UserError(f"--loss_over = {run.config.train.loss_over}, needs a list of answers; give --answers=FILE")
