@@ -165,7 +165,9 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
     ours, events = _our_run(recipe, options, flags, work)
     settings = next(event for event in events if event["event"] == "start")["settings"]
     end = next(event for event in reversed(events) if event["event"] == "end")
-    model, files = ours.folder, [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir")]
+    model, files = ours.folder, [f"--cache_dir={settings['cache_dir']}"]
+    if settings["validation_file"] is not None:
+        files.append(f"--validation_file={settings['validation_file']}")
     found = json.loads(run([PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"], ROOT).output)
     names = ("loss", *SEED_SCORES, *(name for name in found if "@" in name))
     scores_of_run = {name: found[name] / (100 if "@" in name else 1) for name in names if name in found}

@@ -35,7 +35,6 @@ from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from data.sources.reading import item_writing
 from data.text.histories import separator_of
-from data.text.templates import USER
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
@@ -180,17 +179,17 @@ class Encoder:
         """Token ids of all items of a history; of another prompt those that it was encoded to."""
         if not (prompt.is_history and self.config.generate.exclude_seen):
             return encoded
-        return self._items([*(text for _, text in prompt.before), prompt.text])
+        return self._items([text for _, text in prompt.turns])
 
     def _conversation(self, prompt: Prompt) -> list[int]:
         template = self.trained.template
-        text = template.prompt([*prompt.before, (USER, prompt.text)])
+        text = template.prompt(prompt.turns)
         (ids,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
         return ids.tolist()
 
     def _history(self, prompt: Prompt, longest: int) -> list[int]:
         """As many of the last items as were trained on and fit, one at least."""
-        items = [*(text for _, text in prompt.before), prompt.text][-self.config.data.history_items :]
+        items = [text for _, text in prompt.turns][-self.config.data.history_items :]
         while len(ids := self._items(items)) >= longest and len(items) > 1:
             items = items[1:]
         return ids

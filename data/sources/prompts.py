@@ -25,7 +25,7 @@ from data.sources.reading import (
     records,
 )
 from data.sources.tables import fits_json, type_problems
-from data.text.templates import Turn
+from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
 from settings.errors import DoesNotFit, UserError
@@ -50,6 +50,11 @@ class Prompt:
     columns: Record
     before: Sequence[Turn] = ()
     is_history: bool = False
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Those before the prompt, and the prompt."""
+        return [*self.before, (USER, self.text)]
 
 
 def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:

@@ -17,7 +17,7 @@ from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import head_of, read_rows
-from data.text.templates import USER, Template
+from data.text.templates import Template
 from settings.errors import UserError
 
 
@@ -107,7 +107,7 @@ def test_a_shape_gives_what_its_documents_say(
     )
     if len(answers) == 1 and "objective" not in flags:  # generate asks what was learnt
         (prompt,) = read_prompts(task.sources, config.data, BadRows())
-        assert Template().prompt([*prompt.before, (USER, prompt.text)]) == asked
+        assert Template().prompt(prompt.turns) == asked
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
