@@ -644,6 +644,10 @@ class GenerateConfig:
     exclude_seen: bool = setting(
         False, "leave out answers that the prompt contains, of a history all its items; for a beam search", kind=bool
     )
+    history_prompts: int = setting(
+        1, "prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search", kind=int,
+        unit="prompts", low=1, high=64,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -839,7 +843,8 @@ SHARED = ("output_dir", "log_dir", "language")
 USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
        *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
-         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen")  # fmt: skip
+         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen",
+         "history_prompts")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,

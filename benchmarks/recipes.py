@@ -159,7 +159,7 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
         items, named["ids"] = Path(str(preset.item_file)), options["ids"] or "rqvae"
         named["simple"] = item_scores(Path(str(preset.train_file)))
         flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
-        answered = ["--num_answers=10", *EVERY_ROW]
+        answered = ["--num_answers=10", f"--metrics={','.join(named['simple'])}", *EVERY_ROW]
     elif recipe in RECIPES:
         answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW]
     ours, events = _our_run(recipe, options, flags, work)

@@ -106,7 +106,7 @@ def evaluate(config: Config) -> Evaluation:
                 confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
             if answered:
                 scores, shown, cut = generate_metrics(
-                    lambda inputs, seen: trained.ranked_answers(inputs, config, seen), loader, trained.tokenizer, how, group,
+                    lambda inputs, pasts: trained.ranked_answers(inputs, config, pasts), loader, trained.tokenizer, how, group,
                     rows=answered, batch_size=at_once, names=names, shown=SHOWN, of=of,
                 )  # fmt: skip
                 results[name].metrics.update(scores)

@@ -29,6 +29,7 @@ from commands.loading import (
     writing_of,
 )
 from config import Config, UserError
+from data.batches.histories import Past
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
@@ -134,11 +135,11 @@ def answers(
     while window := list(islice(prompts, size)):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
-        seen = [encoder.seen(prompt, ids) for prompt, ids in zip(asked_for, inputs, strict=True)]
+        pasts = [encoder.past(prompt) for prompt in asked_for]
         if config.answer.num_answers > 1:
-            written = iter(trained.best_answers(inputs, config, seen))
+            written = iter(trained.best_answers(inputs, config, pasts))
         else:
-            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config, seen)])
+            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config, pasts)])
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
@@ -161,7 +162,7 @@ class Encoder:
             UserError: it is too long, and `long_prompts` refuses such.
         """
         longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
-        ids = self._history(prompt, longest) if prompt.is_history else self._conversation(prompt)
+        ids = self._newest([text for _, text in prompt.turns]) if prompt.is_history else self._conversation(prompt)
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(
@@ -175,11 +176,14 @@ class Encoder:
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1], tokenizer.eos_id]
 
-    def seen(self, prompt: Prompt, encoded: list[int]) -> list[int]:
-        """Token ids of all items of a history; of another prompt those that it was encoded to."""
-        if not (prompt.is_history and self.config.generate.exclude_seen):
-            return encoded
-        return self._items([text for _, text in prompt.turns])
+    def past(self, prompt: Prompt) -> Past | None:
+        """What lies before the last item, where the prompt is of a history."""
+        if not prompt.is_history:
+            return None
+        items = [text for _, text in prompt.turns]
+        earlier = [items[:-age] for age in range(1, min(self.config.generate.history_prompts, len(items)))]
+        longest, eos = self.config.data.max_seq_len, self.trained.tokenizer.eos_id
+        return Past([[*self._newest(texts)[: longest - 1], eos] for texts in earlier], self._joined(items))
 
     def _conversation(self, prompt: Prompt) -> list[int]:
         template = self.trained.template
@@ -187,15 +191,15 @@ class Encoder:
         (ids,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
         return ids.tolist()
 
-    def _history(self, prompt: Prompt, longest: int) -> list[int]:
+    def _newest(self, items: list[str]) -> list[int]:
         """As many of the last items as were trained on and fit, one at least."""
-        items = [text for _, text in prompt.turns][-self.config.data.history_items :]
-        while len(ids := self._items(items)) >= longest and len(items) > 1:
+        items = items[-self.config.data.history_items :]
+        while len(ids := self._joined(items)) >= self.config.data.max_seq_len and len(items) > 1:
             items = items[1:]
         return ids
 
-    def _items(self, texts: list[str]) -> list[int]:
-        (ids,) = self.trained.tokenizer.encode_prompts([separator_of(self.config.data).join(texts)])
+    def _joined(self, items: list[str]) -> list[int]:
+        (ids,) = self.trained.tokenizer.encode_prompts([separator_of(self.config.data).join(items)])
         return ids.tolist()
 
     def notes(self, bad_rows: BadRows) -> list[str]:

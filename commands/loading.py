@@ -18,6 +18,7 @@ import torch
 
 import devices
 from config import Config, T5ModelConfig, UserError, settings_by_name
+from data.batches.histories import Pasts
 from data.text.histories import check_excluding
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
-from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter, Seen
+from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
@@ -221,28 +222,28 @@ class Trained:
         what = say(told, rows=counted(writing.rows, "row"), source=writing.source_tokens, target=writing.new_tokens)
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
-    def answer(self, inputs: list[list[int]], config: Config, seen: Seen = None) -> list[list[int]]:
+    def answer(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[int]]:
         """Token ids of the answers to prompts, as many at once as fit or were asked for; of several candidates those chosen.
 
         Args:
-            seen: see `AnswerWriter.best`.
+            pasts: see `AnswerWriter.best`.
         Raises:
             DoesNotFit: as `rows_at_once`.
         """
         asked, writer = config.answer, self._writer(config)
         if asked.candidates == 1:
-            return writer.answers(inputs, seen)
+            return writer.answers(inputs, pasts)
         return writer.agreed(inputs, asked.candidates, asked.choose_by, self.tokenizer.decode_answer)
 
-    def ranked_answers(self, inputs: list[list[int]], config: Config, seen: Seen = None) -> list[list[list[int]]]:
+    def ranked_answers(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[list[int]]]:
         """Token ids of the `num_answers` best to each prompt, or of the one of `answer`."""
         if config.answer.num_answers == 1:
-            return [[tokens] for tokens in self.answer(inputs, config, seen)]
-        return [[answer.tokens for answer in best] for best in self.best_answers(inputs, config, seen)]
+            return [[tokens] for tokens in self.answer(inputs, config, pasts)]
+        return [[answer.tokens for answer in best] for best in self.best_answers(inputs, config, pasts)]
 
-    def best_answers(self, inputs: list[list[int]], config: Config, seen: Seen = None) -> list[list[ScoredAnswer]]:
+    def best_answers(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[ScoredAnswer]]:
         """The `num_answers` best to each prompt, or as many as there are; otherwise as `answer`."""
-        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs, seen)]
+        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs, pasts)]
 
     def _writer(self, config: Config) -> AnswerWriter:
         asked = config.answer.generate_batch_size

@@ -73,7 +73,10 @@ def unheeded(config: Config, command: str) -> list[str]:
 def idle_search(config: Config) -> list[str]:
     """Flags of a beam search, where there is none."""
     return (
-        _idle(config, dict.fromkeys(("length_penalty", "early_stopping", "exclude_seen"), "--num_beams=4"))
+        _idle(
+            config,
+            dict.fromkeys(("length_penalty", "early_stopping", "exclude_seen", "history_prompts"), "--num_beams=4"),
+        )
         if config.generate.num_beams == 1
         else []
     )

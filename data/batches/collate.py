@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data.batches.histories import Past, Pasts
 from limits import LENGTH_MULTIPLE
 
 IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
@@ -22,13 +23,13 @@ class Row:
         input_ids: (S,) token ids of the encoder, with end of text.
         labels: (T,) token ids of the decoder, with end of text.
         key: random key of this row; masks and dropout follow from it.
-        seen: token ids of all items of a history before its answer; None: the prompt says all.
+        past: of a row that is of a history.
     """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     key: int
-    seen: NDArray[np.integer[Any]] | None = None
+    past: Past | None = None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class Batch:
         labels: (B, T) int64, padded with -100.
         target_lengths: (B,) int64, tokens before the padding.
         keys: (B,) int64, the row keys (their 64 bits read as signed).
-        seen: of each row; see `Row`. None: no row has any.
+        past: of each row; see `Row`. None: no row has any.
     """
 
     input_ids: NDArray[np.int64]
@@ -98,7 +99,7 @@ class Batch:
     labels: NDArray[np.int64]
     target_lengths: NDArray[np.int64]
     keys: NDArray[np.int64]
-    seen: Sequence[NDArray[np.integer[Any]]] | None = None
+    past: Pasts = None
 
     @property
     def num_rows(self) -> int:
@@ -178,7 +179,7 @@ def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGT
         labels=_pad([row.labels for row in rows], IGNORED_LABEL, length_multiple),
         target_lengths=np.array([len(row.labels) for row in rows], np.int64),
         keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
-        seen=[row.seen for row in rows if row.seen is not None] or None,
+        past=[row.past for row in rows if row.past is not None] or None,
     )
 
 

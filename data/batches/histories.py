@@ -23,6 +23,21 @@ NUMBERS = 3  # of an item
 
 
 @dataclass(frozen=True)
+class Past:
+    """What lies before the last item of a history.
+
+    Args:
+        prompts: token ids of those that end one item earlier each, with end of text. items: token ids of all its items.
+    """
+
+    prompts: Sequence[list[int]]
+    items: list[int]
+
+
+Pasts = Sequence[Past | None] | None  # of several prompts; None: none is of a history
+
+
+@dataclass(frozen=True)
 class Reach:
     """How much of a history a pair holds.
 
@@ -76,24 +91,42 @@ class HistoryRows(Sequence[dict[str, Any]]):
         place = len(ends) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
-        first, last = first_item(ends, answers, place, self._reach), last_item(ends, answers, place, self._reach)
-        text_ends = answers.cumsum()
-        begin, answer = (labels[text_ends[item] - answers[item] : text_ends[item]] for item in (first, place))
-        prompt = np.concatenate([begin, ids[ends[first] : ends[place - 1]]])
-        if self._reach.input_tokens is not None:
-            prompt = prompt[: self._reach.input_tokens - 1]
+        last = last_item(ends, answers, place, self._reach)
+        answer = _text(labels, answers, place)
         return {
-            "input_ids": np.concatenate([prompt, self._eos]),
+            "input_ids": self._prompt(ids, labels, numbers, place),
             "labels": np.concatenate([answer, ids[ends[place] : ends[last]], self._eos]),
         }
 
-    def seen(self, index: int) -> NDArray[Any] | None:
-        """The tokens of all items before the answer of a pair where each history has one pair; otherwise None."""
+    def past(self, index: int, prompts: int) -> Past | None:
+        """What lies before the pair of a history that has one; otherwise None.
+
+        Args:
+            prompts: most of the history, that of the pair among them.
+        """
         if self._ends is not None:
             return None
-        ids, _, numbers = self._rows[index].values()
-        before: NDArray[Any] = ids[: spans(numbers)[1][-2]]
-        return before
+        ids, labels, numbers = self._rows[index].values()
+        ends = spans(numbers)[1]
+        last = len(ends) - 1
+        places = range(last - 1, max(last - prompts, 0), -1)
+        earlier = [self._prompt(ids, labels, numbers, place).tolist() for place in places]
+        return Past(earlier, ids[: ends[last - 1]].tolist())
+
+    def _prompt(self, ids: NDArray[Any], labels: NDArray[Any], numbers: NDArray[Any], place: int) -> NDArray[Any]:
+        """The items before a place, as many as fit, with end of text."""
+        _, ends, answers = spans(numbers)
+        first = first_item(ends, answers, place, self._reach)
+        prompt = np.concatenate([_text(labels, answers, first), ids[ends[first] : ends[place - 1]]])
+        if self._reach.input_tokens is not None:
+            prompt = prompt[: self._reach.input_tokens - 1]
+        return np.concatenate([prompt, self._eos])
+
+
+def _text(labels: NDArray[Any], answers: Counts, item: int) -> NDArray[Any]:
+    """The tokens of an item where a text begins."""
+    end = int(answers[: item + 1].sum())
+    return labels[end - int(answers[item]) : end]
 
 
 def spans(numbers: NDArray[np.integer[Any]]) -> tuple[Counts, Counts, Counts]:

@@ -145,6 +145,7 @@ class StepLoader:
             reach = reach_of(data, self.lengths)
             self._pairs = HistoryRows(rows, items // NUMBERS, reach, self.special.eos, only_last=split != TRAIN)
         self._reverse = data.reverse_histories if split == TRAIN else 0.0
+        self._prompts = config.generate.history_prompts
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
         self._tokens = manifest.counts(split).get("tokens", 0)
@@ -301,16 +302,16 @@ class StepLoader:
                 labels = labels[: len(inputs)]
                 labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
             return LabelledRow(inputs, labels, key, self.decodes)
-        seen = None
+        past = None
         if isinstance(self._pairs, HistoryRows):
             prompt, *answers = self._pairs.pair(number, self._reverse, key).values()
-            seen = self._pairs.seen(number)
+            past = self._pairs.past(number, self._prompts)
         else:
             prompt, *answers = self._pairs[number].values()
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
         if self.objective != PREFERENCES:
-            return Row(inputs, targets[0], key, seen)
+            return Row(inputs, targets[0], key, past)
         known = None if self.reference is None else np.array(self.reference[number])
         return PreferenceRow(inputs, targets[0], targets[1], key, known)
 

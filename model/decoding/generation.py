@@ -51,30 +51,23 @@ def generate(
 
 
 def generate_best(
-    decoder: Decoder,
-    input_ids: Sequence[Sequence[int]],
-    settings: GenerateConfig,
-    tree: AnswerTree | None = None,
-    seen: Sequence[Sequence[int]] | None = None,
+    decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
 ) -> list[list[ScoredAnswer]]:
-    """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder.
-
-    Args:
-        seen: of each row the token ids among which `exclude_seen` looks; None: those of the row itself.
-    """
+    """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder."""
     found = search(decoder, input_ids, _within(settings, tree), tree)
     if not settings.exclude_seen:
         return found
-    # the best one stays where there is no other
-    return [
-        [answer for answer in best if not _contains(prompt, answer.tokens)] or best[:1]
-        for prompt, best in zip(input_ids if seen is None else seen, found, strict=True)
-    ]
+    return [unseen(best, ids) for ids, best in zip(input_ids, found, strict=True)]
 
 
-def _contains(prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    prompt, answer = list(prompt), list(answer)
-    return any(prompt[at : at + len(answer)] == answer for at in range(len(prompt) - len(answer) + 1))
+def unseen(best: list[ScoredAnswer], seen: Sequence[int]) -> list[ScoredAnswer]:
+    """The answers that token ids do not contain; the best one stays where there is no other."""
+    ids = list(seen)
+
+    def contains(answer: list[int]) -> bool:
+        return any(ids[at : at + len(answer)] == answer for at in range(len(ids) - len(answer) + 1))
+
+    return [answer for answer in best if not contains(answer.tokens)] or best[:1]
 
 
 def write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None = None) -> list[list[int]]:

@@ -23,7 +23,13 @@ from storage import atomic_file
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
 ITEMS_FILE = "items.jsonl"  # beside it, where answers are items written by codes: item and codes of each
-SEARCH = ("num_beams", "length_penalty", "early_stopping", "exclude_seen")  # what a search alone heeds
+SEARCH = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "exclude_seen",
+    "history_prompts",
+)  # what a search alone heeds
 RANKED = "num_answers"  # how many of the best answers an evaluation scores
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
 DRAWN = {

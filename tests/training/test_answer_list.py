@@ -82,6 +82,21 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     generate(load("generate", {name: str(value) for name, value in flags.items()}))
     long, _, short = (json.loads(line)["response_items"] for line in flags["output"].read_text().splitlines())
     assert long == [item for item in short if item not in users[0]], "the oldest items of a long prompt are left out"
+    # the mean over prompts that end an item earlier each is that of their answers when each is asked alone
+    asked.unlink()
+    table = pa.table({"items": [users[0][: 4 - age] for age in range(3)]})
+    pq.write_table(table, asked)
+    found = []
+    for prompts in (1, 3):
+        flags |= {"output": tmp_path / f"{prompts}.jsonl", "exclude_seen": False, "history_prompts": prompts}
+        generate(load("generate", {name: str(value) for name, value in flags.items()}))
+        told = map(json.loads, flags["output"].read_text().splitlines())
+        found.append([dict(zip(row["response_items"], np.exp(row["log_probabilities"]), strict=True)) for row in told])
+    alone, (mean, *_) = found
+    weights = np.array([1, 0.7, 0.49]) / 2.19
+    for item in codes:
+        assert mean[item] == pytest.approx(sum(weights * [one[item] for one in alone]), rel=1e-4)
+    assert list(mean.values()) == sorted(mean.values(), reverse=True)
     wide = {"output": tmp_path / "wide", "dtype": "fp32"}
     convert(load("convert", {"model": str(run), **{name: str(value) for name, value in wide.items()}}))
     losses = list[float]()

@@ -11,6 +11,7 @@ import torch
 
 from config import Config, GenerateConfig
 from data.batches.collate import IGNORED_LABEL, Batch
+from data.batches.histories import Pasts
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
@@ -23,7 +24,7 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import is_cut
 from settings.fields import AUTO
-from training.evaluation.answers import AnswerWriter, Seen
+from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import labels_in
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
@@ -46,7 +47,7 @@ class Sample:
 
 
 def generate_metrics(
-    answer: Callable[[list[list[int]], Seen], list[list[list[int]]]],
+    answer: Callable[[list[list[int]], Pasts], list[list[list[int]]]],
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
@@ -62,7 +63,7 @@ def generate_metrics(
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
-        answer: token ids of prompts, and of what answers may leave out -> of each the token ids of its answers, best first.
+        answer: token ids of prompts, and what lies before those of histories -> of each the token ids of its answers, best first.
         settings: by which they are written.
         rows: how many, of all processes. batch_size: given to `answer` at once.
         names: scores, see `training.evaluation.scores.metric_names`.
@@ -79,8 +80,7 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        seen = None if batch.seen is None else [ids.tolist() for ids in batch.seen]
-        for (source, target), best in zip(pairs, answer([source for source, _ in pairs], seen), strict=True):
+        for (source, target), best in zip(pairs, answer([source for source, _ in pairs], batch.past), strict=True):
             texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
             first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
@@ -138,8 +138,9 @@ def score_answers(
     settings, several, how = GenerateConfig(max_new_tokens=longest_answer), config.answer.num_answers, config.generate
     if several > 1:
         settings = replace(
-            settings, num_beams=how.num_beams, length_penalty=how.length_penalty, exclude_seen=how.exclude_seen
-        )
+            settings, num_beams=how.num_beams, length_penalty=how.length_penalty, exclude_seen=how.exclude_seen,
+            history_prompts=how.history_prompts,
+        )  # fmt: skip
     choices = 0 if tree is None else tree.most_choices(settings.num_beams)
     held = monitor.sample().anon_bytes
 
@@ -156,10 +157,10 @@ def score_answers(
 
     writer = AnswerWriter([blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree)
 
-    def answer(inputs: list[list[int]], seen: Seen) -> list[list[list[int]]]:
+    def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
         if several == 1:
-            return [[tokens] for tokens in writer.answers(inputs, seen)]
-        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, seen)]
+            return [[tokens] for tokens in writer.answers(inputs, pasts)]
+        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, pasts)]
 
     scores, samples, _ = generate_metrics(
         answer, loader, tokenizer, settings, group,

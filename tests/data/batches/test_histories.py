@@ -54,7 +54,8 @@ def test_every_place_of_a_history_is_learnt_but_the_last(
         path.write_text("items\n" + "".join(" ".join(map(str, items)) + "\n" for items in HISTORIES))
     else:
         path.write_text("".join(json.dumps({"user": 1, "items": items}) + "\n" for items in HISTORIES))
-    config = configure(train_file=path, item_file=items_file, history_items=3, tokenizer_dir="auto")
+    flags = {"train_file": path, "item_file": items_file, "history_items": 3, "tokenizer_dir": "auto"}
+    config = configure(**flags)
     prepared = prepare(config)
     long = [items for items in HISTORIES if len(items) > 1]
     wanted = [
@@ -64,8 +65,18 @@ def test_every_place_of_a_history_is_learnt_but_the_last(
     assert pairs_of(prepared.validation_dir, config) == [(text_of(items[-4:-1]), text_of(items[-1:])) for items in long]
     assert (prepared.counts["train_rows"], prepared.counts["train_empty_rows"]) == (len(wanted), 1)
     assert Tokenizer.load(prepared.tokenizer_dir).size == 3 + 3 + 4 + 12  # codes of each level, and special tokens
+    # earlier prompts of a held-out history are those that its earlier items had
+    asked = configure(**{**flags, "history_prompts": 3})
+    tokenizer = Tokenizer.load(prepared.tokenizer_dir)
+    (batch,) = StepLoader(prepared.validation_dir, "pairs", asked).evaluation_batches(100, 100)
+    for items, past in zip(long, batch.past or (), strict=True):
+        ends = range(len(items) - 2, max(len(items) - 4, 0), -1)
+        assert list(map(tokenizer.decode_answer, past.prompts)) == [
+            text_of(items[max(0, end - 3) : end]) for end in ends
+        ]
+        assert tokenizer.decode_answer(past.items) == text_of(items[:-1])
     # a shorter prompt holds fewer items, each whole
-    short = configure(train_file=path, item_file=items_file, history_items=3, tokenizer_dir="auto", max_seq_len=8)
+    short = configure(**{**flags, "max_seq_len": 8})
     assert pairs_of(prepare(short).train_dir, short)[2] == (text_of([2, 3]), text_of([4]))
 
 
