@@ -155,11 +155,16 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
     """Train one seed of a recipe; its figures."""
     named, answered = dict[str, Any](), list[str]()
     if recipe == "recommend":
-        preset = load("train", {"preset": "recipe_recommend"}).data
-        items, named["ids"] = Path(str(preset.item_file)), options["ids"] or "rqvae"
-        named["simple"] = item_scores(Path(str(preset.train_file)))
+        preset = load("train", {"preset": "recipe_recommend"})
+        items, named["ids"] = Path(str(preset.data.item_file)), options["ids"] or "rqvae"
+        named["simple"] = item_scores(Path(str(preset.data.train_file)))
         flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
-        answered = ["--num_answers=10", f"--metrics={','.join(named['simple'])}", *EVERY_ROW]
+        answered = [
+            "--num_answers=10",
+            f"--history_prompts={preset.generate.history_prompts}",
+            f"--metrics={','.join(named['simple'])}",
+            *EVERY_ROW,
+        ]
     elif recipe in RECIPES:
         answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW]
     ours, events = _our_run(recipe, options, flags, work)
