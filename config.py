@@ -190,10 +190,6 @@ class DataConfig:
     )  # fmt: skip
     item_separator: str = defining(", ", "text between two items of a history without item_file", kind="text")
     history_items: int = defining(20, "most past items in the prompt of a history", kind=int, unit="items", low=1)
-    next_items: int = defining(
-        1, "most items in a training answer of a history: the next one and those after it, each learnt in the same pass", kind=int,
-        unit="items", low=1,
-    )  # fmt: skip
     reverse_histories: float = defining(
         0.0, "share of training pairs made of the reversed history, where later items predict an earlier one", kind=float, low=0.0, high=1.0
     )  # fmt: skip

@@ -39,24 +39,19 @@ Pasts = Sequence[Past | None] | None  # of several prompts; None: none is of a h
 
 @dataclass(frozen=True)
 class Reach:
-    """How much of a history a pair holds.
+    """How much of a history a prompt holds.
 
     Args:
-        past_items: most in a prompt. next_items: most in an answer: the item at the pair's place and those after it.
-        input_tokens, target_tokens: most of a prompt and of an answer, with end of text; None: any. Both hold whole items, one
-            at least.
+        past_items: most. input_tokens: most with end of text, of whole items, one at least; None: any.
     """
 
     past_items: int
-    next_items: int
     input_tokens: int | None
-    target_tokens: int | None
 
 
 def reach_of(data: DataConfig, lengths: Lengths | None) -> Reach:
-    """How much of a history a training pair holds by the settings; without lengths any number of tokens."""
-    most = (None, None) if lengths is None else (lengths.input_tokens, lengths.target_tokens)
-    return Reach(data.history_items, data.next_items, *most)
+    """How much of a history a prompt holds by the settings; without lengths any number of tokens."""
+    return Reach(data.history_items, None if lengths is None else lengths.input_tokens)
 
 
 class HistoryRows(Sequence[dict[str, Any]]):
@@ -87,15 +82,13 @@ class HistoryRows(Sequence[dict[str, Any]]):
         ids, labels, numbers = self._rows[history].values()
         if reverse and np.random.Generator(np.random.Philox(key=key)).random() < reverse:
             ids, labels, numbers = _reversed(ids, labels, numbers)
-        _, ends, answers = spans(numbers)
-        place = len(ends) - 1
+        answers = spans(numbers)[2]
+        place = len(answers) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
-        last = last_item(ends, answers, place, self._reach)
-        answer = _text(labels, answers, place)
         return {
             "input_ids": self._prompt(ids, labels, numbers, place),
-            "labels": np.concatenate([answer, ids[ends[place] : ends[last]], self._eos]),
+            "labels": np.concatenate([_text(labels, answers, place), self._eos]),
         }
 
     def past(self, index: int, prompts: int) -> Past | None:
@@ -145,15 +138,6 @@ def first_item(ends: Counts, answers: Counts, place: Any, reach: Reach) -> Any:
     return np.minimum(first, place - 1)
 
 
-def last_item(ends: Counts, answers: Counts, place: Any, reach: Reach) -> Any:
-    """The last item of the answer that begins at a place, or at each of several."""
-    last = np.minimum(place + reach.next_items, len(ends)) - 1
-    if reach.target_tokens is not None:
-        most = ends[place] - answers[place] + reach.target_tokens - 1
-        last = np.minimum(last, np.searchsorted(ends, most, "right") - 1)
-    return np.maximum(last, place)
-
-
 def reversed_numbers(numbers: NDArray[np.integer[Any]]) -> Counts:
     """The numbers of a history's items, from its last to its first."""
     turned = numbers.astype(np.int64).reshape(-1, NUMBERS)[::-1].copy()
@@ -166,11 +150,10 @@ def pair_lengths(numbers: Sequence[NDArray[np.integer[Any]]], reach: Reach, only
     inputs, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for history in numbers:
         _, ends, answers = spans(history)
-        places = np.arange(1, len(ends))
-        first, last = (find(ends, answers, places, reach) for find in (first_item, last_item))
+        first = first_item(ends, answers, np.arange(1, len(ends)), reach)
         found = ends[:-1] - ends[first] + answers[first] + 1
         found = found if reach.input_tokens is None else np.minimum(found, reach.input_tokens)
-        wanted = ends[last] - ends[1:] + answers[1:] + 1
+        wanted = answers[1:] + 1
         inputs.append(found[-1:] if only_last else found)
         targets.append(wanted[-1:] if only_last else wanted)
     return np.concatenate(inputs), np.concatenate(targets)

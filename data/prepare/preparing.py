@@ -347,7 +347,7 @@ def _settings(job: Job) -> dict[str, object]:
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
     if (writing := job.columns.writing) is not None:
-        written = [writing.source, writing.separator, writing.window, writing.next_items]
+        written = [writing.source, writing.separator, writing.window]
         facts["histories"] = [3, job.hold_out, *written]  # the format of their numbers in front
     if job.sets:
         facts["validation_sets"] = list(job.sets)

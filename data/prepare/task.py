@@ -221,7 +221,7 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         problems.append("prepare_text")
     if kind != HISTORIES:
         problems += ["holdout"] * (data.holdout == LAST)
-        problems += ["reverse_histories"] * (data.reverse_histories > 0) + ["next_items"] * (data.next_items > 1)
+        problems += ["reverse_histories"] * (data.reverse_histories > 0)
     if problems:
         what = {
             STREAM: "text for pretraining",

@@ -83,7 +83,7 @@ class Job:
         writing = self.columns.writing
         if writing is None:
             return None
-        return Reach(writing.window, writing.next_items, self.lengths.input_tokens, self.lengths.target_tokens)
+        return Reach(writing.window, self.lengths.input_tokens)
 
 
 @dataclass

@@ -141,11 +141,9 @@ def item_writing(data: DataConfig) -> ItemWriting:
     Memory: some 300 bytes an item of the file.
     """
     if data.item_file is None:
-        return ItemWriting(separator_of(data), data.history_items, data.next_items)
+        return ItemWriting(separator_of(data), data.history_items)
     sources = find(data.item_file, "--item_file")
-    return ItemWriting(
-        separator_of(data), data.history_items, data.next_items, items_in(sources), sources_fingerprint(sources)
-    )
+    return ItemWriting(separator_of(data), data.history_items, items_in(sources), sources_fingerprint(sources))
 
 
 def is_of_items(source: Source) -> bool:

@@ -29,13 +29,12 @@ class ItemWriting:
     """How the items of histories are written.
 
     Args:
-        separator: between items. window: most past items in a prompt. next_items: most items in a training answer.
+        separator: between items. window: most past items in a prompt.
         texts: of items by name; none: an item is its own text. source: fingerprint of the file that they come from.
     """
 
     separator: str
     window: int
-    next_items: int
     texts: Mapping[str, str] | None = None
     source: str = ""
 

@@ -52,7 +52,7 @@ class AnswerTree:
     def __init__(self, tokens: NDArray[np.integer], starts: NDArray[np.int32], longest: int) -> None:
         self.tokens, self.starts, self.longest = tokens, starts, longest
         self.num_bytes = tokens.nbytes + starts.nbytes
-        degrees, self._end = np.diff(starts), int(tokens[-1])  # the deepest level is of leaves
+        degrees = np.diff(starts)
         self.num_answers = int((degrees == 0).sum())
         self._first_choices, self._later_choices = int(degrees[ROOT]), int(degrees[1:].max())
 
@@ -122,8 +122,6 @@ class AnswerTree:
     def nodes_before(self, labels: Ids, lengths: Ids) -> Ids:
         """The node that each label (N,) is chosen at, of rows laid end to end; `DEAD` from where a row is not in the list.
 
-        An answer that goes on where one of the list may end is the beginning of another one, as in histories.
-
         Args:
             lengths: (rows,) labels of each row; those behind the last row are `DEAD`.
         """
@@ -133,9 +131,6 @@ class AnswerTree:
             rows = np.flatnonzero((lengths > place) & (at != DEAD))
             tokens, nodes = labels[begins[rows] + place], at[rows]
             children = self._child(nodes, tokens)
-            ended = np.flatnonzero((children == DEAD) & (self._child(nodes, np.full(len(nodes), self._end)) != DEAD))
-            nodes[ended] = ROOT
-            children[ended] = self._child(nodes[ended], tokens[ended])
             found[begins[rows] + place] = np.where(children == DEAD, DEAD, nodes)
             at[rows] = children
         return found

@@ -61,7 +61,7 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     flags = {
         "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
         "eval_generate_rows": 9, "metrics": "recall@6", "metric_for_best": "recall@6", "exclude_seen": True,
-        "loss_over": "answers", "next_items": 3, "eval_rows": 9,
+        "loss_over": "answers", "eval_rows": 9,
     }  # fmt: skip
     LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
     measured = events(tmp_path, "bought", "eval")
