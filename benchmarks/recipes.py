@@ -213,7 +213,9 @@ def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
     """All seeds of a recipe, and what is published."""
     measure, published = SEED_RECIPES[recipe]
     ranks = [name for name in runs[0] if "@" in name]
-    names = list(dict.fromkeys(name for name in (measure, *ranks, *SEED_SCORES, "loss") if name in runs[0]))
+    names = list(
+        dict.fromkeys(name for name in (measure, *ranks, *SEED_SCORES, "loss") if all(name in run for run in runs))
+    )
     keys = [name for name in ("ids", "seed") if name in runs[0]]
 
     def shown(name: str, value: float) -> str:
@@ -415,8 +417,8 @@ def main(arguments: list[str]) -> None:
     if names[0] in SEED_RECIPES and not options["peer_steps"]:
         kept, section = ROOT / "docs" / "benchmarks" / class_folder(), f"labels-{names[0]}"
         file = kept / f"{section}.json"
-        earlier = json.loads(file.read_text())["figures"] if file.exists() else []
         one = measure_seed(names[0], options, flags, work)
+        earlier = json.loads(file.read_text())["figures"] if file.exists() else []
         key = lambda each: (each.get("ids", ""), each["seed"])  # noqa: E731
         runs = sorted([*(each for each in earlier if key(each) != key(one)), one], key=key)
         print(body := seed_table(names[0], runs), flush=True)
