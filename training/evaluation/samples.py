@@ -153,7 +153,8 @@ def score_answers(
     is_kept = not blockwise.weight_store.is_collective  # else all processes take steps together
 
     def at_once(writing: Writing) -> int:
-        return max(1, kept.most(writing)) if is_kept and kept.excess_bytes else writing.rows
+        rows = min(writing.rows, batch_size)  # of histories more prompts come than rows
+        return max(1, kept.most(replace(writing, rows=rows))) if is_kept and kept.excess_bytes else rows
 
     writer = AnswerWriter([blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree)
 
