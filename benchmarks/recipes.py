@@ -134,7 +134,7 @@ def scores(
     Args:
         more: further flags.
     """
-    alike = [f"--{name}={settings[name]}" for name in ("validation_file", "cache_dir", "objective", *LENGTHS)]
+    alike = _same(settings, "validation_file", "cache_dir", "objective", *LENGTHS)
     # ours would search by itself, the peer's would not
     kept = other_than_default(GenerateConfig(**{name: settings[name] for name in HEEDED}))
     searched = [f"--{name}={value}" for name, value in kept.items()]
@@ -149,6 +149,11 @@ def scores(
         told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
+
+
+def _same(settings: dict[str, Any], *names: str) -> list[str]:
+    """The flags by which a program has these settings too."""
+    return [f"--{name}={settings[name]}" for name in names if settings[name] is not None]
 
 
 def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
@@ -170,9 +175,7 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
     ours, events = _our_run(recipe, options, flags, work)
     settings = next(event for event in events if event["event"] == "start")["settings"]
     end = next(event for event in reversed(events) if event["event"] == "end")
-    model, files = ours.folder, [f"--cache_dir={settings['cache_dir']}"]
-    if settings["validation_file"] is not None:
-        files.append(f"--validation_file={settings['validation_file']}")
+    model, files = ours.folder, _same(settings, "validation_file", "cache_dir")
     found = json.loads(run([PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"], ROOT).output)
     names = ("loss", *SEED_SCORES, *(name for name in found if "@" in name))
     scores_of_run = {name: found[name] / (100 if "@" in name else 1) for name in names if name in found}

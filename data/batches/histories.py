@@ -82,12 +82,12 @@ class HistoryRows(Sequence[dict[str, Any]]):
         ids, labels, numbers = self._rows[history].values()
         if reverse and np.random.Generator(np.random.Philox(key=key)).random() < reverse:
             ids, labels, numbers = _reversed(ids, labels, numbers)
-        answers = spans(numbers)[2]
-        place = len(answers) - 1
+        _, ends, answers = spans(numbers)
+        place = len(ends) - 1
         if self._ends is not None:
             place = index + 1 - (int(self._ends[history - 1]) if history else 0)
         return {
-            "input_ids": self._prompt(ids, labels, numbers, place),
+            "input_ids": self._prompt(ids, labels, ends, answers, place),
             "labels": np.concatenate([_text(labels, answers, place), self._eos]),
         }
 
@@ -100,15 +100,16 @@ class HistoryRows(Sequence[dict[str, Any]]):
         if self._ends is not None:
             return None
         ids, labels, numbers = self._rows[index].values()
-        ends = spans(numbers)[1]
+        _, ends, answers = spans(numbers)
         last = len(ends) - 1
         places = range(last - 1, max(last - prompts, 0), -1)
-        earlier = [self._prompt(ids, labels, numbers, place).tolist() for place in places]
+        earlier = [self._prompt(ids, labels, ends, answers, place).tolist() for place in places]
         return Past(earlier, ids[: ends[last - 1]].tolist())
 
-    def _prompt(self, ids: NDArray[Any], labels: NDArray[Any], numbers: NDArray[Any], place: int) -> NDArray[Any]:
+    def _prompt(
+        self, ids: NDArray[Any], labels: NDArray[Any], ends: Counts, answers: Counts, place: int
+    ) -> NDArray[Any]:
         """The items before a place, as many as fit, with end of text."""
-        _, ends, answers = spans(numbers)
         first = first_item(ends, answers, place, self._reach)
         prompt = np.concatenate([_text(labels, answers, first), ids[ends[first] : ends[place - 1]]])
         if self._reach.input_tokens is not None:

@@ -145,7 +145,9 @@ class StepLoader:
             reach = reach_of(data, self.lengths)
             self._pairs = HistoryRows(rows, items // NUMBERS, reach, self.special.eos, only_last=split != TRAIN)
         self._reverse = data.reverse_histories if split == TRAIN else 0.0
-        self._prompts = config.generate.history_prompts
+        how = config.generate
+        # 0: nobody asks for the past
+        self._prompts = how.history_prompts if how.exclude_seen or how.history_prompts > 1 else 0
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
         self._tokens = manifest.counts(split).get("tokens", 0)
@@ -305,7 +307,7 @@ class StepLoader:
         past = None
         if isinstance(self._pairs, HistoryRows):
             prompt, *answers = self._pairs.pair(number, self._reverse, key).values()
-            past = self._pairs.past(number, self._prompts)
+            past = self._pairs.past(number, self._prompts) if self._prompts else None
         else:
             prompt, *answers = self._pairs[number].values()
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
