@@ -203,12 +203,13 @@ class MemoryController:
         return Target(self.plan.peak_bytes * most / peak, "peak", story)
 
     def _predicted_growth(self, step: int) -> Target | None:
-        """Growth is first answered by cleaning; where memory grows again after that, by a smaller plan."""
+        """Growth beyond the plan is first answered by cleaning; where memory grows again after that, by a smaller plan."""
         limit = self.budget.limit() if self._device.is_separate_memory else self._monitor.budget_bytes
-        peak = self._step_peaks()[0] / max(1, limit)  # in shares of the budget, as growth is
+        held, planned = self._step_peaks()
+        peak = held / max(1, limit)  # in shares of the budget, as growth is
         growth = self._growth.after_step(self._monitor.pressure(), peak)
         steps_left = max(0.0, 1.0 - peak) / growth if growth else math.inf
-        if steps_left > FORESIGHT:
+        if steps_left > FORESIGHT or held <= planned:  # a heap that fills up to what was planned does not grow
             return None
         pace = format_size(int(growth * self._monitor.budget_bytes))
         told = "memory grows by {pace} per step and would reach the budget in {steps}"

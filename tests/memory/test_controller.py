@@ -200,8 +200,15 @@ def test_another_memory_mode_gives_the_same_losses(folder, undisturbed):
     assert losses == pytest.approx(undisturbed, rel=1e-5)
 
 
-def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbed, monkeypatch, capfd):
-    """Every step holds more than the one before: the run cleans, and where that does not help takes a smaller way."""
+@pytest.mark.parametrize("is_within_plan", [False, True])
+def test_growth_is_told_cleaned_and_answered_by_a_smaller_plan(folder, undisturbed, monkeypatch, capfd, is_within_plan):
+    """Every step holds more than the one before: the run cleans, and where that does not help takes a smaller plan.
+
+    A heap that fills up to what was planned is left alone.
+    """
+    name = f"grows_{is_within_plan}"
+    held = (GIB, 2 * GIB if is_within_plan else MIB)
+    monkeypatch.setattr(MemoryController, "_step_peaks", lambda self: held)
     monkeypatch.setattr(controlling, "THIRDS", (1,))
     shares = iter(0.3 + 0.1 * step for step in range(100))
     monkeypatch.setattr(
@@ -210,11 +217,15 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_way(folder, undisturbe
         lambda self, held, peak, inner=Growth.after_step: inner(self, next(shares), peak),
     )
     monkeypatch.setattr(controlling, "FORESIGHT", 10**9)
-    losses = run(folder, "grows", max_steps=STEPS)
+    losses = run(folder, name, max_steps=STEPS)
     assert losses == pytest.approx(undisturbed, rel=1e-5)
-    (record,) = [event for event in events(folder, "grows", "recovery") if event["reason"] == "growth"]
-    assert record["step"] == 6 and "memory still grows" in record["report"]
+    records = [event for event in events(folder, name, "recovery") if event["reason"] == "growth"]
     told = capfd.readouterr()
+    if is_within_plan:
+        assert not records and "would reach the budget in" not in told.out + told.err
+        return
+    (record,) = records
+    assert record["step"] == 6 and "memory still grows" in record["report"]
     assert (told.out + told.err).count("would reach the budget in") == 2
 
 
