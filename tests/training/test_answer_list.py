@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,11 @@ from config import load
 from data.text.histories import check_excluding
 from data.text.templates import Template
 from data.tokenizers.training import train_tokenizer
+from model.decoding.generation import generate_best
 from settings.errors import UserError
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
+from training.evaluation import answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("red", "blue", "green")
@@ -52,7 +55,7 @@ def test_a_run_is_evaluated_by_ranked_answers_and_leaves_their_list(tmp_path: Pa
         LowMemTrainer(configuration(tmp_path, "other", **{**flags, "answers": rows, "num_beams": 2})).train()
 
 
-def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
+def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {f"item{number}": [number % 3, number] for number in range(9)}
     rows, items = tmp_path / "histories.jsonl", tmp_path / "ids.jsonl"
     histories = [[f"item{(start + at) % 9}" for at in range(4)] for start in range(9)]
@@ -60,10 +63,19 @@ def test_a_model_of_histories_recommends_items_by_name(tmp_path: Path) -> None:
     items.write_text("".join(json.dumps({"item": item, "codes": code}) + "\n" for item, code in codes.items()))
     flags = {
         "train_file": rows, "item_file": items, "history_items": 2, "num_beams": 9, "num_answers": 9, "max_steps": 1,
-        "eval_generate_rows": 9, "metrics": "recall@6", "metric_for_best": "recall@6", "exclude_seen": True,
-        "loss_over": "answers", "eval_rows": 9,
+        "eval_generate_rows": 4, "metrics": "recall@6", "metric_for_best": "recall@6", "exclude_seen": True,
+        "loss_over": "answers", "eval_rows": 9, "history_prompts": 3,
     }  # fmt: skip
-    LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
+    at_once = list[int]()
+
+    def search(decoder: Any, prompts: list[Any], *args: Any) -> Any:
+        at_once.append(len(prompts))
+        return generate_best(decoder, prompts, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(answers, "generate_best", search)
+        LowMemTrainer(configuration(tmp_path, "bought", **flags)).train()
+    assert max(at_once) == 4, "no more prompts at once than were planned, though each row has several"
     measured = events(tmp_path, "bought", "eval")
     assert {event["recall@6"] for event in measured} == {100.0}, "the three seen ones of nine are left out"
     items.unlink()  # the model has its own
