@@ -287,5 +287,4 @@ class LowMemTrainer:
                 device = live.device.torch_device
                 show_predictions(blockwise, run.validation, run.tokenizer, run.prepared.labels, rows, self.log, device)
                 return None
-            longest = live.longest_answer
-            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, longest, run.tree)
+            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, live.decoding, run.tree)

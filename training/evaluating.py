@@ -91,7 +91,7 @@ def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, floa
         try:
             return score_answers(
                 live.engine.blockwise, run.validation, run.tokenizer, live.config, live.group,
-                live.longest_answer, free, live.monitor, own=live.run.metrics, of=rows, tree=run.tree,
+                live.decoding, free, live.monitor, own=live.run.metrics, of=rows, tree=run.tree,
             )  # fmt: skip
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):

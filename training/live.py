@@ -47,11 +47,12 @@ class LiveRun:
         self._build()
 
     @property
-    def longest_answer(self) -> int:
-        """Tokens of the longest answer that the model has been trained on, here or, as its base's folder says, before."""
+    def decoding(self) -> GenerateConfig:
+        """How the published model decodes: answers as long as it has been trained on, here or, as its base's folder says, before."""
         said = self.config.generate.max_new_tokens
         learnt = self.run.loader.longest_answer
-        return learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
+        longest = learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
+        return replace(self.config.generate, max_new_tokens=longest)
 
     def _build(self) -> None:
         choice, budget, train = self.controller.plan.choice, self.controller.budget, self.config.train

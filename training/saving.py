@@ -6,7 +6,6 @@ Before that the model has to show that it is sound: that a step's loss was finit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
     state, path = live.checkpoint_state(), checkpoints.folder / name_of(step)
     model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
     with live.monitor.phase("save"):
-        answers = replace(live.config.generate, max_new_tokens=live.longest_answer) if model.config.is_text else None
+        answers = live.decoding if model.config.is_text else None
         num_answers = live.config.answer.num_answers
         listed_in = None if live.run.tree is None else live.run.run_dir
         if engine.shards is not None:

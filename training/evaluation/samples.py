@@ -109,7 +109,7 @@ def score_answers(
     tokenizer: Tokenizer,
     config: Config,
     group: Group,
-    longest_answer: int,
+    decoding: GenerateConfig,
     free_bytes: int,
     monitor: Monitor,
     own: Mapping[str, OwnMetric] | None = None,
@@ -119,7 +119,7 @@ def score_answers(
     """Score answers within a training run to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
 
     Args:
-        longest_answer: tokens of the longest that it is trained on, where the published model ends its answers too.
+        decoding: of the published model; beams only for the `num_answers` best, since they take several times as long.
         free_bytes: what may be taken now; so many rows are answered at once as fit, one at least. monitor: of the run.
         own: metrics of the user's own. of: the rows of one validation set; None: all. tree: the answers that there are; None: any.
     Returns:
@@ -135,12 +135,8 @@ def score_answers(
         0, blockwise.model.embedding.dtype != blockwise.weight_store.compute_dtype, compute
     )  # the model is there already
 
-    settings, several, how = GenerateConfig(max_new_tokens=longest_answer), config.answer.num_answers, config.generate
-    if several > 1:
-        settings = replace(
-            settings, num_beams=how.num_beams, length_penalty=how.length_penalty, exclude_seen=how.exclude_seen,
-            history_prompts=how.history_prompts,
-        )  # fmt: skip
+    several = config.answer.num_answers
+    settings = decoding if several > 1 else replace(decoding, num_beams=1)
     choices = 0 if tree is None else tree.most_choices(settings.num_beams)
     held = monitor.sample().anon_bytes
 
@@ -176,20 +172,20 @@ def show_samples(
     tokenizer: Tokenizer,
     count: int,
     log: RunLog,
-    longest_answer: int,
+    decoding: GenerateConfig,
     tree: AnswerTree | None = None,
 ) -> str | None:
     """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
 
     Args:
-        tree: the answers that there are; None: any.
+        decoding: of the published model. tree: the answers that there are; None: any.
     Returns:
         the text of the first prompt, for the next command to type; None where there are no rows.
     """
     rows = list(_first_rows(loader, max(count, 1)))
     prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
     if count and rows:
-        settings = GenerateConfig(max_new_tokens=min(longest_answer, SAMPLE_TOKENS))
+        settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
         answers = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree).answers(inputs)
         log.progress.note(say("samples"))

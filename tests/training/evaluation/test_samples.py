@@ -1,13 +1,17 @@
-"""Samples: what is shown of rows that the longest length has cut."""
+"""Answers within a run: how they are decoded, and what is shown of them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from data.tokenizers.training import byte_tokenizer
+from tests.training.small_runs import configuration, events
+from trainer_low_mem import LowMemTrainer
 from training.evaluation.samples import show_samples
 
 
@@ -20,4 +24,20 @@ def test_half_a_letter_is_not_shown() -> None:
     loader = SimpleNamespace(evaluation_batches=lambda *counts: iter([batch]))
     assert "\ufffd" in tokenizer.decode(source[0].tolist())
     nothing = cast(Any, None)
-    assert show_samples(nothing, cast(Any, loader), tokenizer, 0, nothing, 9) == "河"
+    assert show_samples(nothing, cast(Any, loader), tokenizer, 0, nothing, nothing) == "河"
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("size", [0, 1])
+def test_runs_decode_as_the_published_model(tmp_path: Path, size: int) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "say", "response": "aa"}\n' * 8)
+    flags = {
+        "train_file": rows, "validation_file": rows, "objective": "pairs", "tokenizer_type": "byte", "max_steps": 40, "eval_steps": 40,
+        "learning_rate": 1e-2, "dropout_rate": 0.0, "eval_generate_rows": 8, "metrics": "identical", "sample_rows": 1,
+        "no_repeat_ngram_size": size,
+    }  # fmt: skip
+    LowMemTrainer(configuration(tmp_path, "said", **flags)).train()
+    *_, sample = events(tmp_path, "said", "sample")
+    assert (sample["answer"] == "aa") == (size == 0)
+    assert events(tmp_path, "said", "eval")[-1]["identical"] == (100.0 if size == 0 else 0.0)
