@@ -51,6 +51,7 @@ def unheeded(config: Config, command: str) -> list[str]:
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0 and config.answer.candidates == 1, "--temperature=0.7")),
         **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
         "choose_by": (config.answer.candidates == 1, "--candidates=16"),
+        **dict.fromkeys(("exclude_seen", "history_prompts"), (config.answer.candidates > 1, "--candidates=1")),
         **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
