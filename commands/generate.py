@@ -161,7 +161,7 @@ class Encoder:
         Raises:
             UserError: it is too long, and `long_prompts` refuses such.
         """
-        longest, tokenizer = self.config.data.max_seq_len, self.trained.tokenizer
+        longest = self.config.data.max_seq_len
         ids = self._newest([text for _, text in prompt.turns]) if prompt.is_history else self._conversation(prompt)
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
@@ -174,7 +174,7 @@ class Encoder:
                     )
                 )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
-        return [*ids[: longest - 1], tokenizer.eos_id]
+        return self._ended(ids)
 
     def past(self, prompt: Prompt) -> Past | None:
         """What lies before the last item, where the prompt is of a history."""
@@ -182,8 +182,10 @@ class Encoder:
             return None
         items = [text for _, text in prompt.turns]
         earlier = [items[:-age] for age in range(1, min(self.config.generate.history_prompts, len(items)))]
-        longest, eos = self.config.data.max_seq_len, self.trained.tokenizer.eos_id
-        return Past([[*self._newest(texts)[: longest - 1], eos] for texts in earlier], self._joined(items))
+        return Past([self._ended(self._newest(texts)) for texts in earlier], self._joined(items))
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        return [*ids[: self.config.data.max_seq_len - 1], self.trained.tokenizer.eos_id]
 
     def _conversation(self, prompt: Prompt) -> list[int]:
         template = self.trained.template
