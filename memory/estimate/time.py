@@ -84,7 +84,7 @@ FITTED_BF16 = {
 PACES = {
     AVX2.name: Pace(),
     AVX512_BF16.name: Pace(**FITTED_BF16),
-    AMX_BF16.name: Pace(**FITTED_BF16, **GUESSED),  # fewer tokens a second in small micro-batches, as measured, at guessed rates
+    AMX_BF16.name: Pace(**FITTED_BF16, **GUESSED),  # nothing fitted yet but that a micro-batch has its own cost
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
     # an H200's host took 33 to 45 us a kernel, of which a block has some 40 a way (`benchmarks.checks.launches`)
