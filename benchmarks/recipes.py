@@ -22,7 +22,7 @@ with the codes of ids_NAME.jsonl beside the preset's histories, and recall and n
     python -m benchmarks.recipes akkadian [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
     python -m benchmarks.recipes akkadian --finished=LOG_FOLDER --equal_rows=False --peer_steps=N --eval_rows=2812
 
-with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps.
+with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps, or is auto.
 
 Finished folders of a recipe are scored one by one, as an ensemble, and by candidates of each and of all (minimum Bayes risk):
 
@@ -31,10 +31,10 @@ Finished folders of a recipe are scored one by one, as an ensemble, and by candi
 The table goes into docs/recipes.md.
 
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
---peer_micro_batch: rows of one of its forwards; 8, for words 256.
+--peer_micro_batch: rows of one of its forwards; 8, for words 256. --peer_bf16=True: its products in bfloat16.
 --equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
 run on equal rows; without that, by two short runs.
---peer_steps=N: of its run in equal time, where that would be too long; its row says that it took less.
+--peer_steps=N: of its run in equal time, where that would be too long; its row says that it took less. auto: those of equal time.
 --finished=LOG_FOLDER: of a run that has ended, such as logs/summarise; it stands for this project's, which is not run anew.
 Its peak and its time, over all its starts, are those that it told itself, without a curve, so no picture is drawn.
 """
@@ -94,6 +94,7 @@ OWN = {
     "peer_optimizer": "adamw_torch",
     "peer_learning_rate": "1e-3",
     "peer_micro_batch": "",
+    "peer_bf16": "False",
     "equal_rows": "True",
     "equal_time": "True",
     "peer_steps": "",
@@ -285,7 +286,7 @@ class Peer:
         micro_batch = options["peer_micro_batch"] or ("256" if recipe.startswith("g2p") else "8")
         self._rows, self._ours, self._work = prepared.train_dir, ours, work
         self._words = [str(settings["effective_batch_size"]), options["peer_optimizer"], options["peer_learning_rate"],
-                       str(settings["seed"]), micro_batch]  # fmt: skip
+                       str(settings["seed"]), micro_batch, options["peer_bf16"]]  # fmt: skip
 
     def train(self, steps: int, name: str) -> Trained:
         """Train from random weights, into the folder `name`; one that lies there after as many such steps is taken as it is."""
@@ -323,7 +324,7 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
     if options["equal_rows"] == "True":
         runs["peer"] = peer.train(end["step"], "peer")
     if options["equal_time"] == "True":
-        if options["peer_steps"]:
+        if options["peer_steps"] not in ("", "auto"):
             steps = int(options["peer_steps"])
         elif "peer" in runs:
             steps = max(1, round(end["step"] * ours.seconds / runs["peer"].seconds))

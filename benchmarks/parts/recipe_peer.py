@@ -1,10 +1,10 @@
 """The same model trained by transformers' Seq2SeqTrainer on the same tokens: a child process of `benchmarks.recipes`.
 
-    python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED MICRO_BATCH
+    python -m benchmarks.parts.recipe_peer SHARDS MODEL OUTPUT STEPS ROWS OPTIMIZER LEARNING_RATE SEED MICRO_BATCH BF16
 
 SHARDS: the split that the recipe's run was trained on, so that both read the same ids; MODEL: that run's folder, whose
-shape is built anew with random weights; ROWS: of one step, in micro-batches of at most MICRO_BATCH. Writes a model folder to
-OUTPUT.
+shape is built anew with random weights; ROWS: of one step, in micro-batches of at most MICRO_BATCH; BF16: True or False,
+the Trainer's `bf16`. Writes a model folder to OUTPUT.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def collate(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
 
 def main(
     shards: str, model: str, output: str, steps: int, rows: int, optimizer: str, learning_rate: float, seed: int,
-    micro_batch: int,
+    micro_batch: int, bf16: bool,
 ) -> None:  # fmt: skip
     """Train and save."""
+    import torch
     from transformers import (
         AutoConfig,
         AutoModelForSeq2SeqLM,
@@ -71,7 +72,8 @@ def main(
         output_dir=f"{output}.work", max_steps=steps, per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=rows // batch_size, optim=optimizer, learning_rate=learning_rate,
         lr_scheduler_type="cosine", warmup_steps=steps // 10, save_strategy="no", report_to=[], seed=seed,
-        disable_tqdm=True, logging_steps=max(1, steps // 10), remove_unused_columns=False,
+        disable_tqdm=True, logging_steps=max(1, steps // 10), remove_unused_columns=False, bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),  # bf16 asks for it
     )  # fmt: skip
     trainer = Seq2SeqTrainer(
         model=network, args=arguments, train_dataset=PairRows(shards),
@@ -83,5 +85,6 @@ def main(
 
 
 if __name__ == "__main__":
-    folders, (steps, rows, optimizer, rate, seed, micro_batch) = sys.argv[1:4], sys.argv[4:]
-    main(folders[0], folders[1], folders[2], int(steps), int(rows), optimizer, float(rate), int(seed), int(micro_batch))
+    folders, (steps, rows, optimizer, rate, seed, micro_batch, bf16) = sys.argv[1:4], sys.argv[4:]
+    numbers = int(steps), int(rows), optimizer, float(rate), int(seed), int(micro_batch)
+    main(folders[0], folders[1], folders[2], *numbers, bf16 == "True")
