@@ -1,8 +1,9 @@
 """Minimum Bayes risk: of several candidates that answer which is, on average, most similar to the others.
 
-Similarity is sacreBLEU's score of a candidate with another as its reference. The n-grams that two candidates share are counted for
-all pairs at once: with a column for each n-gram and a row for each candidate, the matrix of "has it at least c times", times its own
-transpose, summed over c.
+Similarity is the mean of sacreBLEU's scores of each of two candidates with the other as its reference, since chrF, which weighs
+recall twice, would choose answers that are too long. The n-grams that two candidates share are counted for all pairs at once:
+with a column for each n-gram and a row for each candidate, the matrix of "has it at least c times", times its own transpose,
+summed over c.
 
 Source: Kumar and Byrne 2004; Eikema and Aziz 2020 (arXiv 2005.10283); chrF: Popović 2015; BLEU of sentences as sacreBLEU smooths it.
 """
@@ -28,7 +29,8 @@ def most_agreed(candidates: Sequence[str], by: str) -> int:
     """
     if len(set(candidates)) == 1:
         return 0
-    return int(similarities(candidates, by).sum(1).argmax())
+    found = similarities(candidates, by)
+    return int((found + found.T).sum(1).argmax())
 
 
 def similarities(texts: Sequence[str], by: str) -> NDArray[np.float64]:

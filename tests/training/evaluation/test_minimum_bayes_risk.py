@@ -34,7 +34,7 @@ def test_similarities_are_those_of_sacrebleu(by: str, monkeypatch: pytest.Monkey
     texts = drawn(12)
     expected = by_sacrebleu(texts, by)
     np.testing.assert_allclose(similarities(texts, by), expected, rtol=1e-9, atol=1e-9)
-    assert most_agreed(texts, by) == expected.sum(1).argmax()
+    assert most_agreed(texts, by) == (expected + expected.T).sum(1).argmax()
     monkeypatch.setattr(minimum_bayes_risk, "BLOCK", 5)
     np.testing.assert_allclose(similarities(texts, by), expected, rtol=1e-9, atol=1e-9)
 
@@ -42,3 +42,9 @@ def test_similarities_are_those_of_sacrebleu(by: str, monkeypatch: pytest.Monkey
 def test_the_more_frequent_wins_and_of_equal_ones_the_first() -> None:
     assert most_agreed(["b", "a", "a"], "chrf") == 1
     assert most_agreed(["b", "a"], "chrf") == most_agreed(["b"], "chrf") == 0
+
+
+def test_a_candidate_does_not_win_by_its_length() -> None:
+    candidates = ["he built", "he built the wall", "he built the wall of the town and the gate"]
+    assert most_agreed(candidates, "chrf") == most_agreed(candidates, "chrf++") == 1
+    assert similarities(candidates, "chrf").sum(1).argmax() == 2  # as chrF with the others as references would have it
