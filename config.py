@@ -644,6 +644,10 @@ class GenerateConfig:
         1, "prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search", kind=int,
         unit="prompts", low=1, high=64,
     )  # fmt: skip
+    split_prompts: int = setting(
+        0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
+        kind=int, unit="tokens", low=0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -840,7 +844,7 @@ USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device"
        *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
          "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen",
-         "history_prompts")  # fmt: skip
+         "history_prompts", "split_prompts")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,

@@ -40,11 +40,11 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
-from model.decoding.generation import is_cut
 from settings.errors import reason_of
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
+from training.evaluation.prompt_parts import was_cut
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.answer_list import answer_sources, with_answers
@@ -143,7 +143,7 @@ def answers(
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
-            yield prompt, texts, is_cut(best[0].tokens, config.generate)
+            yield prompt, texts, was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id)
 
 
 @dataclass
@@ -163,6 +163,8 @@ class Encoder:
         """
         longest = self.config.data.max_seq_len
         ids = self._newest([text for _, text in prompt.turns]) if prompt.is_history else self._conversation(prompt)
+        if self.config.generate.split_prompts and len(prompt.turns) == 1:
+            return [*ids, self.trained.tokenizer.eos_id]  # its parts are short enough
         if len(ids) >= longest:
             if self.config.answer.long_prompts == "refuse":
                 raise UserError(

@@ -248,7 +248,8 @@ class Trained:
     def _writer(self, config: Config) -> AnswerWriter:
         asked = config.answer.generate_batch_size
         return AnswerWriter(
-            self.models, config.generate, lambda writing: self.rows_at_once(asked, writing), config.run.seed, self.kept, self.tree
+            self.models, config.generate, lambda writing: self.rows_at_once(asked, writing), config.run.seed, self.kept, self.tree,
+            self.tokenizer,
         )  # fmt: skip
 
 

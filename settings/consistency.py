@@ -258,6 +258,10 @@ def answer_problems(config: Config) -> Iterator[str]:
         yield f"--num_answers = {several}, writes one answer of {candidates} candidates; omit it, or --candidates"
     if how.num_beams > 1 and how.temperature > 0.0 and candidates == 1:
         yield f"--num_beams = {how.num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1"
+    if how.split_prompts and several > 1:
+        yield f"--split_prompts = {how.split_prompts}, joins one answer of each part, and num_answers is {several}; omit one"
+    if how.split_prompts >= config.data.max_seq_len:
+        yield f"--split_prompts = {how.split_prompts}, is not less than max_seq_len ({config.data.max_seq_len}); lower it"
     if how.min_new_tokens > how.max_new_tokens:
         yield f"--min_new_tokens = {how.min_new_tokens}, is more than max_new_tokens ({how.max_new_tokens}); lower it"
 

@@ -31,7 +31,7 @@ SEARCH = (
     "history_prompts",
 )  # what a search alone heeds
 RANKED = "num_answers"  # how many of the best answers an evaluation scores
-HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size")
+HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 DRAWN = {
     "temperature": 1.0,
     "top_k": 50,

@@ -130,6 +130,28 @@ def test_a_killed_run_goes_on_where_its_output_stops(
     assert len(read(output)) == len(PROMPTS)
 
 
+def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["the king went home.", "he built a wall there.", "then all was well."]
+    source, whole = (
+        write_prompts(tmp_path / f"{name}.jsonl", texts)
+        for name, texts in (("parts", [*parts, "x"]), ("whole", [" ".join(parts), "x"]))
+    )
+    for more in ({}, {"num_beams": 2}, {"candidates": 3}):
+        for name, flags in (
+            ("one", {"input": source}),
+            ("all", {"input": whole, "split_prompts": 25, "max_seq_len": 30}),
+        ):
+            generate(settings(folder, output=tmp_path / f"{name}.jsonl", overwrite=True, seed=3, **more, **flags))
+        *answers, short = [row["response"].strip() for row in read(tmp_path / "one.jsonl")]
+        if not more.get("candidates"):  # drawn by the number of the prompt
+            assert [row["response"] for row in read(tmp_path / "all.jsonl")] == [" ".join(filter(None, answers)), short]
+    assert "truncated" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="--split_prompts = 25, joins one answer of each part"):
+        settings(folder, split_prompts=25, num_beams=3, num_answers=2)
+    with pytest.raises(UserError, match="--split_prompts = 64, is not less than max_seq_len"):
+        settings(folder, split_prompts=64)
+
+
 def test_long_prompts_are_cut_and_counted_or_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from config import GenerateConfig
 from data.batches.histories import Pasts
+from data.tokenizers.tokenizer import Tokenizer
 from engine.blockwise import Blockwise
 from memory.estimate.generation import AnswerBudget, Writing
 from model.decoding.answer_tree import AnswerTree
@@ -20,6 +21,7 @@ from model.decoding.decoder import Decoder
 from model.decoding.generation import generate_best, unseen, write
 from model.decoding.sampling import Row
 from training.evaluation.minimum_bayes_risk import most_agreed
+from training.evaluation.prompt_parts import PromptParts
 
 Result = TypeVar("Result")
 EARLIER = 0.7  # weight of a prompt that ends an item earlier
@@ -58,6 +60,7 @@ class AnswerWriter:
         models: one, or an ensemble. settings: how tokens are chosen.
         rows_at_once: how many of so many prompts of at most such a length, 1 at least. budget: measures what they take.
         tree: the answers that there are; None: any.
+        tokenizer: cuts long prompts, where the settings say so.
     """
 
     models: Sequence[Blockwise]
@@ -66,9 +69,12 @@ class AnswerWriter:
     seed: int = 0
     budget: AnswerBudget | None = None
     tree: AnswerTree | None = None
+    tokenizer: Tokenizer | None = None
 
     def answers(self, inputs: list[list[int]], pasts: Pasts = None) -> list[list[int]]:
         """Token ids of one answer to each prompt: the best of a search with beams, else as tokens are drawn."""
+        if self.tokenizer is not None and self.settings.split_prompts:
+            return PromptParts(self.tokenizer, self.settings).answered(inputs, replace(self, tokenizer=None).answers)
         if self.settings.num_beams > 1:
             return [best[0].tokens for best in self.best(inputs, pasts)]
         return self._drawn([(ids, self.settings, self.seed) for ids in inputs])
@@ -107,6 +113,10 @@ class AnswerWriter:
             count: candidates of a prompt. choose_by: see `most_agreed`. decode: turns token ids into text.
         Memory: the candidates of some prompts, `CANDIDATES_HELD` in all.
         """
+        if self.tokenizer is not None and self.settings.split_prompts:
+            whole = replace(self, tokenizer=None)
+            parts = PromptParts(self.tokenizer, self.settings)
+            return parts.answered(inputs, lambda split: whole.agreed(split, count, choose_by, decode))
         answers, order = dict[int, list[int]](), sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
         at_once = max(1, CANDIDATES_HELD // count)
         for first in range(0, len(order), at_once):

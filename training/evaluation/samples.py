@@ -22,10 +22,10 @@ from limits import SAMPLE_TOKENS
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
-from model.decoding.generation import is_cut
 from settings.fields import AUTO
 from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import labels_in
+from training.evaluation.prompt_parts import was_cut
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
 from training.report.run_log import RunLog
@@ -85,7 +85,7 @@ def generate_metrics(
             prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
             first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
             sample = Sample(prompt, first, reference)
-            cut += is_cut(best[0], settings)
+            cut += was_cut(best[0], settings, tokenizer.eos_id)
             if own:
                 texts.append((sample.answer, sample.reference))
             if tokenizer.unk_id in target:
@@ -152,7 +152,9 @@ def score_answers(
         rows = min(writing.rows, batch_size)  # of histories more prompts come than rows
         return max(1, kept.most(replace(writing, rows=rows))) if is_kept and kept.excess_bytes else rows
 
-    writer = AnswerWriter([blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree)
+    writer = AnswerWriter(
+        [blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree, tokenizer=tokenizer
+    )
 
     def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
         if several == 1:
@@ -187,13 +189,16 @@ def show_samples(
     if count and rows:
         settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
-        answers = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree).answers(inputs)
+        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree, tokenizer=tokenizer)
+        answers = writer.answers(inputs)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
         for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
             text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
             reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-            log.progress.sample(prompt, f"{text} {CUT}" if is_cut(answer, settings) else text, reference)
+            log.progress.sample(
+                prompt, f"{text} {CUT}" if was_cut(answer, settings, tokenizer.eos_id) else text, reference
+            )
             log.event("sample", prompt=prompt, answer=text, reference=reference)
     return prompts[0] if prompts else None
 

@@ -42,7 +42,7 @@ FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
 SAMPLED_ANSWERS = 16 * BATCH_LINES  # from which the memory of a list is foreseen
 READ_ROWS = 64
-NO_PENALTIES = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
+NOT_OF_LISTS = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 
 
 def named_list(config: Config) -> str | None:
@@ -93,7 +93,7 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
     how, usual = config.generate, GenerateConfig()
     problems = [
         f"--{name} = {getattr(how, name)}, does not apply to answers from a list; omit it, or take --answers=none"
-        for name in NO_PENALTIES
+        for name in NOT_OF_LISTS
         if config.given(name) and getattr(how, name) != getattr(usual, name)
     ]
     if problems:
@@ -122,8 +122,8 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
         )
     is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
     unless_asked = {} if is_asked else {"length_penalty": 0.0}
-    penalties = {name: getattr(usual, name) for name in NO_PENALTIES}
-    return config.changed(max_new_tokens=tree.longest, **penalties, **unless_asked), tree, made
+    usual_ones = {name: getattr(usual, name) for name in NOT_OF_LISTS}
+    return config.changed(max_new_tokens=tree.longest, **usual_ones, **unless_asked), tree, made
 
 
 def foreseen_tree(config: Config) -> tuple[int, str]:

@@ -1,0 +1,81 @@
+"""Long prompts answered in parts, for models that lose their way in texts longer than most of what they learnt from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import numpy as np
+
+from config import GenerateConfig
+from data.text.templates import USER
+from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
+from model.decoding.generation import is_cut
+
+# where prompts are cut, and how near this must be to where the parts would be equal, in parts: sentences end, then blanks
+CUTS = (re.compile(r"[.!?;:]+\s+|[。！？；]\s*"), 0.25), (re.compile(r"\s+"), 0.5)
+
+
+def was_cut(answer: Sequence[int], settings: GenerateConfig, eos_id: int) -> bool:
+    """Whether an answer, or a part of it, was ended by the longest length."""
+    return answer[-1:] != [eos_id] if settings.split_prompts else is_cut(answer, settings)
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """Cuts prompts that `tokenizer` has encoded, and joins the answers to their parts."""
+
+    tokenizer: Tokenizer
+    settings: GenerateConfig
+
+    def answered(
+        self, inputs: Sequence[list[int]], write: Callable[[list[list[int]]], list[list[int]]]
+    ) -> list[list[int]]:
+        """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest length.
+
+        Args:
+            write: answers prompts.
+        """
+        parts = list(map(self.split, inputs))
+        written = iter(write([part for several in parts for part in several]))
+        return [self._joined(list(islice(written, len(several)))) for several in parts]
+
+    def split(self, ids: list[int]) -> list[list[int]]:
+        """The prompt in parts of about equal length, each worded as it was; whole if it is no longer than `split_prompts`, or holds
+        several turns."""
+        count = -(-(len(ids) - 1) // self.settings.split_prompts)
+        text = self.tokenizer.decode_with_unknown(ids)
+        if self.tokenizer.unk_id in ids:
+            text = text.replace(self.tokenizer.names["unk_token"], RARE_LETTER)
+        question = self.tokenizer.template.question(text)
+        if count < 2 or self.tokenizer.template.prompt([(USER, question)]).strip() != text.strip():
+            return [ids]
+        _, ends = self.tokenizer.encode_with_ends(question)
+        cuts = {_cut(question, int(ends[len(ends) * number // count - 1]), count) for number in range(1, count)}
+        texts = (question[begin:end].strip() for begin, end in pairwise(sorted({0, *cuts, len(question)})))
+        return [self._encoded(part) for part in texts if part]
+
+    def _encoded(self, question: str) -> list[int]:
+        template = self.tokenizer.template
+        (ids,) = self.tokenizer.encode_prompts([template.prompt([(USER, question)])], is_chat=bool(template.jinja))
+        return [*ids.tolist(), self.tokenizer.eos_id]
+
+    def _joined(self, answers: list[list[int]]) -> list[int]:
+        ends = [] if any(is_cut(answer, self.settings) for answer in answers) else [self.tokenizer.eos_id]
+        if len(answers) == 1:
+            return [*answers[0], *ends]
+        texts = (self.tokenizer.decode_answer(answer).strip() for answer in answers)
+        (ids,) = self.tokenizer.encode_batch([" ".join(filter(None, texts))], special=True)
+        return [*ids.tolist(), *ends]
+
+
+def _cut(text: str, wanted: int, count: int) -> int:
+    """The character before which a text is cut that is wanted in `count` parts: near `wanted` at a sentence's end, else at a blank."""
+    for pattern, near in CUTS:
+        ends = np.array([found.end() for found in pattern.finditer(text)])
+        distances = np.abs(ends - wanted)
+        if len(ends) and distances.min() <= near * len(text) / count:
+            return int(ends[distances.argmin()])
+    return wanted
