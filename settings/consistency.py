@@ -58,6 +58,13 @@ def unheeded(config: Config, command: str) -> list[str]:
     }  # fmt: skip
     told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
     told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
+    if command == "chat" and config.origin("split_prompts") == "flag":
+        told.append(
+            say(
+                "--split_prompts = {tokens}, has no effect in chat, which answers whole prompts",
+                tokens=how.split_prompts,
+            )
+        )
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
         text = "--warmup_steps = {warmup}, exceeds the {steps} of this run: the learning rate rises until the end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))

@@ -25,6 +25,7 @@ from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
+from settings.consistency import unheeded
 from settings.errors import DoesNotFit, OverBudget, UserError
 from tests.training.small_trained import save_trained
 
@@ -150,6 +151,8 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
         settings(folder, split_prompts=25, num_beams=3, num_answers=2)
     with pytest.raises(UserError, match="--split_prompts = 64, is not less than max_seq_len"):
         settings(folder, split_prompts=64)
+    (told,) = unheeded(load("chat", {"model": str(folder), "split_prompts": "25"}), "chat")
+    assert told == "--split_prompts = 25, has no effect in chat, which answers whole prompts"
 
 
 def test_long_prompts_are_cut_and_counted_or_refused(
