@@ -137,7 +137,8 @@ def scores(
     """
     alike = _same(settings, "validation_file", "cache_dir", "objective", *LENGTHS)
     # ours would search by itself, the peer's would not
-    kept = other_than_default(GenerateConfig(**{name: settings[name] for name in HEEDED}))
+    known = {name: settings[name] for name in HEEDED if name in settings}  # of older runs not all
+    kept = other_than_default(GenerateConfig(**known))
     searched = [f"--{name}={value}" for name, value in kept.items()]
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
              f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched, *more]  # fmt: skip
