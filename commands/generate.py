@@ -143,7 +143,11 @@ def answers(
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
-            yield prompt, texts, was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id)
+            yield (
+                prompt,
+                texts,
+                bool(prompt.text) and was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id),
+            )
 
 
 @dataclass

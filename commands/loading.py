@@ -63,6 +63,7 @@ from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
+from training.evaluation.prompt_parts import PromptParts
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet, attach
@@ -249,7 +250,7 @@ class Trained:
         asked = config.answer.generate_batch_size
         return AnswerWriter(
             self.models, config.generate, lambda writing: self.rows_at_once(asked, writing), config.run.seed, self.kept, self.tree,
-            self.tokenizer,
+            PromptParts.asked(self.tokenizer, self.template, config.generate),
         )  # fmt: skip
 
 
@@ -319,6 +320,8 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
         given |= set(DRAWN)
     if config.generate.temperature > 0.0 or not searches:
         given |= set(SEARCH)
+    if config.answer.num_answers > 1:
+        given.add("split_prompts")  # joins one answer of each part
     own, problems, notes = dict[str, Any](), list[str](), list[str]()
     for place in dict.fromkeys((model.base, model.learnt)):
         found, wrong = answers_by(place, given)

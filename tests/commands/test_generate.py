@@ -137,7 +137,7 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
         write_prompts(tmp_path / f"{name}.jsonl", texts)
         for name, texts in (("parts", [*parts, "x"]), ("whole", [" ".join(parts), "x"]))
     )
-    for more in ({}, {"num_beams": 2}, {"candidates": 3}):
+    for more in ({}, {"num_beams": 2}, {"candidates": 3}, {"source_prefix": "say: "}):
         for name, flags in (
             ("one", {"input": source}),
             ("all", {"input": whole, "split_prompts": 25, "max_seq_len": 30}),
@@ -151,6 +151,9 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
         settings(folder, split_prompts=25, num_beams=3, num_answers=2)
     with pytest.raises(UserError, match="--split_prompts = 64, is not less than max_seq_len"):
         settings(folder, split_prompts=64)
+    own = Path(shutil.copytree(folder, tmp_path / "own"))  # what a folder says does not forbid several answers
+    (own / "generation_config.json").write_text(json.dumps({"split_prompts": 25}))
+    generate(settings(own, input="the king went home", num_beams=2, num_answers=2))
     (told,) = unheeded(load("chat", {"model": str(folder), "split_prompts": "25"}), "chat")
     assert told == "--split_prompts = 25, has no effect in chat, which answers whole prompts"
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from config import GenerateConfig
 from data.batches.histories import Pasts
-from data.tokenizers.tokenizer import Tokenizer
 from engine.blockwise import Blockwise
 from memory.estimate.generation import AnswerBudget, Writing
 from model.decoding.answer_tree import AnswerTree
@@ -60,7 +59,7 @@ class AnswerWriter:
         models: one, or an ensemble. settings: how tokens are chosen.
         rows_at_once: how many of so many prompts of at most such a length, 1 at least. budget: measures what they take.
         tree: the answers that there are; None: any.
-        tokenizer: cuts long prompts, where the settings say so.
+        parts: cuts long prompts; None: they are answered whole.
     """
 
     models: Sequence[Blockwise]
@@ -69,12 +68,12 @@ class AnswerWriter:
     seed: int = 0
     budget: AnswerBudget | None = None
     tree: AnswerTree | None = None
-    tokenizer: Tokenizer | None = None
+    parts: PromptParts | None = None
 
     def answers(self, inputs: list[list[int]], pasts: Pasts = None) -> list[list[int]]:
         """Token ids of one answer to each prompt: the best of a search with beams, else as tokens are drawn."""
-        if self.tokenizer is not None and self.settings.split_prompts:
-            return PromptParts(self.tokenizer, self.settings).answered(inputs, replace(self, tokenizer=None).answers)
+        if self.parts is not None:
+            return self.parts.answered(inputs, replace(self, parts=None).answers)
         if self.settings.num_beams > 1:
             return [best[0].tokens for best in self.best(inputs, pasts)]
         return self._drawn([(ids, self.settings, self.seed) for ids in inputs])
@@ -113,10 +112,9 @@ class AnswerWriter:
             count: candidates of a prompt. choose_by: see `most_agreed`. decode: turns token ids into text.
         Memory: the candidates of some prompts, `CANDIDATES_HELD` in all.
         """
-        if self.tokenizer is not None and self.settings.split_prompts:
-            whole = replace(self, tokenizer=None)
-            parts = PromptParts(self.tokenizer, self.settings)
-            return parts.answered(inputs, lambda split: whole.agreed(split, count, choose_by, decode))
+        if self.parts is not None:
+            whole = replace(self, parts=None)
+            return self.parts.answered(inputs, lambda split: whole.agreed(split, count, choose_by, decode))
         answers, order = dict[int, list[int]](), sorted(range(len(inputs)), key=lambda place: -len(inputs[place]))
         at_once = max(1, CANDIDATES_HELD // count)
         for first in range(0, len(order), at_once):

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from config import GenerateConfig
-from data.text.templates import USER
+from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from model.decoding.generation import is_cut
 
@@ -25,10 +25,16 @@ def was_cut(answer: Sequence[int], settings: GenerateConfig, eos_id: int) -> boo
 
 @dataclass(frozen=True)
 class PromptParts:
-    """Cuts prompts that `tokenizer` has encoded, and joins the answers to their parts."""
+    """Cuts prompts that `template` has worded and `tokenizer` encoded, and joins the answers to their parts."""
 
     tokenizer: Tokenizer
+    template: Template
     settings: GenerateConfig
+
+    @classmethod
+    def asked(cls, tokenizer: Tokenizer, template: Template, settings: GenerateConfig) -> PromptParts | None:
+        """Those that the settings ask for; None where prompts are answered whole."""
+        return cls(tokenizer, template, settings) if settings.split_prompts else None
 
     def answered(
         self, inputs: Sequence[list[int]], write: Callable[[list[list[int]]], list[list[int]]]
@@ -46,20 +52,22 @@ class PromptParts:
         """The prompt in parts of about equal length, each worded as it was; whole if it is no longer than `split_prompts`, or holds
         several turns."""
         count = -(-(len(ids) - 1) // self.settings.split_prompts)
+        if count < 2:
+            return [ids]
         text = self.tokenizer.decode_with_unknown(ids)
         if self.tokenizer.unk_id in ids:
             text = text.replace(self.tokenizer.names["unk_token"], RARE_LETTER)
-        question = self.tokenizer.template.question(text)
-        if count < 2 or self.tokenizer.template.prompt([(USER, question)]).strip() != text.strip():
+        question = self.template.question(text)
+        if self.template.prompt([(USER, question)]).strip() != text.strip():
             return [ids]
         _, ends = self.tokenizer.encode_with_ends(question)
-        cuts = {_cut(question, int(ends[len(ends) * number // count - 1]), count) for number in range(1, count)}
+        cuts = _cuts(question, [int(ends[len(ends) * number // count - 1]) for number in range(1, count)])
         texts = (question[begin:end].strip() for begin, end in pairwise(sorted({0, *cuts, len(question)})))
         return [self._encoded(part) for part in texts if part]
 
     def _encoded(self, question: str) -> list[int]:
-        template = self.tokenizer.template
-        (ids,) = self.tokenizer.encode_prompts([template.prompt([(USER, question)])], is_chat=bool(template.jinja))
+        text = self.template.prompt([(USER, question)])
+        (ids,) = self.tokenizer.encode_prompts([text], is_chat=bool(self.template.jinja))
         return [*ids.tolist(), self.tokenizer.eos_id]
 
     def _joined(self, answers: list[list[int]]) -> list[int]:
@@ -71,11 +79,16 @@ class PromptParts:
         return [*ids.tolist(), *ends]
 
 
-def _cut(text: str, wanted: int, count: int) -> int:
-    """The character before which a text is cut that is wanted in `count` parts: near `wanted` at a sentence's end, else at a blank."""
-    for pattern, near in CUTS:
-        ends = np.array([found.end() for found in pattern.finditer(text)])
-        distances = np.abs(ends - wanted)
-        if len(ends) and distances.min() <= near * len(text) / count:
-            return int(ends[distances.argmin()])
-    return wanted
+def _cuts(text: str, wanted: Sequence[int]) -> list[int]:
+    """The characters before which a text is cut: near those wanted at a sentence's end, else at a blank, else there."""
+    part = len(text) / (len(wanted) + 1)
+    places = [(np.array([found.end() for found in pattern.finditer(text)]), near * part) for pattern, near in CUTS]
+
+    def cut(place: int) -> int:
+        for ends, near in places:
+            distances = np.abs(ends - place)
+            if len(ends) and distances.min() <= near:
+                return int(ends[distances.argmin()])
+        return place
+
+    return list(map(cut, wanted))

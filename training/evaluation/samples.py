@@ -25,7 +25,7 @@ from model.decoding.answer_tree import AnswerTree
 from settings.fields import AUTO
 from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import labels_in
-from training.evaluation.prompt_parts import was_cut
+from training.evaluation.prompt_parts import PromptParts, was_cut
 from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
 from training.processes.group import Group
 from training.report.run_log import RunLog
@@ -153,7 +153,12 @@ def score_answers(
         return max(1, kept.most(replace(writing, rows=rows))) if is_kept and kept.excess_bytes else rows
 
     writer = AnswerWriter(
-        [blockwise], settings, at_once, budget=kept if is_kept else None, tree=tree, tokenizer=tokenizer
+        [blockwise],
+        settings,
+        at_once,
+        budget=kept if is_kept else None,
+        tree=tree,
+        parts=PromptParts.asked(tokenizer, tokenizer.template, settings),
     )
 
     def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
@@ -189,7 +194,13 @@ def show_samples(
     if count and rows:
         settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
-        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree, tokenizer=tokenizer)
+        writer = AnswerWriter(
+            [blockwise],
+            settings,
+            lambda writing: writing.rows,
+            tree=tree,
+            parts=PromptParts.asked(tokenizer, tokenizer.template, settings),
+        )
         answers = writer.answers(inputs)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer

@@ -20,7 +20,7 @@ CHINESE = "国王来了。他修建了城墙和城里的一切。" * 8
 def parts_of(tokenizer: Tokenizer, most: int, text: str, template: Template | None = None) -> list[str]:
     if template is not None:
         tokenizer.template = template
-    parts = PromptParts(tokenizer, GenerateConfig(split_prompts=most))
+    parts = PromptParts(tokenizer, tokenizer.template, GenerateConfig(split_prompts=most))
     (ids,) = tokenizer.encode_prompts([tokenizer.template.prompt([(USER, text)])])
     split = parts.split([*ids.tolist(), tokenizer.eos_id])
     assert all(ids[-1] == tokenizer.eos_id and tokenizer.eos_id not in ids[:-1] for ids in split)
@@ -60,13 +60,15 @@ def test_a_conversation_stays_whole() -> None:
     turns = [(USER, WORDS), (ASSISTANT, "yes"), (USER, WORDS)]
     (ids,) = tokenizer.encode_prompts([tokenizer.template.prompt(turns)])
     prompt = [*ids.tolist(), tokenizer.eos_id]
-    assert PromptParts(tokenizer, GenerateConfig(split_prompts=50)).split(prompt) == [prompt]
+    assert PromptParts(tokenizer, tokenizer.template, GenerateConfig(split_prompts=50)).split(prompt) == [prompt]
 
 
 def test_letters_that_the_tokenizer_does_not_know_stay_unknown() -> None:
     tokenizer = train_tokenizer([WORDS] * 20, "words", 200, 2**16)
     (ids,) = tokenizer.encode_prompts([f"{WORDS} never seen {WORDS}"])
-    parts = PromptParts(tokenizer, GenerateConfig(split_prompts=30)).split([*ids.tolist(), tokenizer.eos_id])
+    parts = PromptParts(tokenizer, tokenizer.template, GenerateConfig(split_prompts=30)).split(
+        [*ids.tolist(), tokenizer.eos_id]
+    )
     joined = [number for part in parts for number in part[:-1]]
     assert len(parts) > 3 and tokenizer.unk_id in joined and joined == ids.tolist()
 
@@ -78,11 +80,13 @@ def test_answers_are_joined_and_one_that_was_cut_is_told() -> None:
     def echo(prompts: list[list[int]]) -> list[list[int]]:
         return [prompt[:-1] for prompt in prompts]
 
-    answers = PromptParts(tokenizer, settings).answered(inputs, echo)
+    answers = PromptParts(tokenizer, tokenizer.template, settings).answered(inputs, echo)
     assert list(map(tokenizer.decode_answer, answers)) == [WORDS, "short", SENTENCES.strip()]
     assert not any(
         was_cut(answer, settings, tokenizer.eos_id) for answer in answers
     )  # each longer than 150 tokens together
     short = replace(settings, max_new_tokens=20)
-    cut = PromptParts(tokenizer, short).answered(inputs, lambda prompts: [ids[:20] for ids in echo(prompts)])
+    cut = PromptParts(tokenizer, tokenizer.template, short).answered(
+        inputs, lambda prompts: [ids[:20] for ids in echo(prompts)]
+    )
     assert [was_cut(answer, short, tokenizer.eos_id) for answer in cut] == [True, False, True]
