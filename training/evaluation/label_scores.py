@@ -20,7 +20,6 @@ from training.processes.group import Group
 
 Counts = NDArray[np.int64]
 MOST_CLASSES_SHOWN = 12  # as a matrix, and pairs of classes where there are more
-MOST_PAIRS = 1 << 16  # of label and prediction that are counted; of more the rarer half is dropped
 
 
 class LabelScores:
@@ -28,27 +27,21 @@ class LabelScores:
 
     Args:
         names: of classes; none: labels are numbers.
-    Memory: with classes 24 bytes each, and at most 1 MiB of pairs; with numbers 8 bytes a label.
+    Memory: with classes 16 bytes a pair of label and prediction that occurs; with numbers 8 bytes a label.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._totals: Counts = np.zeros((3, len(names)), np.int64)  # labels, predictions and right ones of each class
-        self._pairs: tuple[Counts, Counts] = (
-            np.zeros(0, np.int64),
-            np.zeros(0, np.int64),
-        )  # label x classes + prediction; how often
+        # label x classes + prediction; how often
+        self._pairs: tuple[Counts, Counts] = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._numbers: list[NDArray[np.float32]] = []  # (2, n): labels and predictions
 
     def add(self, batch: Batch, logits: NDArray[np.float32]) -> None:
         """Count (R, L) outputs of the head for a batch."""
         labels = labels_in(batch)
         if self.names:
-            counted = labels != IGNORED_LABEL
-            labels, predictions = labels[counted], logits.argmax(-1)[counted]
-            for totals, found in zip(self._totals, (labels, predictions, labels[labels == predictions]), strict=True):
-                totals += np.bincount(found, minlength=len(self.names))
-            self._count_pairs(labels * len(self.names) + predictions, np.ones(len(labels), np.int64))
+            pairs = (labels * len(self.names) + logits.argmax(-1))[labels != IGNORED_LABEL]
+            self._count_pairs(pairs, np.ones(len(pairs), np.int64))
         else:
             counted = ~np.isnan(labels)
             self._numbers.append(np.stack([labels[counted], logits[counted, 0]]).astype(np.float32))
@@ -58,9 +51,6 @@ class LabelScores:
         distinct, places = np.unique(np.concatenate([known, pairs]), return_inverse=True)
         sums = np.zeros(len(distinct), np.int64)
         np.add.at(sums, places, np.concatenate([known_counts, counts]))
-        if len(distinct) > MOST_PAIRS:
-            kept = np.sort(np.argsort(-sums, kind="stable")[: MOST_PAIRS // 2])
-            distinct, sums = distinct[kept], sums[kept]
         self._pairs = distinct, sums
 
     def gather(self, group: Group) -> None:
@@ -68,39 +58,55 @@ class LabelScores:
         if group.size == 1:
             return
         if self.names:
-            summed = group.all_reduce_sum(*self._totals.ravel().tolist())
-            self._totals = np.array(summed).astype(np.int64).reshape(self._totals.shape)
-            parts, self._pairs = group.gather(self._pairs), (self._pairs[0][:0], self._pairs[1][:0])
-            for pairs, counts in parts:
-                self._count_pairs(pairs, counts)
+            for rank, part in enumerate(group.gather(self._pairs)):
+                if rank != group.rank:
+                    self._count_pairs(*part)
         else:
             self._numbers = [part for parts in group.gather(self._numbers) for part in parts]
 
     def result(self) -> dict[str, float]:
         """Score name -> value; empty where nothing was counted."""
         if self.names:
-            return _scores_of_classes(self._totals) if self._totals.any() else {}
+            return self._scores_of_classes() if len(self._pairs[0]) else {}
         labels, predictions = np.concatenate([*self._numbers, np.zeros((2, 0), np.float32)], axis=1).astype(np.float64)
-        return scores_of_numbers(labels, predictions) if len(labels) else {}
+        if not len(labels):
+            return {}
+        return {
+            "mse": float(np.mean((labels - predictions) ** 2)),
+            "pearson": _correlation(labels, predictions),
+            "spearman": _correlation(_ranks(labels), _ranks(predictions)),
+        }
+
+    def _scores_of_classes(self) -> dict[str, float]:
+        (label_of, prediction_of), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]
+        labels, predictions = (np.bincount(side, counts, len(self.names)) for side in (label_of, prediction_of))
+        is_right = label_of == prediction_of
+        hits = np.bincount(label_of[is_right], counts[is_right], len(self.names))
+        total, right = labels.sum(), hits.sum()
+        occurs = labels + predictions > 0
+        f1 = 2 * hits[occurs] / (labels + predictions)[occurs]
+        spread = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
+        matthews = (right * total - labels @ predictions) / spread if spread else 0.0
+        return {"accuracy": float(right / total), "macro_f1": float(f1.mean()), "matthews": float(matthews)}
 
     def table(self) -> list[tuple[str, str]]:
         """Rows of a table of labels and what was predicted for them; of many classes the pairs that are most often confused; none of numbers."""
-        if not self._totals.any():
+        if not len(self._pairs[0]):
             return []
-        labels, predictions = np.divmod(self._pairs[0], len(self.names))
+        (labels, predictions), counts = np.divmod(self._pairs[0], len(self.names)), self._pairs[1]
         if len(self.names) > MOST_CLASSES_SHOWN:
-            order = np.argsort(np.where(labels == predictions, 0, -self._pairs[1]), kind="stable")
+            order = np.argsort(np.where(labels == predictions, 0, -counts), kind="stable")
             confused = [at for at in order[:MOST_CLASSES_SHOWN] if labels[at] != predictions[at]]
             rows = [(say("label \\ prediction"), say("most often confused"))] if confused else []
             return rows + [
                 (
                     f"  {self.names[labels[at]]} \\ {self.names[predictions[at]]}",
-                    say("{count} of {all}", count=f"{self._pairs[1][at]:,}", all=f"{self._totals[0, labels[at]]:,}"),
+                    say("{count} of {all}", count=f"{counts[at]:,}", all=f"{counts[labels == labels[at]].sum():,}"),
                 )
                 for at in confused
             ]
         matrix = np.zeros((len(self.names), len(self.names)), np.int64)
-        matrix[labels, predictions] = self._pairs[1]
+        matrix[labels, predictions] = counts
         cells = [[f"{count:,}" for count in row] for row in matrix]
         width = max(len(cell) for row in [self.names, *cells] for cell in row)
         lines = [(say("label \\ prediction"), " ".join(name.rjust(width) for name in self.names))]
@@ -115,26 +121,6 @@ def labels_in(batch: Batch) -> NDArray[Any]:
     if batch.labels.shape[1] == 1:
         return batch.labels[:, 0]
     return np.concatenate([row[:length] for row, length in zip(batch.labels, batch.input_lengths, strict=True)])
-
-
-def _scores_of_classes(totals: Counts) -> dict[str, float]:
-    """Scores of counts (3, classes): labels, predictions, right ones."""
-    labels, predictions, hits = totals.astype(np.float64)
-    total, right = labels.sum(), hits.sum()
-    occurs = labels + predictions > 0
-    f1 = 2 * hits[occurs] / (labels + predictions)[occurs]
-    spread = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
-    matthews = (right * total - labels @ predictions) / spread if spread else 0.0
-    return {"accuracy": float(right / total), "macro_f1": float(f1.mean()), "matthews": float(matthews)}
-
-
-def scores_of_numbers(labels: NDArray[np.float64], predictions: NDArray[np.float64]) -> dict[str, float]:
-    """Scores of predicted numbers."""
-    return {
-        "mse": float(np.mean((labels - predictions) ** 2)),
-        "pearson": _correlation(labels, predictions),
-        "spearman": _correlation(_ranks(labels), _ranks(predictions)),
-    }
 
 
 def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
