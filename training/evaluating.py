@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from config import PREFERENCES
+from data.batches.histories import Pasts
 from language import join, say
 from memory.cleanup import free_failed
+from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from settings.consistency import HEADS
 from settings.fields import AUTO
 from training.evaluation import losses
+from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation
-from training.evaluation.samples import Sample, score_answers
+from training.evaluation.prompt_parts import PromptParts
+from training.evaluation.samples import SHOWN, Sample, generate_metrics
+from training.evaluation.scores import metric_names
 from training.live import LiveRun
 from training.recovering import give_up
 from units import MIB
@@ -85,14 +90,10 @@ def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
 
 def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, float], list[Sample]]:
     """So many answers at once as what is free may hold; half as many where memory does not suffice."""
-    run = live.run
     free = live.controller.free_bytes()
     while True:
         try:
-            return score_answers(
-                live.engine.blockwise, run.validation, run.tokenizer, live.config, live.group,
-                live.decoding, free, live.monitor, own=live.run.metrics, of=rows, tree=run.tree,
-            )  # fmt: skip
+            return score_answers(live, free, rows)
         except Exception as error:
             if live.engine.shards is not None or not live.device.is_out_of_memory(error):
                 raise
@@ -101,6 +102,57 @@ def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, floa
                 live.controller.exhausted = shortage.describe("evaluation", 1, "")
                 give_up(live)
             free //= 2
+
+
+def score_answers(live: LiveRun, free_bytes: int, of: range | None = None) -> tuple[dict[str, float], list[Sample]]:
+    """Score answers to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
+
+    Args:
+        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least.
+        of: the rows of one validation set; None: all.
+    Returns:
+        score name -> percentage, empty where no rows were asked for; and a few samples.
+    Memory: at most `free_bytes` where one row fits.
+    """
+    run, asked, blockwise = live.run, live.config.metrics.eval_generate_rows, live.engine.blockwise
+    rows = 0 if asked == AUTO else min(int(asked), run.validation.num_rows)
+    if not rows:
+        return {}, []
+    weights, several = blockwise.weight_store, live.config.answer.num_answers
+    # beams only for several answers, since they take several times as long
+    settings = live.decoding if several > 1 else replace(live.decoding, num_beams=1)
+    is_cast = blockwise.model.embedding.dtype != weights.compute_dtype
+    beside = Weights(0, is_cast, str(weights.compute_dtype).removeprefix("torch."))  # the model is there already
+    choices = 0 if run.tree is None else run.tree.most_choices(settings.num_beams)
+    held = live.monitor.sample().anon_bytes
+
+    def predict(writing: Writing) -> int:
+        parts = predict_generation(blockwise.model.config, beside, replace(writing, choices=choices), 0)
+        return held + sum(parts.values())
+
+    budget = AnswerBudget(predict, held + free_bytes, live.monitor)
+    batch_size = max(1, budget.most(Writing.by(settings, rows, run.validation.longest[0])))
+    is_kept = not weights.is_collective  # else all processes take steps together
+
+    def at_once(writing: Writing) -> int:
+        rows = min(writing.rows, batch_size)  # of histories more prompts come than rows
+        return max(1, budget.most(replace(writing, rows=rows))) if is_kept and budget.excess_bytes else rows
+
+    parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
+    writer = AnswerWriter(
+        [blockwise], settings, at_once, budget=budget if is_kept else None, tree=run.tree, parts=parts
+    )
+
+    def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
+        if several == 1:
+            return [[tokens] for tokens in writer.answers(inputs, pasts)]
+        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, pasts)]
+
+    scores, samples, _ = generate_metrics(
+        answer, run.validation, run.tokenizer, settings, live.group,
+        rows=rows, batch_size=batch_size, names=metric_names(live.config), shown=SHOWN, own=run.metrics, of=of,
+    )  # fmt: skip
+    return scores, samples
 
 
 def _loss(live: LiveRun, rows: range | None = None) -> Evaluation:

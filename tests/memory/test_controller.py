@@ -184,8 +184,8 @@ def test_a_step_over_the_budget_makes_the_run_smaller(folder, undisturbed, monke
 def test_answers_that_do_not_fit_are_written_fewer_at_once(folder, undisturbed, monkeypatch):
     asked: list[int] = []
 
-    def short(*facts, **more):
-        asked.append(facts[-2])
+    def short(live, free_bytes, of):
+        asked.append(free_bytes)
         if len(asked) < 3:
             raise MemoryError
         return {}, []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from config import Config, GenerateConfig
+from config import GenerateConfig
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.histories import Pasts
 from data.batches.loader import StepLoader
@@ -19,14 +19,11 @@ from engine.blockwise import Blockwise
 from engine.step import to_micro_batch
 from language import say
 from limits import SAMPLE_TOKENS
-from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
-from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
-from settings.fields import AUTO
 from training.evaluation.answers import AnswerWriter
 from training.evaluation.label_scores import labels_in
 from training.evaluation.prompt_parts import PromptParts, was_cut
-from training.evaluation.scores import AnswerScores, OwnMetric, metric_names, own_scores
+from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
 from training.processes.group import Group
 from training.report.run_log import RunLog
 
@@ -103,76 +100,6 @@ def generate_metrics(
     return found, samples, int(all_cut)
 
 
-def score_answers(
-    blockwise: Blockwise,
-    loader: StepLoader,
-    tokenizer: Tokenizer,
-    config: Config,
-    group: Group,
-    decoding: GenerateConfig,
-    free_bytes: int,
-    monitor: Monitor,
-    own: Mapping[str, OwnMetric] | None = None,
-    of: range | None = None,
-    tree: AnswerTree | None = None,
-) -> tuple[dict[str, float], list[Sample]]:
-    """Score answers within a training run to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
-
-    Args:
-        decoding: of the published model; beams only for the `num_answers` best, since they take several times as long.
-        free_bytes: what may be taken now; so many rows are answered at once as fit, one at least. monitor: of the run.
-        own: metrics of the user's own. of: the rows of one validation set; None: all. tree: the answers that there are; None: any.
-    Returns:
-        score name -> percentage, empty where no rows were asked for; and a few samples.
-    Memory: at most `free_bytes` where one row fits.
-    """
-    asked = config.metrics.eval_generate_rows
-    rows = 0 if asked == AUTO else min(int(asked), loader.num_rows)
-    if not rows:
-        return {}, []
-    compute = str(blockwise.weight_store.compute_dtype).removeprefix("torch.")
-    beside = Weights(
-        0, blockwise.model.embedding.dtype != blockwise.weight_store.compute_dtype, compute
-    )  # the model is there already
-
-    several = config.answer.num_answers
-    settings = decoding if several > 1 else replace(decoding, num_beams=1)
-    choices = 0 if tree is None else tree.most_choices(settings.num_beams)
-    held = monitor.sample().anon_bytes
-
-    def predict(writing: Writing) -> int:
-        parts = predict_generation(blockwise.model.config, beside, replace(writing, choices=choices), 0)
-        return held + sum(parts.values())
-
-    kept = AnswerBudget(predict, held + free_bytes, monitor)
-    batch_size = max(1, kept.most(Writing.by(settings, rows, loader.longest[0])))
-    is_kept = not blockwise.weight_store.is_collective  # else all processes take steps together
-
-    def at_once(writing: Writing) -> int:
-        rows = min(writing.rows, batch_size)  # of histories more prompts come than rows
-        return max(1, kept.most(replace(writing, rows=rows))) if is_kept and kept.excess_bytes else rows
-
-    writer = AnswerWriter(
-        [blockwise],
-        settings,
-        at_once,
-        budget=kept if is_kept else None,
-        tree=tree,
-        parts=PromptParts.asked(tokenizer, tokenizer.template, settings),
-    )
-
-    def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
-        if several == 1:
-            return [[tokens] for tokens in writer.answers(inputs, pasts)]
-        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, pasts)]
-
-    scores, samples, _ = generate_metrics(
-        answer, loader, tokenizer, settings, group,
-        rows=rows, batch_size=batch_size, names=metric_names(config), shown=SHOWN, own=own, of=of,
-    )  # fmt: skip
-    return scores, samples
-
-
 def show_samples(
     blockwise: Blockwise,
     loader: StepLoader,
@@ -194,13 +121,8 @@ def show_samples(
     if count and rows:
         settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
         inputs = [source for source, _ in rows]
-        writer = AnswerWriter(
-            [blockwise],
-            settings,
-            lambda writing: writing.rows,
-            tree=tree,
-            parts=PromptParts.asked(tokenizer, tokenizer.template, settings),
-        )
+        parts = PromptParts.asked(tokenizer, tokenizer.template, settings)
+        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree, parts=parts)
         answers = writer.answers(inputs)
         log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
