@@ -6,8 +6,8 @@ Before that the model has to show that it is sound: that a step's loss was finit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import torch
 from loguru import logger
@@ -16,7 +16,7 @@ from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
 from model.micro_batch import MicroBatch
-from training.checkpoints.content import save_sharded, write_checkpoint
+from training.checkpoints.content import save_sharded, write_checkpoint, write_companions
 from training.checkpoints.folder import name_of
 from training.live import LiveRun
 from training.processes.group import Group
@@ -34,23 +34,18 @@ def save(live: LiveRun, is_best: bool) -> bool:
         micro_batches = [engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
         if not is_sound(engine, micro_batches, live.group):
             return False
-    state, path = live.checkpoint_state(), checkpoints.folder / name_of(step)
-    model, optimizer, tokenizer = engine.model, engine.optimizer, live.run.tokenizer
+    path, model, optimizer = checkpoints.folder / name_of(step), engine.model, engine.optimizer
+    companions = partial(
+        write_companions, tokenizer=live.run.tokenizer, state=live.checkpoint_state(),
+        answers=live.decoding if model.config.is_text else None,
+        listed_in=None if live.run.tree is None else live.run.run_dir, num_answers=live.config.answer.num_answers,
+    )  # fmt: skip
     with live.monitor.phase("save"):
-        answers = live.decoding if model.config.is_text else None
-        num_answers = live.config.answer.num_answers
-        listed_in = None if live.run.tree is None else live.run.run_dir
         if engine.shards is not None:
-            save_sharded(
-                checkpoints, model, tokenizer, optimizer, state, engine.shards, is_best, answers, listed_in, num_answers
-            )  # fmt: skip
+            save_sharded(checkpoints, step, model, optimizer, engine.shards, companions, is_best)
         elif live.is_main:
             held = engine.blockwise.weight_store.loaded
-
-            def write(folder: Path) -> None:
-                write_checkpoint(folder, model, tokenizer, optimizer, state, held, answers, listed_in, num_answers)
-
-            checkpoints.save(step, write, is_best)
+            checkpoints.save(step, lambda folder: write_checkpoint(folder, model, optimizer, companions, held), is_best)
     logger.info("step {} saved to {}", step, path)
     if live.mirror is not None and live.is_main:
         problem = live.mirror.push(live.run.run_dir, path)

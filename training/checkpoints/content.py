@@ -8,7 +8,7 @@ by any number of processes, sharded or not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -37,31 +37,21 @@ from training.checkpoints.state import TRAINING_FILE, TrainingState, read_traini
 OPTIMIZER_FILE = "optimizer.safetensors"
 ALIKE_EVERYWHERE = ("columns", "size")  # state of a sharded matrix that each process has whole
 GREEDY = GenerateConfig()
-Rows = Mapping[
-    str, tuple[Tensor, Part | None]
-]  # name -> rows held here, and which of the whole they are; None: the whole
+# name -> rows held here, and which of the whole they are; None: the whole
+Rows = Mapping[str, tuple[Tensor, Part | None]]
 DONE = -1
 
 
 def write_checkpoint(
-    folder: Path,
-    model: T5,
-    tokenizer: Tokenizer,
-    optimizer: Optimizer,
-    state: TrainingState,
-    held: WithWeights = in_place,
-    answers: GenerateConfig | None = GREEDY,
-    listed_in: Path | None = None,
-    num_answers: int = 1,
+    folder: Path, model: T5, optimizer: Optimizer, companions: Callable[[Path], None], held: WithWeights = in_place
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
     Of a model with adapters these alone are written, with the place and the fingerprint of their base.
 
     Args:
+        companions: writes what is beside the tensors, see `write_companions`.
         held: a context in which a weight is in memory, where some rest elsewhere.
-        answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
-        listed_in: the folder with the list that its answers come from; None: any answer. num_answers: that an evaluation scores.
     """
     about = model.adapter_info
     if about is None:
@@ -70,14 +60,19 @@ def write_checkpoint(
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
-    write_companions(folder, tokenizer, state, answers, listed_in, num_answers)
+    companions(folder)
 
 
 def write_companions(
-    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None, listed_in: Path | None,
-    num_answers: int,
+    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None = GREEDY,
+    listed_in: Path | None = None, num_answers: int = 1,
 ) -> None:  # fmt: skip
-    """Write what a checkpoint has beside its tensors; raises OSError."""
+    """Write what a checkpoint has beside its tensors; raises OSError.
+
+    Args:
+        answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
+        listed_in: the folder with the list that its answers come from; None: any answer. num_answers: that an evaluation scores.
+    """
     if answers is not None:
         keep_answers(folder, answers, num_answers)
     if listed_in is not None:
@@ -87,8 +82,8 @@ def write_companions(
 
 
 def save_sharded(
-    checkpoints: Checkpoints, model: T5, tokenizer: Tokenizer, optimizer: Optimizer, state: TrainingState, shards: Shards,
-    is_best: bool = False, answers: GenerateConfig | None = GREEDY, listed_in: Path | None = None, num_answers: int = 1,
+    checkpoints: Checkpoints, step: int, model: T5, optimizer: Optimizer, shards: Shards,
+    companions: Callable[[Path], None], is_best: bool = False,
 ) -> None:  # fmt: skip
     """Write a checkpoint; every process calls this at the same time. Memory: the largest matrix, of weights or state.
 
@@ -128,11 +123,11 @@ def save_sharded(
         hf_format.write_config(model.config, folder, model.embedding.dtype)
         (folder / STATE).mkdir()
         write_rows(kept, folder / STATE / OPTIMIZER_FILE)
-        write_companions(folder, tokenizer, state, answers, listed_in, num_answers)
+        companions(folder)
 
     if shards.rank == 0:
         try:
-            checkpoints.save(state.step, write, is_best)
+            checkpoints.save(step, write, is_best)
         finally:
             requested(DONE)
     else:

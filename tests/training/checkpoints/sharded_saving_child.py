@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from engine.optimizers.rounding import ROUNDINGS
 from engine.sharding import Shards
 from model.t5 import T5
 from tests.engine.small_models import small_model
-from training.checkpoints.content import load_optimizer, save_sharded
+from training.checkpoints.content import load_optimizer, save_sharded, write_companions
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TrainingState
 
@@ -41,7 +42,8 @@ def check(run_dir: Path, name: str, model: T5, shards: Shards) -> None:
         optimizer.update([weight], Step(1, 0.0))
         weight.grad = None
     checkpoints = Checkpoints(run_dir, 2)
-    save_sharded(checkpoints, model, byte_tokenizer(), optimizer, TrainingState(step=1), shards)
+    companions = partial(write_companions, tokenizer=byte_tokenizer(), state=TrainingState(step=1))
+    save_sharded(checkpoints, 1, model, optimizer, shards, companions)
     folder = checkpoints.latest()
     assert folder is not None
     again = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())

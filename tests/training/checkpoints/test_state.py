@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from model.formats.answering import answers_by
 from model.t5 import T5
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
-from training.checkpoints.content import load_optimizer, write_checkpoint
+from training.checkpoints.content import load_optimizer, write_checkpoint, write_companions
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import BestMetric
 
@@ -46,19 +47,23 @@ def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tupl
     return model, optimizer
 
 
+def write(folder: Path, model: T5, optimizer: Optimizer, state: TrainingState = STATE, **more: Any) -> None:
+    write_checkpoint(
+        folder, model, optimizer, partial(write_companions, tokenizer=byte_tokenizer(), state=state, **more)
+    )
+
+
 def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
     model, optimizer = trained("adafactor", torch.float32)
     (tmp_path / "c").mkdir()
-    write_checkpoint(
-        tmp_path / "c", model, byte_tokenizer(), optimizer, STATE, answers=GenerateConfig(num_beams=2, max_new_tokens=9)
-    )
+    write(tmp_path / "c", model, optimizer, answers=GenerateConfig(num_beams=2, max_new_tokens=9))
     assert answers_by(tmp_path / "c") == ({"num_beams": 2, "max_new_tokens": 9}, [])
 
 
 def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:
     model, optimizer = trained(name, dtype)
     folder.mkdir()
-    write_checkpoint(folder, model, byte_tokenizer(), optimizer, STATE)
+    write(folder, model, optimizer)
     return optimizer
 
 
@@ -161,7 +166,7 @@ def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, st
     model, _ = trained()
     (tmp_path / "c").mkdir()
     state = replace(STATE, step=step, loss_scaling=None)
-    write_checkpoint(tmp_path / "c", model, byte_tokenizer(), optimizer, state)
+    write(tmp_path / "c", model, optimizer, state)
     if is_whole:
         load_optimizer(tmp_path / "c", optimizer, CPU)
     else:
