@@ -6,7 +6,6 @@ Data order, masks, dropout and rounding are functions of (seed, step), so there 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from engine.loss_scaling import LossScaling
 from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
-from memory.estimate.workload import HOMES, JSON_NAMES, ExecutionPlan
+from memory.estimate.workload import HOMES, ExecutionPlan, choice_fields
 from model.formats.checksums import STATE
 from settings.errors import UserError
 from storage import read_text
@@ -22,13 +21,7 @@ from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
 NEEDED = ("step", "tokens")  # although they have a default
-NO_NAMES: Mapping[str, str] = {}
-NAMES = {
-    "storage": REST_DTYPES,
-    "compute": COMPUTE_DTYPES,
-    "malloc": MALLOCS,
-    "weights_in": HOMES,
-}  # of a choice
+NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": MALLOCS, "weights_in": HOMES}  # of a choice
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            choice = _filled(ExecutionPlan, state.choice, "its choice", JSON_NAMES)
+            choice = _filled(ExecutionPlan, choice_fields(state.choice), "its choice")
             state = replace(state, choice=choice.as_dict())
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:
@@ -85,18 +78,15 @@ def read_training_state(folder: Path) -> TrainingState:
         ) from None
 
 
-def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, str] = NO_NAMES) -> Any:
+def _filled(cls: type[Any], content: Any, what: str) -> Any:
     """An object of a dataclass from its fields in JSON: each of its type, and none besides; those with a default may be missing.
-
-    Args:
-        json_names: field -> its name in JSON, where that is another.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{what} is not an object")
-    members = {json_names.get(member.name, member.name): member for member in fields(cls)}
+    members = {member.name: member for member in fields(cls)}
     for name, member in members.items():
         if name not in content and (member.default is MISSING or name in NEEDED):
             raise ValueError(f"{what} lacks {name}")
@@ -105,7 +95,7 @@ def _filled(cls: type[Any], content: Any, what: str, json_names: Mapping[str, st
             raise ValueError(f"{what} has {name}, which no run writes")
         if not any(_is_of(value, kind, name) for kind in str(members[name].type).split(" | ")):
             raise ValueError(f"{name} of {what} is {str(value)[:40]}, which no run writes")
-    return cls(**{members[name].name: value for name, value in content.items()})
+    return cls(**content)
 
 
 def _is_of(value: Any, kind: str, name: str) -> bool:
