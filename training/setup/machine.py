@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import torch
@@ -40,8 +39,7 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
     run.monitor.watch_device(device, on_device)
     run.monitor.watch(run.budget.host_bytes)
     run.notes += [warning for warning in budget.warnings if warning not in known]
-    step = float(run.state.step)
-    if group.all_reduce_min(step) != group.all_reduce_max(step):
+    if len(set(group.gather(run.state.step))) > 1:
         raise UserError(
             f"--output_dir = {config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
             "name a folder that all see, or a --checkpoint_mirror"
@@ -58,8 +56,7 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
 def unlike_processors(device: Device, group: Group) -> list[str]:
     """That the processes compute in other last places, where their processors are not alike: each updates its own weights."""
     here = f"{processor.here().name} {torch.backends.cpu.get_cpu_capability()}"
-    kind = float(zlib.crc32(here.encode()))
-    if device.name != "cpu" or group.all_reduce_min(kind) == group.all_reduce_max(kind):
+    if device.name != "cpu" or len(set(group.gather(here))) == 1:
         return []
     told = (
         "the machines of this run have different processors, whose results differ in the last digits: the weights "
