@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,9 @@ RECORD = "reference.json"
 # batches that a run may pass over, and read later ones for: so many, or that share of its steps; what was left out before is known
 LEFT_OUT, LEFT_OUT_SHARE = 3, 0.02
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
-Tell = Callable[[str], None]
 
 
-def attach_reference(run: ResolvedRun, tell: Tell) -> None:
+def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
     """Give both loaders of a run the reference log-probabilities of the rows it will see; computed where not stored.
 
     Args:
@@ -60,7 +58,7 @@ def attach_reference(run: ResolvedRun, tell: Tell) -> None:
         UserError: the reference model has changed or is gone, and rows are missing; or the disk is full.
     Memory: the model and one micro-batch of evaluation; 1 byte a row; 8 bytes a row on disk.
     """
-    steps, choice, group = run.spec.counted, run.spec.plan.choice, run.group
+    steps, group = run.spec.counted, run.group
     # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
     is_recorded = run.config.train.is_keep_training and (run.run_dir / RECORD).is_file()
     if not is_recorded and not stores_reference(run.config):
@@ -83,13 +81,22 @@ def attach_reference(run: ResolvedRun, tell: Tell) -> None:
             missing = _agreed(group, rows & store.unknown())
             if blockwise is None:
                 blockwise = _reference_model(run, folder, record.model)
-            rows_at_once, what = choice.eval_batch_size_per_gpu, f"reference log-probabilities of {name} rows"
-            compute = partial(_log_probabilities, blockwise, loader, rows_at_once, run.device.torch_device, group)
-            _fill(store, np.flatnonzero(missing), what, compute, tell)
+            numbers, what = np.flatnonzero(missing), f"reference log-probabilities of {name} rows"
+            tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
+            began = last_told = time.monotonic()
+            for first in range(0, len(numbers), BLOCK_ROWS):
+                block = numbers[first : first + BLOCK_ROWS]
+                store.write(block, _log_probabilities(run, blockwise, loader, block))
+                now, done = time.monotonic(), first + len(block)
+                if now - last_told > LINE_SECONDS and done < len(numbers):
+                    left = duration((now - began) / done * (len(numbers) - done))
+                    told = "{what}: {done} of {count}, {time} left"
+                    tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=left))
+                    last_told = now
         group.wait()
         loader.attach(store.read())
     if blockwise is not None:
-        del blockwise, compute
+        del blockwise
         clean_all(run.device)
 
 
@@ -242,43 +249,18 @@ def _agreed(group: Group, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return group.all_reduce(torch.from_numpy(rows.astype(np.int32))).numpy() > 0  # type: ignore[no-any-return]
 
 
-def _fill(
-    store: ReferenceStore,
-    numbers: NDArray[np.int64],
-    what: str,
-    compute: Callable[..., NDArray[np.float32]],
-    tell: Tell,
-) -> None:
-    """Store what `compute` gives for the rows of these numbers, block by block."""
-    began = last = time.monotonic()
-    tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
-    for first in range(0, len(numbers), BLOCK_ROWS):
-        block = numbers[first : first + BLOCK_ROWS]
-        store.write(block, compute(block))
-        now, done = time.monotonic(), first + len(block)
-        if now - last > LINE_SECONDS and done < len(numbers):
-            left = (now - began) / done * (len(numbers) - done)
-            told = "{what}: {done} of {count}, {time} left"
-            tell(say(told, what=what, done=f"{done:,}", count=f"{len(numbers):,}", time=duration(left)))
-            last = now
-
-
 def _log_probabilities(
-    blockwise: Blockwise,
-    loader: StepLoader,
-    batch_size: int,
-    device: torch.device,
-    group: Group,
-    block: NDArray[np.int64],
+    run: ResolvedRun, blockwise: Blockwise, loader: StepLoader, block: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """(rows, 2) of the rows of a block, of which each process computes its share."""
+    group, batch_size = run.group, run.spec.plan.choice.eval_batch_size_per_gpu
     values = torch.zeros(len(block), 2)
     mine = np.arange(group.rank, len(block), group.size)
     for first in range(0, -(-len(block) // group.size), batch_size):
         places = mine[first : first + batch_size]
         # where weights are sharded, a rank without rows must take part in the forward all the same
         rows = block[places] if len(places) else block[:1]
-        part = to_micro_batch(loader.batch_of(rows), blockwise.model.config, device)
+        part = to_micro_batch(loader.batch_of(rows), blockwise.model.config, run.device.torch_device)
         (losses,) = blockwise.token_losses([part])
         if len(places):
             values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
