@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from config import Config
@@ -96,21 +96,15 @@ def plan_here(run: ResolvedRun, rows: Rows, may_probe: bool = False) -> RunSpec:
         DoesNotFit: no way fits the budget.
     """
     config, machine = run.config, _machine_of(run, run.budget)
-
-    def decide(on: Machine, earlier: ExecutionPlan | None, anew: Collection[str] = ()) -> RunSpec:
-        """By the fastest plan that fits, or the earlier one where it still does and no setting asks for another."""
-        return resolve(config, on, rows, done=run.state.step, earlier=earlier, anew=anew)
-
-    earlier = run.state.choice
-    spec = decide(
-        machine, ExecutionPlan(**choice_fields(earlier)) if earlier else None, newly_asked(config, run.state.asked)
-    )
+    earlier = ExecutionPlan(**choice_fields(run.state.choice)) if run.state.choice else None
+    anew = newly_asked(config, run.state.asked)
+    spec = resolve(config, machine, rows, done=run.state.step, earlier=earlier, anew=anew)
     asked = config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
     if not may_probe or asked is False or (asked == AUTO and not is_near):
         return spec
-    return _probed(run, spec, decide)
+    return _probed(run, spec)
 
 
 def _machine_of(run: ResolvedRun, budget: Budget, correction: float = 1.0) -> Machine:
@@ -160,7 +154,7 @@ def machine_for(config: Config) -> Machine:
     return machine_of(device, budget, BASE_BYTES, 1, weights_folder(config))
 
 
-def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, ExecutionPlan | None], RunSpec]) -> RunSpec:
+def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:
     """Measure a plan and decide again, until a plan fits that was measured.
 
     A child counts to the same budget and the same limits of the system. Where the plan is above what they leave beside this
@@ -168,13 +162,14 @@ def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, Executio
     """
     beside = None if run.device.is_separate_memory else min(run.budget.host_bytes - run.base_bytes, free_host_bytes())
     told, chosen, machine = list[str](), spec.plan, spec.machine
+    decide = partial(resolve, run.config, rows=spec.rows, done=run.state.step)
     is_measured = False
     for _ in range(MOST_PROBES):
         trial: Plan | None = chosen
         if beside is not None and chosen.peak_bytes > beside:
             trial = None
             with suppress(DoesNotFit):
-                trial = decide(replace(machine, budget_bytes=beside), None).plan
+                trial = decide(replace(machine, budget_bytes=beside)).plan
         if trial is None or trial.choice.malloc != chosen.choice.malloc:
             size = format_size(beside or 0)
             told.append(say("not probed: {size} left for a child process is too little for any step", size=size))
@@ -195,7 +190,7 @@ def _probed(run: ResolvedRun, spec: RunSpec, decide: Callable[[Machine, Executio
             if trial is not chosen:
                 correction = max(correction, machine.correction)
         machine = replace(machine, correction=correction)
-        spec = decide(machine, chosen.choice)
+        spec = decide(machine, earlier=chosen.choice)
         before, chosen = chosen, spec.plan
         if not result.was_killed and (chosen.choice == before.choice or trial is not before):
             break
