@@ -121,15 +121,13 @@ def _open_folder(run: ResolvedRun) -> None:
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
                 settings.save(fresh)
-            keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
-            run.lock.write_owner()
-        return
-    refuse(run.lock.acquire(run.run_dir))
-    create_run(
-        config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-        fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
-    )  # fmt: skip
+    else:
+        refuse(run.lock.acquire(run.run_dir))
+        create_run(
+            config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
+            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
+        )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
         keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
         run.lock.write_owner()
