@@ -223,11 +223,6 @@ class AnswerScores:
         self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
 
     @property
-    def rows(self) -> int:
-        """How many answers were counted."""
-        return int(self.sums[-1])
-
-    @property
     def signatures(self) -> dict[str, str]:
         """Score name -> sacreBLEU's signature of how it is computed."""
         return {metric.names[0]: metric.signature for metric in self._metrics if metric.signature}

@@ -27,7 +27,7 @@ def scored(names: list[str], answers: list[str] = ANSWERS, references: list[str]
     scores = AnswerScores(names)
     for answer, reference in zip(answers, references, strict=True):
         scores.add(answer, reference)
-    assert scores.rows == len(answers)
+    assert scores.sums[-1] == len(answers)
     return scores.result()
 
 
