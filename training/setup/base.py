@@ -8,7 +8,6 @@ pretraining run is found only where its shape is not another than the one asked 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
+from run_files import read_record
 from settings.consistency import check, ranking_problems
 from settings.fields import AUTO, counted
 from settings.program import program
-from storage import read_text
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
@@ -38,13 +37,8 @@ from training.setup.model_folders import ModelFolders, home_of, shape_of
 from training.setup.resolved import ResolvedRun, refuse
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
-NOT_OF_SHAPE = (
-    "dropout_rate",
-    "vocab_size",
-    "pad_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-)  # the tokenizer's, or of training alone
+# the tokenizer's, or of training alone
+NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
 # what a new model takes over of how its base answers; of the longest answer, where that is longer than what it is trained on
 TAKEN = (*HEEDED, "max_new_tokens")
@@ -82,17 +76,15 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
                 refuse_damaged(place, "finetune_from")  # a checkpoint of this run was looked at before
         config = _with_shape_of(config, base, home)
         if is_new:  # found by loading it, after hours of preparing rows, otherwise
-            as_stored = dataclasses.replace(
-                config.model, vocab_size=read_config(home).vocab_size
-            )  # adapters may have more rows
+            # adapters may have more rows
+            as_stored = dataclasses.replace(config.model, vocab_size=read_config(home).vocab_size)
             refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), as_stored)])
         if config.model.is_text:
             # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
             config = _with_answers_of(config, run.notes if is_new else [], home, base)
         is_gone = not is_new and not run.asked.given("tokenizer_dir") and not Path(config.data.tokenizer_dir).exists()
-        if (
-            config.data.tokenizer_dir == AUTO or is_gone
-        ):  # resumed on another machine; the checkpoint has the same files
+        # resumed on another machine it may be gone; the checkpoint has the same files
+        if config.data.tokenizer_dir == AUTO or is_gone:
             has_tokens = is_adapter(base) and read_info(base).settings.tokens is not None
             config = config.changed(tokenizer_dir=str(base if has_tokens else home))
         if config.data.extra_tokens is not None:
@@ -111,17 +103,12 @@ def _with_extra_tokens(config: Config, notes: list[str]) -> Config:
     count = sum(tokenizer.token_to_id(token) is None for token in tokens)
     if not count:
         return config
-    last, told = (
-        tokenizer.size + count - 1,
-        "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces",
-    )
-    notes.append(
-        say(told, tokens=counted(count, "token"), file=config.data.extra_tokens, first=tokenizer.size, last=last)
-    )
-    learning = (
-        {"lora_tokens": f"{tokenizer.size}-{last}"} if config.lora.lora_rank and config.lora.lora_tokens == AUTO else {}
-    )
-    return config.changed(vocab_size=max(config.model.vocab_size, last + 1), **learning)
+    first, last = tokenizer.size, tokenizer.size + count - 1
+    told = "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces"
+    notes.append(say(told, tokens=counted(count, "token"), file=config.data.extra_tokens, first=first, last=last))
+    if config.lora.lora_rank and config.lora.lora_tokens == AUTO:
+        config = config.changed(lora_tokens=f"{first}-{last}")
+    return config.changed(vocab_size=max(config.model.vocab_size, last + 1))
 
 
 def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, list[str]]:
@@ -134,16 +121,14 @@ def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, 
     Raises:
         UserError: what was named is not there, or preferences have nothing to start from.
     """
-    told = []
-    if resumed_dir is not None:
-        latest = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
-        if latest is not None:
-            return latest, []
-        told.append(
-            say("{run} was stopped before its first checkpoint and starts again from step 1", run=resumed_dir.name)
-        )
+    if resumed_dir is None:
+        return _first_base(config)
+    latest = Checkpoints(resumed_dir, config.train.keep_latest_n_ckp).latest()
+    if latest is not None:
+        return latest, []
     base, why = _first_base(config)
-    return base, [*told, *why]
+    told = "{run} was stopped before its first checkpoint and starts again from step 1"
+    return base, [say(told, run=resumed_dir.name), *why]
 
 
 def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
@@ -180,9 +165,8 @@ def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
     """The checkpoint decides the shape; a flag that says otherwise is refused. Dropout is not part of the shape."""
     shape = shape_of(base, home)
     if config.model.is_text and not shape.is_text:
-        raise UserError(
-            say("--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)", base=base)
-        )
+        told = "--finetune_from = {base}, is an encoder; name its head (--head=sequence or token)"
+        raise UserError(say(told, base=base))
     shape = with_head_of(config, shape)
     problems = [
         f"--{name} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
@@ -252,8 +236,9 @@ def _others() -> str:
 
 
 def _taken(folder: Path) -> str:
-    shape = read_config(folder)
-    sample = say("; it was trained on the built-in sample only") if _saw_the_sample(folder) else ""
+    shape, settings = read_config(folder), ModelFolders(folder).run_settings
+    saw_sample = settings is not None and read_record(settings).get("train_file", "") is None
+    sample = say("; it was trained on the built-in sample only") if saw_sample else ""
     return say(
         "starting from {model}, the newest finished pretraining run ({weights} parameters, {tokens} tokens), with "
         "its architecture and tokenizer{sample}; {others}, or --finetune_from=none for random weights",
@@ -272,24 +257,14 @@ def _random(why: str, config: Config) -> str:
     )  # fmt: skip
 
 
-def _saw_the_sample(folder: Path) -> bool:
-    path = ModelFolders(folder).run_settings
-    try:
-        settings = {} if path is None else json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(settings, dict) and "train_file" in settings and settings["train_file"] is None
-
-
 def _named_base(config: Config, named: str) -> Path:
     folder = Path(named)
     if _holds_model(folder):
         return folder
     if named.startswith("hf://"):
         if (address := ADDRESS.fullmatch(named)) is None:
-            raise UserError(
-                say("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=named)
-            )
+            told = "--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME"
+            raise UserError(say(told, named=named))
         name, revision = address.groups()
         kept = "--".join(name.split("/")) + (f"@{revision}" if revision else "")
         return download(name, Path(MODELS_DIR, kept), revision)
@@ -298,13 +273,8 @@ def _named_base(config: Config, named: str) -> Path:
         if config.train.allow_download:
             return download(named, fetched)
         if _holds_model(fetched):
-            raise UserError(
-                say(
-                    "--finetune_from = {named}, no such folder, but {fetched} is there; give that",
-                    named=named,
-                    fetched=fetched,
-                )
-            )
+            told = "--finetune_from = {named}, no such folder, but {fetched} is there; give that"
+            raise UserError(say(told, named=named, fetched=fetched))
         if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
             raise UserError(say("--finetune_from = {named}, no such folder{near}", named=named, near=near))
         told = "--finetune_from = {folder}, no such folder; {how}"
@@ -316,13 +286,11 @@ def _named_base(config: Config, named: str) -> Path:
         what = say("holds no {file}{hint}", file=CONFIG_FILE, hint=hint)
     else:
         what = say("is a file") if folder.exists() else say("no such folder{near}", near=near_folder(folder))
-    raise UserError(
-        say(
-            "--finetune_from = {folder}, {what}; give a folder with config.json, model.safetensors and tokenizer.json or spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches",
-            folder=folder,
-            what=what,
-        )
+    told = (
+        "--finetune_from = {folder}, {what}; give a folder with config.json, model.safetensors and tokenizer.json or "
+        "spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"
     )
+    raise UserError(say(told, folder=folder, what=what))
 
 
 def _holds_model(folder: Path) -> bool:
@@ -339,10 +307,5 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
             f"--finetune_from = {config.train.finetune_from}, there is no finished run in {folder}{hint}, and "
             "preferences need a model to continue from; give a model folder, or finetune first"
         )
-    return found, [
-        say(
-            "starting from {model}, the newest finished run, which is also the reference model; {others}",
-            model=str(found),
-            others=_others(),
-        )
-    ]
+    told = "starting from {model}, the newest finished run, which is also the reference model; {others}"
+    return found, [say(told, model=str(found), others=_others())]
