@@ -30,7 +30,7 @@ Event = Mapping[str, Any]  # of a step, as metrics.jsonl has it
 
 
 class Progress:
-    """The display of one run; a context, so that the terminal is whole again whatever happens.
+    """The display of one run.
 
     Args:
         max_steps: the run's last step.
@@ -67,13 +67,6 @@ class Progress:
             from rich.console import Console
 
             self._console = Console(file=self._stream, highlight=False)
-
-    def __enter__(self) -> Progress:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Begin to show steps. `note` and `table` work before, too."""
@@ -121,14 +114,11 @@ class Progress:
 
     def sample(self, prompt: str, answer: str, reference: str = "", is_label: bool = False) -> None:
         """Show one generated answer, or predicted label, beside what the data says, each cut to one line."""
-        names = (
-            (say("text"), say("prediction"), say("label"))
-            if is_label
-            else (say("prompt"), say("answer"), say("reference"))
-        )
+        names = [say("prompt"), say("answer"), say("reference")]
+        if is_label:
+            names = [say("text"), say("prediction"), say("label")]
         rows = [(name, one_line(text)) for name, text in zip(names, (prompt, answer, reference), strict=True)]
-        if not reference:
-            rows.pop()
+        rows = rows if reference else rows[:2]
         lines = [f"  {line}" for line in aligned(rows)]
         self._note(lines, _hanging(rows, lines))
 
@@ -150,9 +140,8 @@ class Progress:
                 self._console.print("\n".join(shown), markup=False, soft_wrap=True)
             else:
                 print("\n".join(shown), file=self._stream, flush=True)
-        except (
-            OSError
-        ):  # the reader has left, as `head` does, the terminal is gone, or the disk is full: the log tells the rest
+        except OSError:
+            # the reader has left, as `head` does, the terminal is gone, or the disk is full: the log tells the rest
             if self._stream is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             self._stream, self._console = open(os.devnull, "w", encoding="utf8"), None  # noqa: SIM115  # for the rest of the process

@@ -40,9 +40,11 @@ class Clock:
 
 def test_plain_lines_every_log_steps_and_at_both_ends() -> None:
     out = io.StringIO()
-    with Progress(25, log_steps=10, stream=out) as progress:
-        for step in range(1, 26):
-            progress.step(reading(step))
+    progress = Progress(25, log_steps=10, stream=out)
+    progress.start()
+    for step in range(1, 26):
+        progress.step(reading(step))
+    progress.stop()
     lines = out.getvalue().splitlines()
     assert [line.split("/")[0].split()[-1] for line in lines] == ["1", "10", "20", "25"]
     assert lines[1].startswith("step 10/25  40%  loss 2.500  lr 1.0e-03  1,234 tokens/s  ")
@@ -54,13 +56,15 @@ def test_a_terminal_gets_a_live_line_that_notes_do_not_break(monkeypatch: pytest
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     out = Terminal()
-    with Progress(10, stream=out) as progress:
-        progress.step(reading(1))
-        progress.note("evaluation [loss] 2.0 " + "x" * 90)
-        progress.lines("next", ["python train_low_mem.py " + "--max_steps=1 " * 9])
-        progress.evaluation({"step": 5, "loss": 3.25})
-        progress.evaluation({"step": 9, "loss": 3.5})
-        progress.step(reading(10, peak_bytes=4 * 2**30))
+    progress = Progress(10, stream=out)
+    progress.start()
+    progress.step(reading(1))
+    progress.note("evaluation [loss] 2.0 " + "x" * 90)
+    progress.lines("next", ["python train_low_mem.py " + "--max_steps=1 " * 9])
+    progress.evaluation({"step": 5, "loss": 3.25})
+    progress.evaluation({"step": 9, "loss": 3.5})
+    progress.step(reading(10, peak_bytes=4 * 2**30))
+    progress.stop()
     text = out.getvalue()
     assert re.search(r"evaluation +3\.500 +at step 9, lowest 3\.250", text)
     assert "10/10 100%" in text and re.search("loss +2.500", text) and "peak 4.00 GiB of 3.00 GiB" in text
@@ -77,14 +81,14 @@ def test_no_line_is_wider_than_80_columns(language: str, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     out, clock, tib = Terminal(), Clock(), 2**40
     sizes = dict(memory_bytes=1023 * 2**20 + 2**19, peak_bytes=3 * tib, budget_bytes=3 * tib, loss=12345.678)
-    with Progress(1_000_000, stream=out, clock=clock) as progress:
-        for step in (1, 2, 3, 999_998):
-            clock.now += 90_000.0
-            progress.step(reading(step, **sizes))
-        progress.table(
-            "计划", [("预计峰值", "能用编译内核之处，用编译内核计算。" * 6), ("why", "words between them " * 9)]
-        )
-        progress.sample("a prompt of many words " * 8, "回答" * 60)
+    progress = Progress(1_000_000, stream=out, clock=clock)
+    progress.start()
+    for step in (1, 2, 3, 999_998):
+        clock.now += 90_000.0
+        progress.step(reading(step, **sizes))
+    progress.table("计划", [("预计峰值", "能用编译内核之处，用编译内核计算。" * 6), ("why", "words between them " * 9)])
+    progress.sample("a prompt of many words " * 8, "回答" * 60)
+    progress.stop()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert max(width(line.rstrip()) for line in shown.replace("\r", "\n").split("\n")) <= 80
     assert not re.search(r"\x1b\[[0-9;]*[39][0-9]", out.getvalue()), "NO_COLOR is heeded"
