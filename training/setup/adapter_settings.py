@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from config import Config, T5ModelConfig
 from model.formats.adapter_folder import is_adapter, read_info
@@ -46,40 +47,30 @@ def with_form_of(config: Config, base: Path | None) -> Config:
     """The settings of a run that goes on from an adapter: what nobody has named of its form is as the adapter has it."""
     if base is None or not is_adapter(base) or not config.lora.lora_rank:
         return config
-    form, lora = read_info(base).settings, config.lora
-    kept = {
-        "lora_targets": ",".join(form.targets),
-        "lora_scaling": _scaling_of(form),
-        "use_dora": form.dora,
-        "lora_tokens": _shown(form.tokens),
-    }
-    taken = {name: value for name, value in kept.items() if not config.given(name)}
-    return config.changed(**taken, lora_alpha=form.alpha if lora.lora_alpha == AUTO else lora.lora_alpha)
+    found = _flags_of(read_info(base).settings)
+    alpha = found["lora_alpha"] if config.lora.lora_alpha == AUTO else config.lora.lora_alpha
+    taken = {name: value for name, value in found.items() if name not in ("lora_rank", "lora_alpha")}
+    return config.changed(**{name: value for name, value in taken.items() if not config.given(name)}, lora_alpha=alpha)
 
 
-def _shown(tokens: tuple[int, int] | None) -> str | None:
-    return None if tokens is None else "{}-{}".format(*tokens)
-
-
-def _scaling_of(form: LoraSettings) -> str:
-    return "rank_stabilised" if form.rank_stabilised else "standard"
+def _flags_of(form: LoraSettings) -> dict[str, Any]:
+    return {
+        "lora_rank": form.rank, "lora_alpha": form.alpha, "lora_targets": ",".join(form.targets),
+        "lora_scaling": "rank_stabilised" if form.rank_stabilised else "standard", "use_dora": form.dora,
+        "lora_tokens": None if form.tokens is None else "{}-{}".format(*form.tokens),
+    }  # fmt: skip
 
 
 def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     """What a run asks for that the adapter which it goes on from is not."""
     info = read_info(base)
-    form = info.settings
-    asked_and_found = {
-        "lora_rank": (settings.rank, form.rank), "lora_alpha": (settings.alpha, form.alpha),
-        "lora_scaling": (_scaling_of(settings), _scaling_of(form)), "use_dora": (settings.dora, form.dora),
-        "lora_tokens": (_shown(settings.tokens), _shown(form.tokens)),
-    }  # fmt: skip
-    if set(settings.targets) != set(form.targets):
-        asked_and_found["lora_targets"] = (",".join(settings.targets), ",".join(form.targets))
+    asked, found = _flags_of(settings), _flags_of(info.settings)
+    if set(settings.targets) == set(info.settings.targets):  # in whatever order
+        del found["lora_targets"]
     return [
-        f"--{name} = {asked}, the adapter {base} has {found}; omit it or name the same, or start from its base {info.base}"
-        for name, (asked, found) in asked_and_found.items()
-        if asked != found
+        f"--{name} = {asked[name]}, the adapter {base} has {value}; omit it or name the same, or start from its base {info.base}"
+        for name, value in found.items()
+        if asked[name] != value
     ]
 
 
