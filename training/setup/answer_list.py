@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -109,9 +109,8 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
                 told = f"{files}: the list takes more than the {format_size(most)} that --memory_budget leaves; raise it, or give fewer answers"
                 raise DoesNotFit(told) from None
             if died.reason == CRASHED:
-                raise UserError(
-                    f"{files}: reading has crashed a library ({died}); fetch or write the file anew"
-                ) from None
+                told = f"{files}: reading has crashed a library ({died}); fetch or write the file anew"
+                raise UserError(told) from None
             raise
 
     made = make_once(_folder_of(config.data, sources, Tokenizer.load(texts)), make)
@@ -143,7 +142,7 @@ def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
         if tree_file.is_file():
             tree = AnswerTree.load(tree_file)
             return tree.num_bytes, describe(tree, sources)
-    if not (first := list(islice(chain.from_iterable(_texts(sources, config.data)), SAMPLED_ANSWERS))):
+    if not (first := list(islice(_texts(sources, config.data), SAMPLED_ANSWERS))):
         return 0, ""  # as the run will say
     if tokenizer is not None:
         tree = AnswerTree.build(tokenizer.encode_prompts(first), tokenizer.eos_id)
@@ -182,12 +181,13 @@ def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | N
     return [say(told, count=f"{count:,}", rows=counted(every, "row"))] if count else []
 
 
-def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path) -> None:
-    tokenizer, is_of_lines = Tokenizer.load(texts), True
+def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, path: Path) -> None:
+    tokenizer, is_of_lines = Tokenizer.load(tokenizer_folder), True
 
     def answers(file: TextIO) -> Iterator[NDArray[np.int32]]:
         nonlocal is_of_lines
-        for batch in _texts(sources, data):
+        texts = _texts(sources, data)
+        while batch := list(islice(texts, BATCH_LINES)):
             for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
                 if tokenizer.unk_id in ids:
                     raise UserError(
@@ -211,25 +211,18 @@ def _build(sources: Sequence[Source], data: DataConfig, texts: Path, path: Path)
         (path / ANSWERS_FILE).unlink()
 
 
-def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[list[str]]:
-    """The answers as texts, in batches, without blank ones."""
+def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
+    """The answers as texts, without blank ones."""
     bad_rows = BadRows()
     if is_of_items(sources[0]):
-        listed_items = list(dict.fromkeys(items_in(sources).values()))
-        yield from (listed_items[at : at + BATCH_LINES] for at in range(0, len(listed_items), BATCH_LINES))
+        yield from dict.fromkeys(items_in(sources).values())
         return
     for source in sources:
-        if source.kind != TEXT:
-            for rows in read_rows([source], [_column(source, data)], bad_rows):
-                yield [text for (text,) in rows if text.strip()]
-            continue
-        batch = list[str]()
-        for line in decoded_lines(source, bad_rows):
-            batch += [line.strip()] if line.strip() else []
-            if len(batch) == BATCH_LINES:
-                yield batch
-                batch = []
-        yield batch
+        if source.kind == TEXT:
+            texts = (line.strip() for line in decoded_lines(source, bad_rows))
+        else:
+            texts = (text for rows in read_rows([source], [_column(source, data)], bad_rows) for (text,) in rows)
+        yield from filter(str.strip, texts)
 
 
 def _column(source: Source, data: DataConfig) -> str:
