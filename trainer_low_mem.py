@@ -18,8 +18,7 @@ from data.prepare.preview import table_of_shards
 from devices.environment import PRODUCT_CACHES, prepare_environment
 
 # before accelerate imports torch: whoever imports this file has no command line that would do it
-HAD_TORCH = "torch" in sys.modules
-IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and HAD_TORCH
+IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "torch" in sys.modules
 
 from accelerate import Accelerator, InitProcessGroupKwargs
 
@@ -144,14 +143,10 @@ class LowMemTrainer:
         track = held.enter_context(trackers(self.accelerator, config))
         self.log = log = held.enter_context(
             RunLog(
-                config,
-                run.state.step,
-                run.monitor,
-                self.group.is_main,
-                run.heartbeat,
+                config, run.state.step, run.monitor, self.group.is_main, run.heartbeat,
                 listeners=[track, *self.callbacks],
             )
-        )
+        )  # fmt: skip
         for text in run.told:
             log.tell(text, is_shown=False)
         if IS_UNBOUNDED and run.device.name == "cpu":  # torch reads that once, with the first of its products

@@ -155,11 +155,9 @@ class LiveRun:
         lowest = min(
             (each for each in (state.best_eval_loss, loss) if each is not None and math.isfinite(each)), default=None
         )
-        kept = (
-            {"step": state.step, **values}
-            if is_best or (self.best.step == 0 and not is_mean)
-            else state.best_evaluation
-        )
+        kept = state.best_evaluation
+        if is_best or (self.best.step == 0 and not is_mean):
+            kept = {"step": state.step, **values}
         self.state = replace(
             state, best_eval_loss=lowest, first_eval_loss=first, best_metric=self.best.state(), best_evaluation=kept
         )

@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 import devices
 from childproc import stay_within
 from config import PREFERENCES, Config
-from data.batches.collate import (
-    Batch,
-    LabelledRow,
-    PreferenceRow,
-    Row,
-    collate,
-    collate_labels,
-    collate_preferences,
-)
+from data.batches.collate import Batch, LabelledRow, PreferenceRow, Row, collate, collate_labels, collate_preferences
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
@@ -125,10 +117,8 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     evaluate("evaluation")
     cleaner.before("samples")
     with phase("samples"):
-        blockwise, rows = (
-            engine.blockwise,
-            [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]],
-        )
+        blockwise = engine.blockwise
+        rows = [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
         if rows and config.model.is_text:
             generate(
                 blockwise.model, rows, max_new_tokens=SAMPLE_TOKENS,

@@ -171,10 +171,8 @@ class Checkpoints:
             with atomic_file(self.folder / name) as pointer:
                 try:
                     pointer.symlink_to(target.name, target_is_directory=True)
-                except (
-                    OSError,
-                    NotImplementedError,
-                ):  # Windows without the right to make links, FAT, some network drives
+                except (OSError, NotImplementedError):
+                    # Windows without the right to make links, FAT, some network drives
                     pointer.write_text(f"{target.name}\n", encoding="utf8")
 
     def _rotate(self) -> None:

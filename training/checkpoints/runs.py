@@ -272,13 +272,10 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
             the new one.
     """
     if found := damages(checkpoint, with_state=False) if checkpoint.is_dir() else [f"{checkpoint} is no longer there"]:
+        told = "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}"
         raise UserError(
             *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
-            say(
-                "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}",
-                parent=Path(run_dir).parent,
-                run_dir=run_dir,
-            ),
+            say(told, parent=Path(run_dir).parent, run_dir=run_dir),
         )
     # the weights first: a folder that has a config.json is then complete
     files = sorted(
@@ -303,14 +300,9 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
             with atomic_file(Path(run_dir, CHECKSUMS_FILE)) as fresh:
                 write_sums(fresh, published)
     except OSError as error:
-        raise UserError(
-            say(
-                "--output_dir = {parent}, cannot be written: {reason}; free space; the model is whole in {checkpoint}",
-                parent=Path(run_dir).parent,
-                reason=reason_of(error),
-                checkpoint=checkpoint,
-            )
-        ) from error
+        told = "--output_dir = {parent}, cannot be written: {reason}; free space; the model is whole in {checkpoint}"
+        values = {"parent": Path(run_dir).parent, "reason": reason_of(error), "checkpoint": checkpoint}
+        raise UserError(say(told, **values)) from error
 
 
 def _write_record(run_dir: Path, record: dict[str, Any]) -> None:

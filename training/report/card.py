@@ -26,12 +26,8 @@ from training.report.wording import duration
 from units import format_size
 
 CARD_FILE, MARK = "README.md", "<!-- written by FrugalT5; remove this line to keep your own words -->"
-OWN_FILES = (
-    "checkpoints/*",
-    RUN_FILE,
-    SETTINGS_FILE,
-    OWNER_FILE,
-)  # not for others; the last only while the run is alive
+# not for others; the last only while the run is alive
+OWN_FILES = ("checkpoints/*", RUN_FILE, SETTINGS_FILE, OWNER_FILE)
 SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",
@@ -200,9 +196,9 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     end = events.get("end", {})
     files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
     shape = _shape(model, settings)
-    encoder = (
-        "" if shape is None or shape.is_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
-    )
+    encoder = ""
+    if shape is not None and not shape.is_text:
+        encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
         form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,

@@ -21,19 +21,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROJECT = "frugalt5"
-MODULES = {
-    "comet_ml": "comet_ml",
-    "tensorboard": "torch.utils.tensorboard",
-}  # where the module is not named like the package
-PACKAGES = {"comet_ml": "comet-ml"}
+# where the module, or the package, is not named like the tracker
+MODULES, PACKAGES = {"tensorboard": "torch.utils.tensorboard"}, {"comet_ml": "comet-ml"}
 # what each calls the name of a run; others number their runs
 RUN_NAMES = {
-    "wandb": "name",
-    "trackio": "name",
-    "mlflow": "run_name",
-    "swanlab": "experiment_name",
-    "clearml": "task_name",
-}
+    "wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name", "clearml": "task_name",
+}  # fmt: skip
 PREFIXES = {"step": "train", "eval": "eval", "memory": "memory"}
 
 

@@ -25,7 +25,7 @@ from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.answer_list import describe, named_list, unlisted_note, with_list
 from training.setup.model_folders import home_of, shape_of
-from training.setup.resolved import ResolvedRun
+from training.setup.resolved import ResolvedRun, refuse
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little
@@ -43,8 +43,7 @@ def load_data(run: ResolvedRun) -> None:
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     if prepared.objective in HEADS:
         run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
-        if problems := check(run.config):  # such as a metric of classes, and the labels are numbers
-            raise UserError(*problems)
+        refuse(check(run.config))  # such as a metric of classes, and the labels are numbers
         run.config = _with_class_weights(run.config, prepared.label_counts)
         run.notes += [] if run.base is None or run.is_resumed else _new_head(run.config, run.base)
     run.config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
@@ -87,11 +86,9 @@ def _load_answers(run: ResolvedRun) -> None:
             told = "{file} is not used for the new model; --answers={file} keeps it"
             run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []
         return
-    own = (
-        None
-        if run.resumed_dir is None
-        else answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
-    )
+    own = None
+    if run.resumed_dir is not None:
+        own = answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
     sources = find(str((own and item_file_of(own.parent)) or own or asked), "--answers")
     run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
     if answer_list_of(run.listed_in) is None:

@@ -57,13 +57,8 @@ def find_run_to_resume(config: Config) -> Path:
     if config.run.run_name != AUTO:
         folder = output_dir / config.run.run_name
         if not os.path.isfile(folder / SETTINGS_FILE):
-            raise UserError(
-                say(
-                    "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training",
-                    run=config.run.run_name,
-                    folder=output_dir,
-                )
-            )
+            told = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
+            raise UserError(say(told, run=config.run.run_name, folder=output_dir))
         return folder
     run = _last_run(output_dir)
     if run is None:
@@ -107,12 +102,8 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     ]
     is_other = config.given("model_preset") and config.model_preset != theirs["model_preset"]
     if is_other and theirs["finetune_from"] in (None, AUTO):  # else the shape is the base's
-        of_data = (
-            "vocab_size",
-            "pad_token_id",
-            "eos_token_id",
-            "decoder_start_token_id",
-        )  # which a tokenizer may have changed since
+        # which a tokenizer may have changed since
+        of_data = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
         if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
             problems.append(

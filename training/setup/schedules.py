@@ -67,14 +67,12 @@ class Steps:
         if steps == AUTO:
             epochs = (3.0 if train.is_finetune else 1.0) if train.epochs == AUTO else float(train.epochs)
             steps = max(1, math.ceil(rows * epochs / effective_batch_size))
-        steps = int(steps)
-
-        schedule, warmup = train.lr_schedule, min(10_000, steps // 10)
-        warmup = warmup if train.warmup_steps == AUTO else int(train.warmup_steps)
+        steps, schedule = int(steps), train.lr_schedule
 
         def either(asked: int | str, otherwise: int) -> int:
             return otherwise if asked == AUTO else int(asked)
 
+        warmup = either(train.warmup_steps, min(10_000, steps // 10))
         return cls(
             effective_batch_size, steps, warmup,
             either(train.eval_steps, max(1, min(1000, steps // 5))),
