@@ -44,7 +44,7 @@ FORMAT = 1  # raise it when the same rows would get other numbers
 BLOCK_ROWS = 1024  # rows between two writes to the file
 LINE_SECONDS = 10.0
 RECORD = "reference.json"
-# batches that a run may pass over, and read later ones for: so many, or that share of its steps; what was left out before is known
+# batches that a run may pass over, and read later ones for: so many, or that share of its steps
 LEFT_OUT, LEFT_OUT_SHARE = 3, 0.02
 _STORE = re.compile(r"reference-[0-9a-f]{16}")
 
@@ -65,23 +65,21 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
         return
     record = group.run_on_main(lambda: _record(run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()
-    last = steps.max_steps + len((run.state.divergence or {}).get("skipped", ()))
-    left_out = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
+    spare = max(LEFT_OUT, int(LEFT_OUT_SHARE * steps.max_steps))
+    left_out = len((run.state.divergence or {}).get("skipped", ()))
+    last = steps.max_steps + (spare if left_out <= spare else left_out + spare)
+    seen = _seen_rows(run.loader, last, steps.effective_batch_size)
     evaluated = np.arange(run.validation.num_rows) < run.config.train.eval_rows
-    # the rows that are needed; and those that may be, which are computed where some are
-    wanted = {
-        "train": [_seen_rows(run.loader, end, steps.effective_batch_size) for end in (last, last + left_out)],
-        "validation": [evaluated] * 2,
-    }
     blockwise: Blockwise | None = None
-    for loader, (name, (needed, rows)) in zip((run.loader, run.validation), wanted.items(), strict=True):
+    for name, loader, rows in (("train", run.loader, seen), ("validation", run.validation, evaluated)):
         store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
         group.wait()
-        if _agreed(group, needed & store.unknown()).any():
-            missing = _agreed(group, rows & store.unknown())
+        unknown = torch.from_numpy((rows & store.unknown()).astype(np.int32))
+        numbers = np.flatnonzero(group.all_reduce(unknown).numpy())  # machines need not share their disk
+        if len(numbers):
             if blockwise is None:
                 blockwise = _reference_model(run, folder, record.model)
-            numbers, what = np.flatnonzero(missing), f"reference log-probabilities of {name} rows"
+            what = f"reference log-probabilities of {name} rows"
             tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
             began = last_told = time.monotonic()
             for first in range(0, len(numbers), BLOCK_ROWS):
@@ -242,11 +240,6 @@ def _seen_rows(loader: StepLoader, steps: int, effective_batch_size: int) -> NDA
     for first in range(0, steps, at_once):
         seen[loader.rows_of_steps(np.arange(first, min(first + at_once, steps)), effective_batch_size)] = True
     return seen
-
-
-def _agreed(group: Group, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The rows that any process misses: machines need not share their disk."""
-    return group.all_reduce(torch.from_numpy(rows.astype(np.int32))).numpy() > 0  # type: ignore[no-any-return]
 
 
 def _log_probabilities(
