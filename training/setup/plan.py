@@ -48,7 +48,7 @@ def choose_plan(run: ResolvedRun) -> None:
         AnswerScores(metric_names(run.config))  # its libraries count to what the program takes
     run.base_bytes = run.monitor.sample().anon_bytes
     with run.monitor.phase("probe"):
-        spec = plan_here(run, rows, may_probe=True)
+        spec = plan_here(run, rows)
     spec = spec.by(group.broadcast(spec.plan))
     correction = group.broadcast(spec.machine.correction)  # the first process alone has probed
     run.spec = replace(spec, machine=replace(spec.machine, correction=correction))
@@ -87,11 +87,9 @@ def look_ahead(run: ResolvedRun) -> Rows:
     return Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation, run.state.step)
 
 
-def plan_here(run: ResolvedRun, rows: Rows, may_probe: bool = False) -> RunSpec:
+def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits.
 
-    Args:
-        may_probe: whether a child process may measure the plan: before the run holds anything, as `--probe` says.
     Raises:
         DoesNotFit: no way fits the budget.
     """
@@ -102,7 +100,7 @@ def plan_here(run: ResolvedRun, rows: Rows, may_probe: bool = False) -> RunSpec:
     asked = config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
-    if not may_probe or asked is False or (asked == AUTO and not is_near):
+    if asked is False or (asked == AUTO and not is_near):
         return spec
     return _probed(run, spec)
 

@@ -49,11 +49,11 @@ def changed(begin: ResolvedRun, **settings: object) -> ResolvedRun:
 
 
 def plan_of(begin: ResolvedRun, budget: int, base: int = BASE, may_probe: bool = False) -> Any:
-    run = copy(begin)
+    run = copy(begin) if may_probe else changed(begin, probe=False)
     run.budget, run.base_bytes = Budget(budget, None, 16 * GIB, (), "flag", 0), base
     machine = planning.machine_of(run.device, run.budget, base, 1)
     rows = Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation)
-    return planning.plan_here(run, rows, may_probe).plan
+    return planning.plan_here(run, rows).plan
 
 
 def measured(bytes_above: int) -> Any:
