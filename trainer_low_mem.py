@@ -33,8 +33,7 @@ from settings.fields import AUTO
 from storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
-from training.evaluating import evaluate
-from training.evaluation.samples import show_predictions, show_samples
+from training.evaluating import evaluate, show_predictions, show_samples
 from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
@@ -268,18 +267,21 @@ class LowMemTrainer:
         Args:
             is_published: whether the live weights are the published ones.
         """
-        live, run, rows = self.live, self.live.run, self.config.train.sample_rows
+        live = self.live
         if live.engine.shards is not None:
             return None  # each takes all processes
-        if rows and not is_published and not self._poll_requests().ends_run and not live.take_published():
+        if (
+            self.config.train.sample_rows
+            and not is_published
+            and not self._poll_requests().ends_run
+            and not live.take_published()
+        ):
             return None
         if not live.is_main:
             return None
         live.controller.before("samples", live.state.step)
-        blockwise = live.engine.blockwise
         with self.monitor.phase("samples"):
-            if run.prepared.objective in HEADS:
-                device = live.device.torch_device
-                show_predictions(blockwise, run.validation, run.tokenizer, run.prepared.labels, rows, self.log, device)
-                return None
-            return show_samples(blockwise, run.validation, run.tokenizer, rows, self.log, live.decoding, run.tree)
+            if live.run.prepared.objective not in HEADS:
+                return show_samples(live)
+            show_predictions(live)
+        return None

@@ -1,28 +1,36 @@
-"""Evaluation during training, on held-out rows, in what the budget leaves free."""
+"""Evaluation during training, on held-out rows, in what the budget leaves free; and the samples at its end."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import numpy as np
+
 from config import PREFERENCES
+from data.batches.collate import IGNORED_LABEL
 from data.batches.histories import Pasts
+from data.tokenizers.pieces import BROKEN
+from engine.step import to_micro_batch
 from language import join, say
+from limits import SAMPLE_TOKENS
 from memory.cleanup import free_failed
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from settings.consistency import HEADS
 from settings.fields import AUTO
 from training.evaluation import losses
 from training.evaluation.answers import AnswerWriter
-from training.evaluation.label_scores import LabelScores
+from training.evaluation.label_scores import LabelScores, labels_in
 from training.evaluation.losses import Evaluation
-from training.evaluation.prompt_parts import PromptParts
-from training.evaluation.samples import SHOWN, Sample, generate_metrics
+from training.evaluation.prompt_parts import PromptParts, was_cut
+from training.evaluation.samples import SHOWN, Sample, first_rows, generate_metrics
 from training.evaluation.scores import metric_names
 from training.live import LiveRun
 from training.recovering import give_up
 from units import MIB
 
 LEAST_FREE_BYTES = MIB
+CUT = "[...]"  # behind a sample that was cut at the longest length
+UNLABELLED = "-"  # in place of a label that does not count
 
 
 def evaluate(live: LiveRun, averaged: int = 0) -> bool:
@@ -175,3 +183,59 @@ def _loss(live: LiveRun, rows: range | None = None) -> Evaluation:
             size = live.controller.after_evaluation_out_of_memory(error, size, live.state.step)
         if live.controller.exhausted:
             give_up(live)
+
+
+def show_samples(live: LiveRun) -> str | None:
+    """Answer the first `sample_rows` held-out rows greedily, on the screen and in metrics.jsonl.
+
+    Returns:
+        the text of the first prompt, for the next command to type; None where there are no rows.
+    """
+    run, count, tokenizer = live.run, live.config.train.sample_rows, live.run.tokenizer
+    rows = list(first_rows(run.validation, max(count, 1)))
+    prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
+    if count and rows:
+        decoding = live.decoding
+        settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
+        parts, blockwise = PromptParts.asked(tokenizer, tokenizer.template, settings), live.engine.blockwise
+        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=run.tree, parts=parts)
+        answers = writer.answers([source for source, _ in rows])
+        live.log.progress.note(say("samples"))
+        unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
+        for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
+            text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
+            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
+            is_cut = was_cut(answer, settings, tokenizer.eos_id)
+            live.log.progress.sample(prompt, f"{text} {CUT}" if is_cut else text, reference)
+            live.log.event("sample", prompt=prompt, answer=text, reference=reference)
+    return prompts[0] if prompts else None
+
+
+def show_predictions(live: LiveRun) -> None:
+    """Show what a head predicts for the first `sample_rows` held-out rows, on the screen and in metrics.jsonl.
+
+    Memory: evaluation of one row.
+    """
+    run, count, blockwise = live.run, live.config.train.sample_rows, live.engine.blockwise
+    names = run.prepared.labels  # of classes; none: labels are numbers
+    if count and run.validation.num_rows:
+        live.log.progress.note(say("samples"))
+    for batch in run.validation.evaluation_batches(count, 1):
+        (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, live.device.torch_device)])
+        right, outputs = labels_in(batch), logits.float().cpu().numpy()
+        is_counted = right != IGNORED_LABEL if names else ~np.isnan(right)
+        sides = []
+        for side in (outputs.argmax(-1) if names else outputs[:, 0], right):
+            words = [(names[int(one)] if names else f"{one:.4g}") if has_label else UNLABELLED
+                     for one, has_label in zip(side, is_counted, strict=True)]  # fmt: skip
+            words = words[:-1] if len(words) > 1 else words  # end of text has none
+            sides.append(("" if all(len(name) == 1 for name in names) and names else " ").join(words))
+        answer, reference = sides
+        prompt = _whole(run.tokenizer.decode_with_unknown(batch.input_ids[0, : batch.input_lengths[0]]))
+        live.log.progress.sample(prompt, answer, reference, is_label=True)
+        live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
+
+
+def _whole(text: str) -> str:
+    """A row's text without halves of letters, which a cut or a mask inside their bytes leaves."""
+    return text.replace(BROKEN, "")

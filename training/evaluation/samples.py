@@ -1,35 +1,24 @@
-"""Answers to held-out rows: a few to look at, or many to score."""
+"""Scores of answers to held-out rows."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from config import GenerateConfig
-from data.batches.collate import IGNORED_LABEL, Batch
+from data.batches.collate import Batch
 from data.batches.histories import Pasts
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
-from engine.blockwise import Blockwise
-from engine.step import to_micro_batch
-from language import say
-from limits import SAMPLE_TOKENS
-from model.decoding.answer_tree import AnswerTree
-from training.evaluation.answers import AnswerWriter
-from training.evaluation.label_scores import labels_in
-from training.evaluation.prompt_parts import PromptParts, was_cut
+from training.evaluation.prompt_parts import was_cut
 from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
 from training.processes.group import Group
-from training.report.run_log import RunLog
 
-CUT = "[...]"  # behind a sample that was cut at the longest length
 SHOWN = 3  # scored answers that are shown
-UNLABELLED = "-"  # in place of a label that does not count
 READ_ROWS = 64  # at once, where nothing is answered
 Row = tuple[list[int], list[int]]  # token ids of prompt and reference
 
@@ -100,81 +89,13 @@ def generate_metrics(
     return found, samples, int(all_cut)
 
 
-def show_samples(
-    blockwise: Blockwise,
-    loader: StepLoader,
-    tokenizer: Tokenizer,
-    count: int,
-    log: RunLog,
-    decoding: GenerateConfig,
-    tree: AnswerTree | None = None,
-) -> str | None:
-    """Answer the first `count` held-out rows greedily, on the screen and in metrics.jsonl.
-
-    Args:
-        decoding: of the published model. tree: the answers that there are; None: any.
-    Returns:
-        the text of the first prompt, for the next command to type; None where there are no rows.
-    """
-    rows = list(_first_rows(loader, max(count, 1)))
-    prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
-    if count and rows:
-        settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
-        inputs = [source for source, _ in rows]
-        parts = PromptParts.asked(tokenizer, tokenizer.template, settings)
-        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=tree, parts=parts)
-        answers = writer.answers(inputs)
-        log.progress.note(say("samples"))
-        unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
-        for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
-            text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
-            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-            log.progress.sample(
-                prompt, f"{text} {CUT}" if was_cut(answer, settings, tokenizer.eos_id) else text, reference
-            )
-            log.event("sample", prompt=prompt, answer=text, reference=reference)
-    return prompts[0] if prompts else None
-
-
-def show_predictions(
-    blockwise: Blockwise, loader: StepLoader, tokenizer: Tokenizer, names: Sequence[str], count: int, log: RunLog,
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Show what a head predicts for the first `count` held-out rows, on the screen and in metrics.jsonl.
-
-    Args:
-        names: of classes; none: labels are numbers.
-    Memory: evaluation of one row.
-    """
-    if count and loader.num_rows:
-        log.progress.note(say("samples"))
-    for batch in loader.evaluation_batches(count, 1):
-        (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, device)])
-        right, outputs = labels_in(batch), logits.float().cpu().numpy()
-        is_counted = right != IGNORED_LABEL if names else ~np.isnan(right)
-        sides = []
-        for side in (outputs.argmax(-1) if names else outputs[:, 0], right):
-            words = [(names[int(one)] if names else f"{one:.4g}") if has_label else UNLABELLED
-                     for one, has_label in zip(side, is_counted, strict=True)]  # fmt: skip
-            words = words[:-1] if len(words) > 1 else words  # end of text has none
-            sides.append(("" if all(len(name) == 1 for name in names) and names else " ").join(words))
-        answer, reference = sides
-        prompt = _whole(tokenizer.decode_with_unknown(batch.input_ids[0, : batch.input_lengths[0]]))
-        log.progress.sample(prompt, answer, reference, is_label=True)
-        log.event("sample", prompt=prompt, answer=answer, reference=reference)
-
-
 def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> int:
     """How many of the first `rows` held-out rows, or those of a set, have a reference with unknown tokens, which no answer matches."""
-    return sum(tokenizer.unk_id in target for _, target in _first_rows(loader, rows, of))
+    return sum(tokenizer.unk_id in target for _, target in first_rows(loader, rows, of))
 
 
-def _whole(text: str) -> str:
-    """A row's text without halves of letters, which a cut or a mask inside their bytes leaves."""
-    return text.replace(BROKEN, "")
-
-
-def _first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:
+def first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:
+    """The first held-out rows, or those of a set."""
     batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1, of)
     return itertools.islice(itertools.chain.from_iterable(map(_rows, batches)), count)
 

@@ -12,7 +12,7 @@ import pytest
 from data.tokenizers.training import byte_tokenizer
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
-from training.evaluation.samples import show_samples
+from training.evaluating import show_samples
 
 
 def test_half_a_letter_is_not_shown() -> None:
@@ -23,8 +23,11 @@ def test_half_a_letter_is_not_shown() -> None:
     )
     loader = SimpleNamespace(evaluation_batches=lambda *counts: iter([batch]))
     assert "\ufffd" in tokenizer.decode(source[0].tolist())
-    nothing = cast(Any, None)
-    assert show_samples(nothing, cast(Any, loader), tokenizer, 0, nothing, nothing) == "河"
+    run, config = (
+        SimpleNamespace(validation=loader, tokenizer=tokenizer),
+        SimpleNamespace(train=SimpleNamespace(sample_rows=0)),
+    )
+    assert show_samples(cast(Any, SimpleNamespace(run=run, config=config))) == "河"
 
 
 @pytest.mark.usefixtures("one_thread")
