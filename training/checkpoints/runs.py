@@ -17,7 +17,7 @@ from data.batches.objectives import STREAM_OBJECTIVES
 from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
-from run_files import RUN_FILE, saved_runs
+from run_files import RUN_FILE, read_record, saved_runs
 from settings.errors import UserError, reason_of
 from settings.names import name_problem, shown_name
 from storage import (
@@ -25,7 +25,6 @@ from storage import (
     atomic_file,
     atomic_folder,
     clear_leftovers,
-    read_text,
     remove,
     replaced_by,
     restore_folder,
@@ -192,11 +191,8 @@ def read_run(run_dir: str | Path) -> dict[str, Any] | None:
 
     `order` grows from start to start, whatever the clock says; that of runs of before is their time.
     """
-    try:
-        record = json.loads(read_text(Path(run_dir) / RUN_FILE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+    record = read_record(Path(run_dir) / RUN_FILE)
+    if record.get("kind") not in KINDS:
         return None
     numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order", 0.0))
     if not all(type(number) in (int, float) for number in numbers):

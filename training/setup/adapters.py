@@ -27,6 +27,7 @@ from model.lora.token_rows import TokenRows
 from model.t5 import T5, WithWeights, in_place
 from settings.errors import UserError
 from training.setup.adapter_settings import form_problems, lora_settings
+from training.setup.resolved import refuse
 
 FINGERPRINT_ROWS = 4
 FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another
@@ -71,8 +72,7 @@ def choose_trained(
         add_adapters(model, settings, config.run.seed, held)
         known = fingerprint_of(base) if base is not None else ""
         if start is not None and is_adapter(start):
-            if problems := form_problems(settings, start):
-                raise UserError(*problems)
+            refuse(form_problems(settings, start))
             _check_fingerprint(start, read_info(start), known)
             use_adapters(model, *load_adapters(model, start))
         model.adapter_info = AdapterInfo(settings, "" if base is None else str(base.resolve()), known)

@@ -173,8 +173,7 @@ def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
         for name in MODEL_FIELDS
         if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
     ]
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     config = dataclasses.replace(config, model=dataclasses.replace(shape, dropout_rate=config.model.dropout_rate))
     refuse(check(config))  # a decoder of the checkpoint allows one head alone
     return config

@@ -19,6 +19,7 @@ from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
 from training.processes.launch import num_processes, restarts
+from training.setup.resolved import refuse
 
 
 def goes_on(config: Config, brings: bool = True) -> bool:
@@ -114,8 +115,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         problems.append(
             f"--is_keep_training = True, the run {run_dir.name} was not trained on preferences; resume it with {command}"
         )
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     if num_processes() == 1 and not config.given("shard_weights"):
         flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
