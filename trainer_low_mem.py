@@ -23,7 +23,7 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "t
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
-from config import PREFERENCES, Config, UserError
+from config import PREFERENCES, Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
@@ -107,8 +107,7 @@ class LowMemTrainer:
             Interrupted: stopped by a signal; saved, resumable.
         """
         speak(self.config.run.language)
-        if problems := foreign_engines():
-            raise UserError(*problems)
+        refuse(foreign_engines())
         tune_malloc("small")  # until the plan has chosen
         known = self.config if self.run is None else self.run.config  # of a run that goes on, what it has saved
         device = devices.pick(known.run.device, local_rank(), local_processes())
@@ -262,11 +261,7 @@ class LowMemTrainer:
         return summary
 
     def _show_samples(self, is_published: bool) -> str | None:
-        """Show the published model's answers to held-out rows; return one of their prompts.
-
-        Args:
-            is_published: whether the live weights are the published ones.
-        """
+        """Show the published model's answers to held-out rows, where the live weights are published or can be; return a prompt."""
         live = self.live
         if live.engine.shards is not None:
             return None  # each takes all processes

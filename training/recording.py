@@ -34,11 +34,7 @@ from units import format_size
 
 
 def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int) -> None:
-    """What will be done from a step on, and the plan for it.
-
-    Args:
-        train_rows: of an epoch.
-    """
+    """What will be done from a step on, with `train_rows` an epoch, and the plan for it."""
     settings = public_values(config.as_dict())
     log.event(
         "start", step=step, time=time.time(), run_name=config.run.run_name, train_rows=train_rows, settings=settings
@@ -51,11 +47,7 @@ def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int
 
 
 class Recorder:
-    """Measures one run.
-
-    Args:
-        live: the run. plan: of its beginning.
-    """
+    """Measures one run, from its first plan on."""
 
     def __init__(self, live: LiveRun, plan: Plan) -> None:
         self.live, self._plan = live, plan
@@ -114,11 +106,7 @@ class Recorder:
             )  # fmt: skip
 
     def end(self, prompt: str) -> Summary:
-        """The summary, and what may be typed next.
-
-        Args:
-            prompt: an example, for the next command.
-        """
+        """The summary, and what may be typed next, with `prompt` as an example."""
         config, log, summary = self.live.config, self.live.log, self.summary()
         figures = {name: value for name, value in asdict(summary).items() if name != "steps"}
         taken = log.seconds()

@@ -157,11 +157,7 @@ class AnswerWriter:
         return self._in_batches(draw, [len(ids) for ids, _, _ in asked])
 
     def _in_batches(self, work: Callable[[list[int]], list[Result]], lengths: list[int]) -> list[Result]:
-        """What `work` makes of prompts, by their numbers, the longest first.
-
-        Args:
-            lengths: of the prompts, in tokens.
-        """
+        """What `work` makes of prompts, by their numbers, the longest first; `lengths`: in tokens."""
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
         answers = dict[int, Result]()
         while order:

@@ -119,12 +119,11 @@ class Interrupts:
         self._previous.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         _leave_terminal(number)
         if not self.stop_requested:
-            self.stop_requested, self._first_time = True, now
+            self.stop()
             self._tell(say("finishing the step and saving; press again to quit at once"))
-        elif now - self._first_time >= self._repeat_seconds:
+        elif time.monotonic() - self._first_time >= self._repeat_seconds:
             self._tell(say("quit without saving"))
             if sys.__stdout__ is not None and sys.__stdout__.isatty():
                 _write(sys.__stdout__, SHOW_CURSOR)  # a live display hides it

@@ -132,11 +132,7 @@ def choose_base(config: Config, resumed_dir: Path | None) -> tuple[Path | None, 
 
 
 def _refuse_to_replace_its_start(config: Config, base: Path | None) -> None:
-    """A new run that takes the place of another may not start from what goes with it.
-
-    Raises:
-        UserError: it would.
-    """
+    """A new run that takes the place of another may not start from what goes with it."""
     replaced, tokenizer = Path(config.run.output_dir, config.run.run_name).resolve(), config.data.tokenizer_dir
     read = [] if base is None else [base, home_of(base, config)]
     read += [] if tokenizer == AUTO else [Path(tokenizer)]

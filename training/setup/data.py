@@ -128,11 +128,7 @@ def _new_head(config: Config, base: Path) -> list[str]:
 
 
 def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
-    """The settings with one weight for each class of the labels: balanced ones give all classes the same part in the loss.
-
-    Raises:
-        UserError: labels are numbers, or there are not as many weights as classes.
-    """
+    """The settings with one weight for each class of the labels: balanced ones give all classes the same part in the loss."""
     asked, names = config.train.class_weights, config.model.label_names
     if asked is None:
         return config

@@ -168,11 +168,7 @@ class _Record:
 
 
 def _record(run: ResolvedRun) -> _Record:
-    """The record that the run has, or a new one, written; of the same model where its rows have changed since.
-
-    Raises:
-        UserError: it is broken, or names what no run writes.
-    """
+    """The record that the run has, or a new one, written; of the same model where its rows have changed since."""
     place, found = run.run_dir / RECORD, None
     content = [run.loader.content(), run.validation.content()]
     if run.config.train.is_keep_training and place.is_file():

@@ -49,9 +49,8 @@ def choose_plan(run: ResolvedRun) -> None:
     run.base_bytes = run.monitor.sample().anon_bytes
     with run.monitor.phase("probe"):
         spec = plan_here(run, rows)
-    spec = spec.by(group.broadcast(spec.plan))
-    correction = group.broadcast(spec.machine.correction)  # the first process alone has probed
-    run.spec = replace(spec, machine=replace(spec.machine, correction=correction))
+    chosen, correction = group.broadcast((spec.plan, spec.machine.correction))  # the first process alone has probed
+    run.spec = replace(spec.by(chosen), machine=replace(spec.machine, correction=correction))
     run.config = run.spec.settings
     if run.spec.counted.effective_batch_size < group.size:
         raise UserError(

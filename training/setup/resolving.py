@@ -159,16 +159,6 @@ class RunSpec:
         """The same run, its steps done as another plan says."""
         return replace(self, plan=chosen, steps=_steps(self.asked, chosen, self.rows))
 
-    def timed(self) -> RunSpec:
-        """The same run, its plan with how long all of it takes from here on."""
-        if self.steps is None:
-            return self
-        config, rows = self.settings, self.rows
-        left = schedule_of(config, self.done, rows.held_out, rows.answer_tokens, self.machine.num_processes)
-        total = predict_times(self.work, self.plan.choice, self.machine, left)
-        timed = replace(self.plan, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
-        return replace(self, plan=timed)
-
 
 def resolve(
     config: Config,
@@ -198,7 +188,13 @@ def resolve(
         planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
         evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, homes=homes, mapped=mapped_base(config),
     )  # fmt: skip
-    return RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done).timed()
+    spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done)
+    if spec.steps is None:
+        return spec
+    left = schedule_of(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
+    total = predict_times(spec.work, chosen.choice, machine, left)
+    timed = replace(chosen, seconds_total=total.seconds, seconds_low=total.low, seconds_high=total.high)
+    return replace(spec, plan=timed)
 
 
 def mapped_base(config: Config) -> tuple[str, int]:
