@@ -42,22 +42,14 @@ class Divergence:
         return 0.5**self.halvings
 
     def batch_of(self, step: int) -> int:
-        """Number of the batch, 0-based, that a step reads: each step the next one that was not passed over.
-
-        Args:
-            step: counted from 1.
-        """
+        """Number of the batch, 0-based, that a step, counted from 1, reads: each the next one that was not passed over."""
         batch = step - 1
         for passed in sorted(self.skipped):
             batch += passed <= batch
         return batch
 
     def skip(self, step: int, seen_at: int = 0) -> None:
-        """Pass over the batch of a step that failed.
-
-        Args:
-            seen_at: the step that has shown it, where that is a later one.
-        """
+        """Pass over the batch of a step that failed; `seen_at`: the step that has shown it, where that is a later one."""
         self.skipped.append(self.batch_of(step))
         self.in_a_row += 1
         self.failed_step = max(self.failed_step, step, seen_at)

@@ -31,8 +31,6 @@ from training.setup.resolved import ResolvedRun
 class LiveRun:
     """A run while it trains.
 
-    Args:
-        run: what it starts with. controller: keeps it inside its budget, by the plan of now. log: reports on it.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.

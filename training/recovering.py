@@ -54,11 +54,7 @@ def slow_down(live: LiveRun, number: int) -> None:
 
 
 def give_up(live: LiveRun) -> NoReturn:
-    """End a run for which nothing is left to shrink.
-
-    Raises:
-        DoesNotFit: always; it says what helps.
-    """
+    """End a run for which nothing is left to shrink, by a DoesNotFit that says what helps."""
     told = live.controller.exhausted or say("another process cannot reduce its memory any further")
     if live.checkpoints.latest():
         told = say(
@@ -69,11 +65,7 @@ def give_up(live: LiveRun) -> NoReturn:
 
 
 def end_sharded(live: LiveRun, error: Exception) -> None:
-    """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then.
-
-    Raises:
-        DoesNotFit: it was that; another error stays what it is.
-    """
+    """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then."""
     if live.engine.shards is None or not live.device.is_out_of_memory(error):
         return
     story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)

@@ -148,11 +148,7 @@ class Mirror:
             return latest
 
     def record(self) -> dict[str, Any]:
-        """What `run.json` says there; empty where there is none.
-
-        Raises:
-            UserError: the address cannot be read.
-        """
+        """What `run.json` says there; empty where there is none."""
         with self._reaching("read", "check address and network"):
             return self._record()
 

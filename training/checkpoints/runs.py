@@ -117,21 +117,13 @@ def create_run(
 
 
 def delete_replaced_run(run_dir: Path) -> None:
-    """Remove the run that a new one has replaced, once the new one's model is there.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Remove the run that a new one has replaced, once the new one's model is there."""
     with writing("output_dir", run_dir.parent):
         remove(replaced_by(run_dir))
 
 
 def restore_replaced_run(run_dir: Path) -> bool:
-    """Give the run that a new one has replaced its place again, where the new one ended before its model was there.
-
-    Returns:
-        whether there was one.
-    """
+    """Give the run that a new one has replaced its place again, if there is one: the new one ended before its model was there."""
     if not os.path.lexists(replaced_by(run_dir)):
         return False
     with suppress(OSError):  # it lies beside, whole
@@ -171,11 +163,7 @@ def run_of_launch(output_dir: str | Path) -> Path | None:
 
 
 def is_own(record: Mapping[str, Any] | None, by_job: bool = True) -> bool:
-    """Whether this torchrun has begun the run with this `run.json`, and starts it again now.
-
-    Args:
-        by_job: whether the name of the job is enough to tell.
-    """
+    """Whether this torchrun has begun the run with this `run.json`, and starts it again now; `by_job`: see `is_restart_of`."""
     marks = (record or {}).get("launch")
     return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks], by_job)
 

@@ -22,11 +22,7 @@ Counts = NDArray[np.float32]
 
 
 def most_agreed(candidates: Sequence[str], by: str) -> int:
-    """The number of the candidate with the highest mean similarity to the others, the first of equal ones.
-
-    Args:
-        by: chrf, chrf++ or bleu.
-    """
+    """The number of the candidate with the highest mean similarity, chrf, chrf++ or bleu, to the others; the first of equal ones."""
     if len(set(candidates)) == 1:
         return 0
     found = similarities(candidates, by)

@@ -39,11 +39,7 @@ class PromptParts:
     def answered(
         self, inputs: Sequence[list[int]], write: Callable[[list[list[int]]], list[list[int]]]
     ) -> list[list[int]]:
-        """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest length.
-
-        Args:
-            write: answers prompts.
-        """
+        """Token ids of one answer to each prompt; with end of text, unless one of its parts was cut by the longest length."""
         parts = list(map(self.split, inputs))
         written = iter(write([part for several in parts for part in several]))
         return [self._joined(list(islice(written, len(several)))) for several in parts]

@@ -61,11 +61,7 @@ class BestMetric:
 
     @classmethod
     def restore(cls, metric: str, patience: int, state: Mapping[str, Any] | None) -> BestMetric:
-        """Continue from the state of a checkpoint; another metric than it knows starts over.
-
-        Args:
-            state: what `state` returned; None: a new run.
-        """
+        """Continue from what `state` returned, or for a new run from None; another metric than it knows starts over."""
         if state is None or state["metric"] != metric:
             return cls(metric, patience)
         return cls(**{**state, "patience": patience})
@@ -75,13 +71,7 @@ class BestMetric:
         return asdict(self)
 
     def is_best(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in one evaluation and say whether it is the best so far; equal is not better, inf and nan are never.
-
-        Args:
-            values: numbers of the evaluation by name, the metric among them.
-        Raises:
-            KeyError: it is not.
-        """
+        """Take in the numbers of one evaluation and say whether it is the best so far; equal is not better, inf and nan are never."""
         number = values[self.metric]
         less_is_better = self.metric.rpartition("/")[2] in LESS_IS_BETTER  # of all validation sets, or of one
         is_better = self.value is None or (number < self.value if less_is_better else number > self.value)

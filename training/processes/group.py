@@ -134,11 +134,7 @@ class Group:
         return next((each for each in self.gather(value) if each is not None), None)
 
     def run_on_main(self, work: Callable[[], Value]) -> Value:
-        """What the main process finds out, on all; what it refuses, all refuse.
-
-        Raises:
-            UserError: `work` did.
-        """
+        """What the main process finds out, on all; what it refuses, all refuse."""
         if self.size == 1:
             return work()
         result: tuple[Value | None, type[UserError], list[str]] = (None, UserError, [])

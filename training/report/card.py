@@ -171,11 +171,7 @@ def write_card(model: Path, folder: Path, form: str = "transformers") -> bool:
 
 
 def push_command(folder: Path, name: str = "") -> str:
-    """The command that uploads a folder, for the user to type.
-
-    Args:
-        name: of the repository; empty: the user's, named like the folder.
-    """
+    """The command that uploads a folder, for the user to type; without a name, into one of theirs that is named like the folder."""
     left_out = "".join(f" --exclude '{pattern}'" for pattern in OWN_FILES[:-1] if any(folder.glob(pattern)))
     return f"hf upload {name or f'YOUR_NAME/{shlex.quote(folder.name)}'} {shlex.quote(str(folder))} .{left_out}"
 

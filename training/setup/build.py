@@ -74,8 +74,6 @@ def objective_of(config: Config, model: T5, tree: AnswerTree | None) -> Objectiv
 def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     """Make the model, fill or load it, and put the engine around it; everything lies on the device, checked.
 
-    Args:
-        run: its device is settled. choice: how a step is done.
     Raises:
         UserError: the checkpoint to start from is broken or of another shape.
     Memory: the weights and, resuming, the optimizer's state.

@@ -31,11 +31,7 @@ WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat
 
 
 def commit(run: ResolvedRun) -> None:
-    """Check disk and mirror, collect the warnings, then make the run's folder, or reopen it.
-
-    Raises:
-        UserError: the disk, the mirror or the hub's repository cannot be used; nothing was written.
-    """
+    """Check disk, mirror and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
     run.mirror = _mirror(run)
     run.notes += warnings_of(run)
     run.notes += run.group.run_on_main(lambda: _room_on_disk(run))

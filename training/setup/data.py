@@ -33,11 +33,7 @@ ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=a
 
 
 def load_data(run: ResolvedRun) -> None:
-    """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is.
-
-    Raises:
-        UserError: the data, the tokenizer or the checkpoint's state is not usable.
-    """
+    """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
     note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
     run.prepared = prepared = in_child(prepare, run.config, note)
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)

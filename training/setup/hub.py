@@ -91,11 +91,7 @@ def check_push(name: str) -> None:
 
 
 def create_repository(name: str) -> None:
-    """Make the repository that a run will be uploaded to, where there is none yet.
-
-    Raises:
-        UserError: the hub does not let this user write there.
-    """
+    """Make the repository that a run will be uploaded to, where there is none yet."""
     _ask(name, "create_repo", name, exist_ok=True)
 
 

@@ -111,10 +111,6 @@ def base_of(folder: str | Path, instead: str | None = None) -> Path:
 
 
 def shape_of(folder: Path, home: Path) -> T5ModelConfig:
-    """The shape of the model of a folder: of its base, with the head that an adapter has learnt beside it.
-
-    Args:
-        folder: of a model, or of an adapter over the one in `home`.
-    """
+    """The shape of a model's folder; of an adapter's that of its base in `home`, with the head that was learnt beside it."""
     shape = read_config(home)
     return read_info(folder).adapted(shape) if is_adapter(folder) else shape

@@ -60,11 +60,7 @@ def choose_plan(run: ResolvedRun) -> None:
 
 
 def plan_again(run: ResolvedRun, config: Config, budget: Budget) -> Plan:
-    """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far.
-
-    Raises:
-        DoesNotFit: no way fits.
-    """
+    """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far."""
     choice, machine = run.spec.plan.choice, _machine_of(run, budget, run.spec.machine.correction)
     # the weights are there, and computed with
     spec = resolve(
@@ -87,11 +83,7 @@ def look_ahead(run: ResolvedRun) -> Rows:
 
 
 def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
-    """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits.
-
-    Raises:
-        DoesNotFit: no way fits the budget.
-    """
+    """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
     config, machine = run.config, _machine_of(run, run.budget)
     earlier = ExecutionPlan(**choice_fields(run.state.choice)) if run.state.choice else None
     anew = newly_asked(config, run.state.asked)

@@ -49,11 +49,7 @@ def goes_on(config: Config, brings: bool = True) -> bool:
 
 
 def find_run_to_resume(config: Config) -> Path:
-    """The folder of the run that `--is_keep_training=True` means.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The folder of the run that `--is_keep_training=True` means; UserError where there is none."""
     output_dir = Path(config.run.output_dir)
     if config.run.run_name != AUTO:
         folder = output_dir / config.run.run_name

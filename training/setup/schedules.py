@@ -108,11 +108,7 @@ def _is_trained(train: TrainConfig) -> bool:
 
 
 def long_run_rate(schedule: str, warmup: int, steps: int) -> float:
-    """The highest rate at which weights whose steps go with their size do not grow out of bounds in so many steps.
-
-    Args:
-        schedule, warmup, steps: as of `learning_rate`.
-    """
+    """The highest rate at which weights whose steps go with their size do not grow out of bounds in so many steps."""
     looked_at = range(1, steps + 1, max(1, steps // 1000))
     squares = [
         learning_rate(at, schedule=schedule, peak=1.0, warmup_steps=warmup, max_steps=steps) ** 2 for at in looked_at
