@@ -45,24 +45,29 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     live.controller.before("evaluation", step)
     with live.monitor.phase("evaluation"):
         sets = live.run.validation.sets
-        losses_of = {name: _loss(live, rows) for name, rows in sets.items()}
-        result = losses.mean_of_sets(losses_of) if sets else _loss(live)
-        scores, samples = _scores(live)
+        results, samples = dict[str, Evaluation](), list[Sample]()
+        for name, rows in sets.items() or [("", None)]:
+            loss = _loss(live, rows)
+            scores, shown = _scores(live, rows)
+            results[name] = replace(loss, metrics={**loss.metrics, **scores})
+            samples += shown[:1] if sets else shown
+        result = losses.mean_of_sets(results) if sets else results[""]
     if not result.tokens:
         return False
     asked, held_out = live.config.metrics.eval_generate_rows, live.run.validation.num_rows
     answered = {}
     if scores and asked != AUTO:
         answered["answered_rows"] = sum(min(int(asked), len(rows)) for rows in sets.values() or [range(held_out)])
-    is_best = live.evaluated(result.loss, {**result.figures(), **scores, **answered}, is_mean=averaged > 0)
+    is_best = live.evaluated(result.loss, {**result.figures(), **answered}, is_mean=averaged > 0)
     means = {"averaged_checkpoints": averaged} if averaged else {}
     # of each set the loss, and what selects the best checkpoint; all else is in the event
     told = {f"{name}/loss" for name in sets} | {live.config.train.metric_for_best}
-    further, of_answers = (
-        [f"{name} {value:.3f}" for name, value in figures.items() if name in told or name.partition("/")[0] not in sets]
-        for figures in (result.metrics, scores)
-    )
-    further = [f", {figure}" for figure in further]
+    further, of_answers = list[str](), list[str]()
+    for name, value in result.metrics.items():
+        if name in told or name.partition("/")[0] not in sets:
+            is_of_answers = name.rpartition("/")[2] in scores
+            of_answers += [f"{name} {value:.3f}"] * is_of_answers
+            further += [f", {name} {value:.3f}"] * (not is_of_answers)
     if live.config.data.objective not in (PREFERENCES, *HEADS):
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
@@ -70,13 +75,12 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
         step=step, loss=f"{result.loss:.4f}", further=join("", further), rows=f"{result.rows:,}", all=f"{held_out:,}",
     )  # fmt: skip
     if answered:
-        rows = f"{answered['answered_rows']:,}"
-        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=", ".join(of_answers), rows=rows)])
+        count = f"{answered['answered_rows']:,}"
+        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=", ".join(of_answers), rows=count)])
     if live.best.step and not is_best:
-        sentence = join(
-            "; ", [sentence, say("step {step} is still the best, and the model to be published", step=live.best.step)]
-        )
-    live.log.event("eval", sentence, step=step, **result.figures(), **scores, **answered, **means)
+        still = say("step {step} is still the best, and the model to be published", step=live.best.step)
+        sentence = join("; ", [sentence, still])
+    live.log.event("eval", sentence, step=step, **result.figures(), **answered, **means)
     for sample in samples:
         live.log.progress.sample(sample.prompt, sample.answer, sample.reference)
         live.log.event("sample", step=step, **asdict(sample))
@@ -84,19 +88,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     return is_best
 
 
-def _scores(live: LiveRun) -> tuple[dict[str, float], list[Sample]]:
-    """Of answers to each validation set; where sets have names, the mean over them and those of each."""
-    sets = live.run.validation.sets
-    if not sets:
-        return _scores_of(live)
-    found = {name: _scores_of(live, rows) for name, rows in sets.items()}
-    scores = [of_set for of_set, _ in found.values()]
-    means = {name: sum(of_set[name] for of_set in scores) / len(scores) for name in scores[0]}
-    own = {f"{name}/{score}": value for name, (of_set, _) in found.items() for score, value in of_set.items()}
-    return {**means, **own}, [samples[0] for _, samples in found.values() if samples]
-
-
-def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, float], list[Sample]]:
+def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[Sample]]:
     """So many answers at once as what is free may hold; half as many where memory does not suffice."""
     free = live.controller.free_bytes()
     while True:
@@ -112,7 +104,7 @@ def _scores_of(live: LiveRun, rows: range | None = None) -> tuple[dict[str, floa
             free //= 2
 
 
-def score_answers(live: LiveRun, free_bytes: int, of: range | None = None) -> tuple[dict[str, float], list[Sample]]:
+def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dict[str, float], list[Sample]]:
     """Score answers to the first `eval_generate_rows` held-out rows: greedy ones, or the `num_answers` best.
 
     Args:
@@ -163,7 +155,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None = None) -> tu
     return scores, samples
 
 
-def _loss(live: LiveRun, rows: range | None = None) -> Evaluation:
+def _loss(live: LiveRun, rows: range | None) -> Evaluation:
     """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not suffice."""
     group = live.group
     size = live.controller.plan.choice.eval_batch_size_per_gpu

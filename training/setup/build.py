@@ -83,7 +83,6 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     use(choice.kernels)
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
-    compute = getattr(torch, choice.compute)
     shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
     model = _make_model(run, storage, device, shards, offloaded)
