@@ -109,13 +109,14 @@ def test_the_time_left_is_that_of_its_own_steps_without_the_first() -> None:
 def test_quiet_shows_warnings_alone_other_processes_nothing_and_dumb_terminals_plain_lines() -> None:
     out, other, dumb = io.StringIO(), io.StringIO(), Terminal()
     for progress in (Progress(2, is_quiet=True, log_steps=1, stream=out), Progress(2, is_main=False, stream=other)):
-        with progress:
-            progress.step(reading(1))
-            progress.note("x")
-            progress.table("t", [("a", "b")])
-            progress.lines("t", ["x"])
-            progress.sample("a", "b")
-            progress.warn("the disk is nearly full")
+        progress.start()
+        progress.step(reading(1))
+        progress.note("x")
+        progress.table("t", [("a", "b")])
+        progress.lines("t", ["x"])
+        progress.sample("a", "b")
+        progress.warn("the disk is nearly full")
+        progress.stop()
     assert (out.getvalue(), other.getvalue()) == ("the disk is nearly full\n", "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "dumb")
