@@ -193,10 +193,5 @@ def resume_command(config: Config) -> str:
     # several processes have their device before they have read what the run has saved
     asked = (*places(), "device", "log_with")
     named = [f"--{name}={shlex.quote(str(values[name]))}" for name in asked if values[name] != defaults[name]]
-    words = [
-        program(),
-        command,
-        "--is_keep_training=True",
-        f"--run_name={shlex.quote(config.run.run_name)}",
-    ]
+    words = [program(), command, "--is_keep_training=True", f"--run_name={shlex.quote(config.run.run_name)}"]
     return " ".join([*words, *named])
