@@ -59,12 +59,9 @@ class PromptParts:
         _, ends = self.tokenizer.encode_with_ends(question)
         cuts = _cuts(question, [int(ends[len(ends) * number // count - 1]) for number in range(1, count)])
         texts = (question[begin:end].strip() for begin, end in pairwise(sorted({0, *cuts, len(question)})))
-        return [self._encoded(part) for part in texts if part]
-
-    def _encoded(self, question: str) -> list[int]:
-        text = self.template.prompt([(USER, question)])
-        (ids,) = self.tokenizer.encode_prompts([text], is_chat=bool(self.template.jinja))
-        return [*ids.tolist(), self.tokenizer.eos_id]
+        worded = [self.template.prompt([(USER, part)]) for part in texts if part]
+        encoded = self.tokenizer.encode_prompts(worded, is_chat=bool(self.template.jinja))
+        return [[*ids.tolist(), self.tokenizer.eos_id] for ids in encoded]
 
     def _joined(self, answers: list[list[int]]) -> list[int]:
         ends = [] if any(is_cut(answer, self.settings) for answer in answers) else [self.tokenizer.eos_id]

@@ -59,8 +59,8 @@ class Group:
         if self.size > local_processes():
             from training.processes.liveness import Liveness
 
-            self._liveness = Liveness(self.rank, self.size, self.broadcast(uuid.uuid4().hex))
-            self._liveness.told = self._gone
+            name = self.broadcast(uuid.uuid4().hex)
+            self._liveness = Liveness(self.rank, self.size, name, lambda: self._gone)
         return self
 
     def resumes_by(self, command: str) -> None:
@@ -70,8 +70,6 @@ class Group:
             "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says so), or its "
             f"machine is gone; {way_on}"
         )
-        if self._liveness is not None:
-            self._liveness.told = self._gone
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Make a broken connection a sentence: what broke it is told by the process that failed, or by its launcher."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -29,13 +30,11 @@ class Liveness:
 
     Args:
         rank, size: of the run. name: the same for all processes, and for no other start that meets at the same store.
-    Attributes:
-        told: said then on standard error.
+        message: what is then said on standard error.
     """
 
-    def __init__(self, rank: int, size: int, name: str) -> None:
-        self.told = ""
-        self._rank, self._next = rank, (rank + 1) % size
+    def __init__(self, rank: int, size: int, name: str, message: Callable[[], str]) -> None:
+        self._rank, self._next, self._message = rank, (rank + 1) % size, message
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
         self._store: Any = dist.PrefixStore(f"beats/{name}", store)  # type: ignore[attr-defined]
@@ -63,5 +62,5 @@ class Liveness:
                 lost += 1
             if lost > LOST_BEATS or (silent >= SILENT_BEATS and seen != LEFT):
                 with suppress(OSError, ValueError):
-                    print(visible(self.told), file=sys.__stderr__, flush=True)
+                    print(visible(self._message()), file=sys.__stderr__, flush=True)
                 os._exit(1)
