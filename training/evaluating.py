@@ -64,10 +64,12 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     told = {f"{name}/loss" for name in sets} | {live.config.train.metric_for_best}
     further, of_answers = list[str](), list[str]()
     for name, value in result.metrics.items():
-        if name in told or name.partition("/")[0] not in sets:
-            is_of_answers = name.rpartition("/")[2] in scores
-            of_answers += [f"{name} {value:.3f}"] * is_of_answers
-            further += [f", {name} {value:.3f}"] * (not is_of_answers)
+        if name not in told and name.partition("/")[0] in sets:
+            continue
+        if name.rpartition("/")[2] in scores:
+            of_answers.append(f"{name} {value:.3f}")
+        else:
+            further.append(f", {name} {value:.3f}")
     if live.config.data.objective not in (PREFERENCES, *HEADS):
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
