@@ -125,8 +125,6 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
         peak: highest learning rate, more than 0.
         warmup_steps: steps until the peak, 0 or more; at most `max_steps` take place.
         max_steps: steps of the whole run, 1 or more.
-    Raises:
-        ValueError: no such schedule.
     """
     step = min(max(step, 1), max_steps)
     warmup = min(warmup_steps, max_steps)
@@ -144,9 +142,8 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
         return peak * min(1.0, (max_steps + 1 - step) / max(1.0, min(DECAY_SHARE * max_steps, left_at_peak)))
     if schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / max(step, 1))
-    if schedule == "cosine":
-        return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
-    raise ValueError(f"no such schedule: {schedule}")
+    assert schedule == "cosine", schedule
+    return _half_cosine(peak, 0.0, (step - warmup) / (max_steps + 1 - warmup))
 
 
 def _half_cosine(begin: float, end: float, share: float) -> float:

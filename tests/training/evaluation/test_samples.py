@@ -23,10 +23,8 @@ def test_half_a_letter_is_not_shown() -> None:
     )
     loader = SimpleNamespace(evaluation_batches=lambda *counts: iter([batch]))
     assert "\ufffd" in tokenizer.decode(source[0].tolist())
-    run, config = (
-        SimpleNamespace(validation=loader, tokenizer=tokenizer),
-        SimpleNamespace(train=SimpleNamespace(sample_rows=0)),
-    )
+    run = SimpleNamespace(validation=loader, tokenizer=tokenizer)
+    config = SimpleNamespace(train=SimpleNamespace(sample_rows=0))
     assert show_samples(cast(Any, SimpleNamespace(run=run, config=config))) == "河"
 
 
