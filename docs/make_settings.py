@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look besid
 
 from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
 from settings.fields import allowed, show  # noqa: E402
-from settings.precedence import model_presets, run_presets  # noqa: E402
+from settings.precedence import declared, model_presets, run_presets  # noqa: E402
 
 HEAD = """# Settings
 
@@ -42,7 +42,7 @@ def settings_page() -> str:
         assert isinstance(cls, type) and dataclasses.is_dataclass(cls)
         lines += ["", f"## {group}", "", (cls.__doc__ or "").split("\n")[0], ""]
         lines += ["| setting | default | allowed | what it does | commands |", "|---|---|---|---|---|"]
-        for member in dataclasses.fields(cls):
+        for member in map(declared, dataclasses.fields(cls)):
             commands = ", ".join(command for command, flags in taken_by.items() if member.name in flags)
             default = "none" if member.default is None else show(member, member.default)
             name = f"`{member.name}`" + (" •" if member.metadata["defines"] else "")
@@ -64,14 +64,14 @@ def schema() -> str:
     }
     for group, cls in GROUPS.items():
         assert isinstance(cls, type) and dataclasses.is_dataclass(cls)
-        members = {member.name: _property(member) for member in dataclasses.fields(cls)}
+        members = {member.name: _property(member) for member in map(declared, dataclasses.fields(cls))}
         inner = {"type": "object", "properties": members, "additionalProperties": False}
-        for member in dataclasses.fields(cls):
+        for member in map(declared, dataclasses.fields(cls)):
             properties[member.name] = {**members[member.name], "declared": _declared(member)}
         properties |= {group: {**inner, "description": (cls.__doc__ or "").split("\n")[0]}}
     # a group that is called like a setting may be either
     for name in {name for name in GROUPS if name in settings_by_name()}:
-        members = {member.name: _property(member) for member in dataclasses.fields(GROUPS[name])}  # type: ignore[arg-type]
+        members = {member.name: _property(member) for member in map(declared, dataclasses.fields(GROUPS[name]))}  # type: ignore[arg-type]
         inner = {"type": "object", "properties": members, "additionalProperties": False}
         properties[name] = {"anyOf": [inner, _property(settings_by_name()[name][1])]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "FrugalT5 settings", "type": "object"}

@@ -27,44 +27,48 @@ TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0"
 LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
 NOTHING_WORDS = ("none", "null", "")
+Auto = str  # `int | Auto`: a whole number, or the word with which the program decides
+Text = str  # kept with its blanks
+Size = int  # bytes, written as 6G, 512M, 6GiB
+KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "Text": "text", "Size": "size"}
 
 
 def setting(
     default: Any,
     help: str,
     *,
-    kind: type | str,
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] = (),
-    auto: bool = False,
-    optional: bool = False,
     defines: bool = False,
     is_place: bool = False,
 ) -> Any:
-    """Declare one setting as a dataclass field.
+    """Declare one setting as a dataclass field; its annotation says what it takes: `int | Auto`, `Size | None`.
 
     Args:
         default: value used when nobody names another.
         help: one line, shown by `--help`.
-        kind: `bool`, `int`, `float`, `str`, `"text"` (kept with its blanks) or `"size"` (bytes, written as 6G, 512M, 6GiB).
         unit: shown after the value, e.g. "tokens".
         low, high: inclusive range; above: exclusive lower bound.
         choices: the only allowed words.
-        auto: whether the word "auto" is allowed (the program decides).
-        optional: whether none is allowed.
         defines: whether a run is another one with another value; where it goes on, it keeps its own. What makes a run
             longer, slower, tidier or smaller, and the course of its learning rate, does not define it.
         is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does not.
     """
-    facts = dict(help=help, kind=kind, unit=unit, low=low, high=high, above=above, choices=choices)
-    allows = dict(auto=auto, optional=optional, defines=defines, is_place=is_place)
+    facts = dict(help=help, kind=None, unit=unit, low=low, high=high, above=above, choices=choices)
+    allows = dict(auto=None, optional=None, defines=defines, is_place=is_place)
     return dataclasses.field(default=default, metadata={**facts, **allows})
 
 
 defining = partial(setting, defines=True)
+
+
+def annotated(facts: Mapping[str, Any], annotation: str) -> dict[str, Any]:
+    """What is known of a setting, with `kind`, `auto` and `optional` as its annotation says."""
+    kind, *others = annotation.split(" | ")
+    return {**facts, "kind": KINDS[kind], "auto": "Auto" in others, "optional": "None" in others}
 
 
 def parse(field: dataclasses.Field[Any], value: Any) -> Any:

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 from language import say
 from settings.errors import UserError
-from settings.fields import TRUE_WORDS, nearest_name, not_known, parse, read_settings_file, setting
+from settings.fields import KINDS, TRUE_WORDS, annotated, nearest_name, not_known, parse, read_settings_file, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
 ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
 SCHEMA_FILE = ROOT / "docs" / "settings.schema.json"
-KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "NoneType": str}
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
@@ -112,14 +111,20 @@ def edits(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
-    """A setting with what is known of it, where somebody has replaced its declaration by a value: `batch_size_per_gpu: int = 1`."""
+    """A setting with what its annotation says of it.
+
+    Where somebody has replaced its declaration by a value, `batch_size_per_gpu: int = 1`, the documentation says all of it.
+    """
     if member.metadata:
-        return member
-    about, value = _documented().get(member.name, {}), member.default
-    unknown = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
-    facts: dict[str, Any] = about.get("declared", unknown)
-    help = about.get("description", "").removesuffix(f" ({facts.get('unit')})")
-    whole: dataclasses.Field[Any] = setting(value, help, **{**facts, "kind": KINDS.get(facts["kind"], facts["kind"])})
+        facts = annotated(member.metadata, str(member.type))
+    else:
+        about, value = _documented().get(member.name, {}), member.default
+        unknown = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
+        known: dict[str, Any] = about.get("declared", unknown)
+        help = about.get("description", "").removesuffix(f" ({known.get('unit')})")
+        kind = {**KINDS, "NoneType": str}.get(known["kind"], known["kind"])
+        facts = {**setting(value, help).metadata, "auto": False, "optional": False, **known, "kind": kind}
+    whole: dataclasses.Field[Any] = dataclasses.field(default=member.default, metadata=facts)
     whole.name = member.name
     return whole
 

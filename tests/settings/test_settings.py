@@ -12,27 +12,27 @@ from config import COMMANDS, flags_of, load
 from settings.errors import UserError
 from settings.fields import parse, read_settings_file, setting
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
-from settings.precedence import alias, aliases
+from settings.precedence import alias, aliases, declared
 from settings.program import needs
 
 
-def field_of(**facts: Any) -> dataclasses.Field[Any]:
-    made = dataclasses.make_dataclass("Made", [("x", object, setting(facts.pop("default", None), "help", **facts))])
-    return dataclasses.fields(made)[0]
+def field_of(annotation: str, **facts: Any) -> dataclasses.Field[Any]:
+    made = dataclasses.make_dataclass("Made", [("x", annotation, setting(None, "help", **facts))])
+    return declared(dataclasses.fields(made)[0])
 
 
 @pytest.mark.parametrize(
     ("facts", "word", "value"),
     [
-        (dict(kind=bool), "YES", True),
-        (dict(kind=bool), 0, False),
-        (dict(kind=int), "1e3", 1000),
-        (dict(kind=int), "9007199254740993", 9007199254740993),  # more than a float can hold exactly
-        (dict(kind="size"), "1.5GiB", 3 * 2**29),
-        (dict(kind=str), " a b ", "a b"),
-        (dict(kind=str, choices=("cosine",)), "Cosine", "cosine"),
-        (dict(kind=int, auto=True), " AUTO ", "auto"),
-        (dict(kind=str, optional=True), "", None),
+        (dict(annotation="bool"), "YES", True),
+        (dict(annotation="bool"), 0, False),
+        (dict(annotation="int"), "1e3", 1000),
+        (dict(annotation="int"), "9007199254740993", 9007199254740993),  # more than a float can hold exactly
+        (dict(annotation="Size"), "1.5GiB", 3 * 2**29),
+        (dict(annotation="str"), " a b ", "a b"),
+        (dict(annotation="str", choices=("cosine",)), "Cosine", "cosine"),
+        (dict(annotation="int | Auto"), " AUTO ", "auto"),
+        (dict(annotation="str | None"), "", None),
     ],
 )
 def test_values(facts: dict[str, Any], word: object, value: object) -> None:
@@ -43,14 +43,14 @@ def test_values(facts: dict[str, Any], word: object, value: object) -> None:
 @pytest.mark.parametrize(
     ("facts", "word"),
     [
-        (dict(kind=bool), "maybe"),
-        (dict(kind=int), "1.5"),
-        (dict(kind=int), True),
-        (dict(kind=float), "nan"),
-        (dict(kind=float, low=0.0, high=1.0), 1.1),
-        (dict(kind=float, above=0.0), 0),
-        (dict(kind="size"), "1e999G"),
-        (dict(kind=str, choices=("cosine", "constant")), "cosin"),
+        (dict(annotation="bool"), "maybe"),
+        (dict(annotation="int"), "1.5"),
+        (dict(annotation="int"), True),
+        (dict(annotation="float"), "nan"),
+        (dict(annotation="float", low=0.0, high=1.0), 1.1),
+        (dict(annotation="float", above=0.0), 0),
+        (dict(annotation="Size"), "1e999G"),
+        (dict(annotation="str", choices=("cosine", "constant")), "cosin"),
     ],
 )
 def test_what_is_no_value(facts: dict[str, Any], word: object) -> None:
