@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import optimizers
-from language import LANGUAGES, say
+from language import LANGUAGES
 from settings.consistency import (
     CLASS_SCORES,
     HEADS,
@@ -31,6 +31,7 @@ from settings.consistency import (
     TEXT,
     TOKEN,
     check,
+    objective_problems,
 )
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO, Auto, Size, Text, defining, setting
@@ -831,29 +832,11 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken)
     config, problems = defaults.changed(**given.values), given.problems
     config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
-    asked = config.data.objective
-    if command == "train" and asked == PREFERENCES:
-        problems.append(
-            say(
-                "--objective = {objective}, belongs to the command dpo; use dpo instead of train", objective=PREFERENCES
-            )
-        )
-    if command == "dpo" and asked not in (AUTO, PREFERENCES):
-        problems.append(
-            say(
-                "--objective = {asked}, dpo trains on {preferences} only; omit it", asked=asked, preferences=PREFERENCES
-            )
-        )
+    problems += objective_problems(config, command)
     if command == "dpo":
         config = config.changed(objective=PREFERENCES)
     if (head := config.model.head) in HEADS:
-        if asked not in (AUTO, head):
-            problems.append(
-                say("--objective = {asked}, --head={head} trains on labels; omit it", asked=asked, head=head)
-            )
         config = config.changed(objective=head)
-    elif asked in HEADS:
-        problems.append(say("--objective = {asked}, is what --head={asked} trains on; name that instead", asked=asked))
     if head != TEXT:  # no head over the vocabulary: what is said of it in presets has no meaning
         decoder = config.model.num_decoder_layers if config.given("num_decoder_layers") else 0
         config = config.changed(num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
@@ -862,10 +845,6 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         config = config.changed(max_seq_len=MOST_TOKENS)  # nothing is cut unasked
     if head in HEADS and "eval_rows" in taken[command] and config.origin("eval_rows") is None:
         config = config.changed(eval_rows=HEAD_EVAL_ROWS)  # which take one forward pass each
-    if head == "none" and command in ("train", "plan"):
-        problems.append(say("--head = none, has no loss to {command}; use sequence or token", command=command))
-    if head != TEXT and command == "dpo":
-        problems.append(say("--head = {head}, dpo trains answers, which an encoder does not write; omit it", head=head))
     # a run's saved settings name every column, and its objective beside it
     names_text = config.given("text_column") and config.origin("objective") != "file" and "objective" in taken[command]
     if names_text and config.data.objective == AUTO and not config.train.is_finetune:

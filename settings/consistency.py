@@ -36,8 +36,28 @@ SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the 
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_of_training, _of_histories, _preferences, _of_heads, answer_problems, _of_memory)
+    parts = (_of_training, _preferences, _of_heads, answer_problems, _of_memory)
     return [problem for part in parts for problem in part(config)]
+
+
+def objective_problems(config: Config, command: str) -> Iterator[str]:
+    """Find an objective or a head that a command does not train with."""
+    objective, head = config.data.objective, config.model.head
+    if command == "train" and objective == PREFERENCES:
+        yield say(
+            "--objective = {objective}, belongs to the command dpo; use dpo instead of train", objective=objective
+        )
+    if command == "dpo" and objective not in (AUTO, PREFERENCES):
+        told = "--objective = {asked}, dpo trains on {preferences} only; omit it"
+        yield say(told, asked=objective, preferences=PREFERENCES)
+    if head in HEADS and objective not in (AUTO, head):
+        yield say("--objective = {asked}, --head={head} trains on labels; omit it", asked=objective, head=head)
+    elif head not in HEADS and objective in HEADS:
+        yield say("--objective = {asked}, is what --head={asked} trains on; name that instead", asked=objective)
+    if head == "none" and command in ("train", "plan"):
+        yield say("--head = none, has no loss to {command}; use sequence or token", command=command)
+    if head != TEXT and command == "dpo":
+        yield say("--head = {head}, dpo trains answers, which an encoder does not write; omit it", head=head)
 
 
 def unheeded(config: Config, command: str) -> list[str]:
@@ -59,45 +79,28 @@ def unheeded(config: Config, command: str) -> list[str]:
     told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
     told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
     if command == "chat" and config.origin("split_prompts") == "flag":
-        told.append(
-            say(
-                "--split_prompts = {tokens}, has no effect in chat, which answers whole prompts",
-                tokens=how.split_prompts,
-            )
-        )
+        text = "--split_prompts = {tokens}, has no effect in chat, which answers whole prompts"
+        told.append(say(text, tokens=how.split_prompts))
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
         text = "--warmup_steps = {warmup}, exceeds the {steps} of this run: the learning rate rises until the end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
     for name, edited in edits(type(config)().as_dict()).items():
         if config.origin(name) == "preset":
-            text = (
-                "{name} = {edited} in config.py, is overridden by {value} from a preset; --{name}={edited} takes "
-                "precedence"
-            )
+            text = "{name} = {edited} in config.py, is overridden by {value} from a preset; --{name}={edited} takes precedence"
             told.append(say(text, name=name, edited=edited, value=config.as_dict()[name]))
     return told
 
 
 def idle_search(config: Config) -> list[str]:
     """Flags of a beam search, where there is none."""
-    return (
-        _idle(
-            config,
-            dict.fromkeys(("length_penalty", "early_stopping", "exclude_seen", "history_prompts"), "--num_beams=4"),
-        )
-        if config.generate.num_beams == 1
-        else []
-    )
+    searching = ("length_penalty", "early_stopping", "exclude_seen", "history_prompts")
+    return _idle(config, dict.fromkeys(searching, "--num_beams=4")) if config.generate.num_beams == 1 else []
 
 
 def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
-    values = config.as_dict()
-    text = "--{name} = {value}, has no effect here without {needed}"
-    return [
-        say(text, name=name, value=values[name], needed=other)
-        for name, other in needed.items()
-        if config.origin(name) == "flag"
-    ]
+    text, values = "--{name} = {value}, has no effect here without {needed}", config.as_dict()
+    typed = (name for name in needed if config.origin(name) == "flag")
+    return [say(text, name=name, value=values[name], needed=needed[name]) for name in typed]
 
 
 def _of_training(config: Config) -> Iterator[str]:
@@ -111,11 +114,8 @@ def _of_training(config: Config) -> Iterator[str]:
         )
     if model.bias_in_every_layer and not model.scale_decoder_outputs:
         yield "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
-    rows, batch_size, accumulation = (
-        train.effective_batch_size,
-        train.batch_size_per_gpu,
-        train.gradient_accumulation_steps,
-    )
+    rows, batch_size = train.effective_batch_size, train.batch_size_per_gpu
+    accumulation = train.gradient_accumulation_steps
     if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
         yield f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
     if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
@@ -161,9 +161,6 @@ def _of_training(config: Config) -> Iterator[str]:
     mirror = config.run.checkpoint_mirror
     if mirror is not None and "://" not in mirror:
         yield f"--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///.."
-
-
-def _of_histories(config: Config) -> Iterator[str]:
     data = config.data
     if data.item_file is not None and data.item_separator != type(data)().item_separator:
         yield f"--item_separator = {data.item_separator!r}, has no effect with --item_file, whose codes are separated by blanks; omit it"
@@ -194,15 +191,12 @@ def _of_heads(config: Config) -> Iterator[str]:
     if head == TEXT:
         if not model.num_decoder_layers:
             yield "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
-        idle: tuple[str, ...] = ("labels", "pooling", "head_kind", "class_weights")
-        hint = "name --head=sequence or token"
+        idle, hint = ["labels", "pooling", "head_kind", "class_weights"], "name --head=sequence or token"
     else:
-        idle, hint = (
-            ("z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"),
-            "omit it",
-        )
+        idle = ["z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
+        hint = "omit it"
     if head == TOKEN:
-        idle = (*idle, "pooling")
+        idle.append("pooling")
     for name in idle:
         if values[name] != defaults[name]:
             yield f"--{name} = {values[name]}, has no effect with --head={head}; {hint}"
@@ -289,9 +283,7 @@ def _of_memory(config: Config) -> Iterator[str]:
             "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
         )
     if train.max_grad_norm > 0:
-        yield (
-            f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; omit one"
-        )
+        yield f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; omit one"
     if writes_answers(config):
         yield (
             f"--eval_generate_rows = {config.metrics.eval_generate_rows}, is written by each process for itself, which none can with "
