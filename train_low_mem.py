@@ -12,7 +12,6 @@ from leaving import INTERRUPTED, comes_from_interrupt, leave_at_ctrl_c
 if __name__ == "__main__":  # before what takes time to import
     leave_at_ctrl_c()
 
-import difflib
 import errno
 import os
 import platform
@@ -30,7 +29,7 @@ from language import join, say, speak
 from screen import guard, visible
 from settings.consistency import unheeded
 from settings.errors import OverBudget, reason_of
-from settings.fields import AUTO, allowed, counted
+from settings.fields import AUTO, allowed, counted, nearest
 from settings.help import command_help, general_help, versions
 from settings.program import IS_INSTALLED, NAME, PACKAGE, missing, python
 from terminal import paragraphs
@@ -122,10 +121,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(general_help(), file=sys.stderr)
         return 2
     if not name:
-        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = say("; did you mean {near}?", near=near[0]) if near else ""
-        told = "{word}, is not a command; the first word must be one of: {commands}{hint}"
-        raise UserError(say(told, word=arguments[0], commands=join(", ", COMMANDS), hint=hint))
+        told, word = "{word}, is not a command; the first word must be one of: {commands}{hint}", arguments[0]
+        raise UserError(say(told, word=word, commands=join(", ", COMMANDS), hint=nearest(word, COMMANDS)))
     if name in ("check", "serve") and len(arguments) > 1 and not _is_flag(arguments[1]):
         arguments[1] = f"--model={arguments[1]}"
     import fire

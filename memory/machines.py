@@ -6,7 +6,6 @@ were measured here stand beside them, for estimates of time.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
-from settings.fields import AUTO, read_settings_file
+from settings.fields import AUTO, nearest, read_settings_file
 from settings.precedence import PRESETS_DIR
 from units import MIB, parse_size
 
@@ -70,10 +69,8 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
     if about is None and Path(name).is_file():
         about = read_settings_file(Path(name))
     if about is None:
-        close = difflib.get_close_matches(name, known, n=1)
-        near = say("; did you mean {near}?", near=close[0]) if close else ""
         told = "--target = {name}, is not a file and not known{near}; allowed: {known} or a YAML file"
-        raise UserError(say(told, name=name, near=near, known=", ".join(known)))
+        raise UserError(say(told, name=name, near=nearest(name, known), known=", ".join(known)))
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
         named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))

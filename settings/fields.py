@@ -102,9 +102,13 @@ def at_home(place: str) -> str:
 
 def not_known(word: str, known: Iterable[str]) -> str:
     """Say that a word is none of those that are allowed, and which one is near."""
+    return say("is not known; allowed: {known}{hint}", known=", ".join(known), hint=nearest(word, known))
+
+
+def nearest(word: str, known: Iterable[str], hint: str = "; did you mean {near}?") -> str:
+    """Say which known word is most like a mistyped one; empty where none is."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    hint = say("; did you mean {near}?", near=near[0]) if near else ""
-    return say("is not known; allowed: {known}{hint}", known=", ".join(known), hint=hint)
+    return say(hint, near=near[0]) if near else ""
 
 
 def is_encodable(text: str) -> bool:
@@ -206,12 +210,6 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     words = [str(name) for name in names]
     shown = ", ".join(word if len(word) <= 60 else f"{word[:60]}..." for word in words[:most])
     return shown + (f" and {len(words) - most:,} more" if len(words) > most else "")
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Say `; did you mean --x?` of an unknown flag."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return say("; did you mean --{near}?", near=near[0]) if near else say("; see --help for the flags that exist")
 
 
 def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from language import say
 from settings.errors import UserError
-from settings.fields import KINDS, TRUE_WORDS, annotated, nearest_name, not_known, parse, read_settings_file, setting
+from settings.fields import KINDS, TRUE_WORDS, annotated, nearest, not_known, parse, read_settings_file, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
@@ -164,8 +164,10 @@ def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[st
         hint = say(" for {command}, only for {others}", command=command, others=", ".join(others))
     elif others:  # a longer name is meant, whatever other commands call by the shorter one
         hint = say("; did you mean --{near}?", near=longer[0])
+    elif meant:
+        hint = say("; {advice}", advice=meant)
     else:
-        hint = say("; {advice}", advice=meant) if meant else nearest_name(name, sorted(known))
+        hint = nearest(name, sorted(known), "; did you mean --{near}?") or say("; see --help for the flags that exist")
     told = "--{name}: no such flag{hint}" if origin == "flag" else "--{name}: no such setting{hint}"
     return say(told, name=name, hint=hint)
 
