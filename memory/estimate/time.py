@@ -26,6 +26,10 @@ from optimizers import OPTIMIZERS
 from settings.fields import AUTO
 
 WIRE_BYTES_PER_SECOND = 10e9  # of one process, where nothing is measured: what two processes of a machine reach
+WITHOUT_REFERENCE = "orpo"  # the preference loss that compares with no other model
+RENEWED_STEPS = 20  # after so many steps the time is told again
+UNTIMED_STEPS = 3  # the first of them warm caches up
+RENEWED_SPREAD = 0.1  # at least: what steps scatter may be more
 
 
 @dataclass(frozen=True)
@@ -74,17 +78,11 @@ class Pace:
 
 GUESSED = {"spread": 0.5, "nominal_spread": 1.0}  # where no step was measured
 # class of what computes -> its record; AVX2's and AVX512_BF16's were fitted to measured steps, the others start from the first
-FITTED_BF16 = {
-    "efficiency": 0.86,
-    "block_seconds": 1.06e-3,
-    "step_seconds": 0.019,
-    "value_flops": 181,
-    "memory_rate": 2.08e10,
-}
+FITTED_BF16 = Pace(efficiency=0.86, block_seconds=1.06e-3, step_seconds=0.019, value_flops=181, memory_rate=2.08e10)
 PACES = {
     AVX2.name: Pace(),
-    AVX512_BF16.name: Pace(**FITTED_BF16),
-    AMX_BF16.name: Pace(**FITTED_BF16, **GUESSED),  # nothing fitted yet but that a micro-batch has its own cost
+    AVX512_BF16.name: FITTED_BF16,
+    AMX_BF16.name: replace(FITTED_BF16, **GUESSED),  # nothing fitted yet but that a micro-batch has its own cost
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
     # an H200's host took 33 to 45 us a kernel, of which a block has some 40 a way (`benchmarks.checks.launches`)
@@ -119,12 +117,8 @@ class Amount:
         """The mean of the steps that were looked at. Memory: none that grows with them."""
         source, target, steps = shapes.sources, shapes.targets, len(shapes.sources)
         pairs = ((source, source), (target, target), (source, target))
-        sums = (
-            np.count_nonzero(source),
-            source.sum(),
-            target.sum(),
-            *(np.einsum("sr,sr->", *pair, dtype=np.int64) for pair in pairs),
-        )
+        products = (np.einsum("sr,sr->", *pair, dtype=np.int64) for pair in pairs)
+        sums = (np.count_nonzero(source), source.sum(), target.sum(), *products)
         return cls(*(float(one) / steps for one in sums))
 
 
@@ -140,34 +134,32 @@ def flops_of(c: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     return float(encoder + decoder), float(head)
 
 
-def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace | None = None) -> float:
-    """Predict how long a step takes whose rows are all the longest: what ways to run are compared by.
-
-    Args:
-        pace: constants of the class; None: those of the machine's.
-    """
+def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine) -> float:
+    """Predict how long a step takes whose rows are all the longest: what ways to run are compared by."""
     step = work.step_shapes.step
     tokens = choice.batch_size_per_gpu * (step.source + step.target) / work.rows
     amount = Amount.of_rows(work.rows, work.source_tokens, work.target_tokens)
-    return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
+    return _seconds(work, choice, machine, pace_of(machine.speed_class), amount, tokens)
 
 
 def typical_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace | None = None) -> float:
-    """Predict how long the run's steps take in the mean, their rows as long as they are. Args as of `predict_seconds`."""
+    """Predict how long the run's steps take in the mean, their rows as long as they are.
+
+    Args:
+        pace: constants of the class, as a calibration tries them; None: those of the machine's.
+    """
     amount = Amount.mean_of(work.step_shapes)
     tokens = choice.batch_size_per_gpu * (amount.source + amount.target) / max(1.0, amount.rows)
     return _seconds(work, choice, machine, pace or pace_of(machine.speed_class), amount, tokens)
 
 
-def evaluation_seconds(
-    work: Workload, choice: ExecutionPlan, machine: Machine, rows: int, pace: Pace | None = None
-) -> float:
+def evaluation_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, rows: int) -> float:
     """Predict how long one evaluation takes.
 
     Args:
         rows: that this process evaluates.
     """
-    pace, seen = pace or pace_of(machine.speed_class), Amount.mean_of(work.evaluation_shapes)
+    pace, seen = pace_of(machine.speed_class), Amount.mean_of(work.evaluation_shapes)
     share = rows / max(1.0, seen.rows)
     size = min(choice.eval_batch_size_per_gpu, max(1, rows))
     tokens = size * (seen.source + seen.target) / max(1.0, seen.rows)
@@ -178,15 +170,13 @@ def evaluation_seconds(
     return max(computing, rows / size * bringing)
 
 
-def writing_seconds(
-    work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int, pace: Pace | None = None, beams: int = 1
-) -> float:
+def writing_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int, beams: int = 1) -> float:
     """Predict how long one batch of answers of so many tokens takes: each reads the decoder's weights and the head once.
 
     Args:
         beams: of all rows.
     """
-    pace, counts = pace or pace_of(machine.speed_class), work.counts
+    pace, counts = pace_of(machine.speed_class), work.counts
     blocks = work.model.num_decoder_layers
     weights = blocks * counts["decoder"] + counts["embedding"]
     reading, computing = 4 * weights / pace.memory_rate, 2 * beams * weights / machine.rate(choice.compute)
@@ -212,9 +202,8 @@ def _seconds(
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
     passes = 2.0 + min(1.0, work.learns["total"] / count)
     computing = (passes * (blocks + head) + again) / (machine.rate(choice.compute) * efficiency)
-    computing += (
-        OPTIMIZERS[work.optimizer].turns * work.learning.turn_flops / (machine.rate(choice.compute) * efficiency)
-    )
+    turning = OPTIMIZERS[work.optimizer].turns * work.learning.turn_flops
+    computing += turning / (machine.rate(choice.compute) * efficiency)
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
@@ -257,12 +246,6 @@ def recomputed_flops(c: T5ModelConfig, amount: Amount) -> float:
     blocks, _ = flops_of(c, amount)
     tokens = c.num_layers * amount.source + c.num_decoder_layers * amount.target
     return blocks - 2 * c.d_ff * c.d_model * tokens
-
-
-RENEWED_STEPS = 20  # after so many steps the time is told again
-WITHOUT_REFERENCE = "orpo"  # the preference loss that compares with no other model
-UNTIMED_STEPS = 3  # the first of them warm caches up
-RENEWED_SPREAD = 0.1  # at least: what steps scatter may be more
 
 
 @dataclass(frozen=True)
@@ -333,34 +316,29 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     )
 
 
-def predict_times(
-    work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule, pace: Pace | None = None
-) -> Duration:
-    """Predict how long what is left of a run takes, with measured speeds where there are any.
-
-    Args:
-        pace: constants of the class, as a calibration tries them; None: those of the machine's.
-    """
-    pace, spread_by_class = pace or pace_of(machine.speed_class), not machine.measured
+def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule) -> Duration:
+    """Predict how long what is left of a run takes, with measured speeds where there are any."""
+    pace = pace_of(machine.speed_class)
+    spread = pace.spread if machine.measured else pace.nominal_spread
     machine = machine.as_measured()
-    step = typical_seconds(work, choice, machine, pace)
-    answers = writing_seconds(work, choice, machine, 1, pace)
-    evaluation = evaluation_seconds(work, choice, machine, schedule.evaluation_rows, pace)
-    scored = writing_seconds(work, choice, machine, schedule.scored_tokens, pace, schedule.scored_beams)
+    step = typical_seconds(work, choice, machine)
+    answers = writing_seconds(work, choice, machine, 1)
+    evaluation = evaluation_seconds(work, choice, machine, schedule.evaluation_rows)
+    scored = writing_seconds(work, choice, machine, schedule.scored_tokens, schedule.scored_beams)
     evaluation += schedule.scored_batches * scored
     adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
     saved = weights + state_bytes(work, choice.storage)
     referred = replace(work, evaluation=work.step_shapes)
-    checked = evaluation_seconds(referred, choice, machine, choice.batch_size_per_gpu, pace)  # of a micro-batch
+    checked = evaluation_seconds(referred, choice, machine, choice.batch_size_per_gpu)  # of a micro-batch
     around = (
         schedule.evaluations * evaluation
         + schedule.saves * (saved / pace.save_rate + checked)
         + work.counts["total"] / pace.build_rate
         + schedule.sample_tokens * answers
-        + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows, pace)
+        + schedule.reference_steps * evaluation_seconds(referred, choice, machine, work.rows)
     )
-    return Duration.within(schedule.steps * step + around, pace.nominal_spread if spread_by_class else pace.spread)
+    return Duration.within(schedule.steps * step + around, spread)
 
 
 class Renewal:
