@@ -34,7 +34,7 @@ from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
-from memory.observe.high_water import HighWater
+from memory.observe import high_water
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
@@ -73,8 +73,7 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     config, choice = request.config, request.choice
     Accelerator(cpu=device.name == "cpu")  # a run holds it too
     use_threads(config.run.num_threads)
-    high_water, cleaner, phases, tensors = HighWater(), Cleaner(device), dict[str, int](), list[int]()
-    used = list[int]()
+    cleaner, phases, tensors, used = Cleaner(device), dict[str, int](), list[int](), list[int]()
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:

@@ -8,7 +8,9 @@ Source: proc_pid_status(5), VmHWM; proc_pid_clear_refs(5), value 5; getrusage(2)
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,27 +20,19 @@ PROCESS = Path("/proc/self")
 RESET = "5"
 
 
-class HighWater:
-    """The most anonymous memory of this process since it was made, or since `restart`."""
+def restart() -> None:
+    """Let the mark begin anew, where the system can."""
+    with suppress(OSError):
+        (PROCESS / "clear_refs").write_text(RESET)
 
-    def __init__(self) -> None:
-        self.restart()
 
-    def restart(self) -> bool:
-        """Begin anew. Returns whether the system can."""
-        try:
-            (PROCESS / "clear_refs").write_text(RESET)
-        except OSError:
-            return False
-        return True
-
-    def peak_bytes(self) -> int:
-        """The most anonymous memory so far, in bytes."""
-        if not has_proc():
-            return _lifetime_peak()
-        marks = read_marks()
-        # File pages only grow while code and data are touched: those of now are at least those of the peak.
-        return max(marks.highest_bytes - marks.file_bytes, marks.anon_bytes)
+def peak_bytes() -> int:
+    """The most anonymous memory of this process since `restart`, in bytes."""
+    if not has_proc():
+        return _lifetime_peak()
+    marks = read_marks()
+    # File pages only grow while code and data are touched: those of now are at least those of the peak.
+    return max(marks.highest_bytes - marks.file_bytes, marks.anon_bytes)
 
 
 class Marks(NamedTuple):
@@ -62,7 +56,6 @@ def _lifetime_peak() -> int:
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
-    import os
     import resource
 
     usage = process_usage(os.getpid())

@@ -35,7 +35,7 @@ from devices.environment import prepare_environment
 from devices.malloc import trim_malloc, tune_malloc
 from memory.budget import measure_budget
 from memory.cleanup import clean_all
-from memory.observe.high_water import HighWater
+from memory.observe.high_water import peak_bytes
 from memory.observe.processes import ProcessTree, has_proc, process_usage
 from commands.diagnosis.inventory import take_inventory
 
@@ -46,7 +46,7 @@ facts = take_inventory(Path("runs"))
 print(json.dumps({
     "proc": has_proc(), "malloc": [tune_malloc("small"), trim_malloc()], "limits": [limit.what for limit in budget.limits],
     "budget": budget.host_bytes, "usage": process_usage(os.getpid()).anon_bytes, "tree": ProcessTree().usage().anon_bytes,
-    "peak": HighWater().peak_bytes(), "load": facts["system"]["load"], "read": facts["disk"]["read_rate"],
+    "peak": peak_bytes(), "load": facts["system"]["load"], "read": facts["disk"]["read_rate"],
     "set": sorted(prepare_environment({})), "device": device.name,
 }))
 """

@@ -32,7 +32,7 @@ from engine.optimizers.rounding import ROUNDINGS
 from engine.step import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
-from memory.observe.high_water import HighWater
+from memory.observe import high_water
 from model.loss import LossSettings
 from model.t5 import T5
 
@@ -52,14 +52,13 @@ objective = PreferenceObjective(PreferenceLoss()) if is_preference else None
 blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(2**22), 0.0, objective)
 update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
 small = [to_micro_batch(batch, shape, torch.device("cpu"))]
-water = HighWater()
 for number in (1, 2):
-    water.restart()
-    before = water.peak_bytes()
+    high_water.restart()
+    before = high_water.peak_bytes()
     update.begin(Step(number, 1e-4, 0.0, 1))
     blockwise.gradients(small, batch.num_labels, update)
     update.finish()
-print(water.peak_bytes(), water.peak_bytes() - before)
+print(high_water.peak_bytes(), high_water.peak_bytes() - before)
 """
 
 
