@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,6 @@ class Monitor:
         budget_bytes: host budget of this rank, above 0.
         device: whose memory is sampled beside the host's; see `watch_device`.
         interval_seconds: time between two samples of the thread, above 0.
-        on_record: called with every record, e.g. to write it to metrics.jsonl.
         device_budget_bytes: budget on a device with memory of its own; None: none is held against it.
         processes: whose memory is meant; this process and its children by default.
     """
@@ -65,14 +64,13 @@ class Monitor:
         budget_bytes: int,
         device: Device | HostAlone,
         interval_seconds: float = 0.25,
-        on_record: Callable[[dict[str, Any]], None] | None = None,
         *,
         device_budget_bytes: int | None = None,
         processes: ProcessTree | None = None,
     ) -> None:
         self.budget_bytes, self.device_budget_bytes = budget_bytes, device_budget_bytes
         self.device: Device | HostAlone = device
-        self.interval_seconds, self.on_record = interval_seconds, on_record
+        self.interval_seconds = interval_seconds
         self.peak_bytes = self.counted_peak_bytes = 0  # in all, and what counts against the budget
         self.counted_phase = ""  # in which the latter was
         self.phase_peaks: dict[str, int] = {}  # phase -> most anonymous memory in it
@@ -158,9 +156,8 @@ class Monitor:
             highest = max(sample.anon_bytes, self._new_mark()) + beside
             if highest > self.counted_peak_bytes:
                 self.counted_phase = sample.phase
-            self.peak_bytes, self.counted_peak_bytes = (
-                max(peak, highest) for peak in (self.peak_bytes, self.counted_peak_bytes)
-            )
+            self.peak_bytes = max(self.peak_bytes, highest)
+            self.counted_peak_bytes = max(self.counted_peak_bytes, highest)
             self.phase_peaks[sample.phase] = max(self.phase_peaks.get(sample.phase, 0), highest)
             self.cost_seconds += time.thread_time() - start
             return sample
@@ -191,7 +188,7 @@ class Monitor:
     def record(self, step: int, phase: str | None = None) -> dict[str, Any]:
         """Take a sample and give it the fields of a `memory` event in metrics.jsonl."""
         sample = self.sample(phase)
-        record = {
+        return {
             "step": step,
             "phase": sample.phase,
             "anon_bytes": sample.anon_bytes,
@@ -201,18 +198,12 @@ class Monitor:
             "device_bytes": sample.device_bytes,
             "device_peak_bytes": int(self.device.memory_peak_bytes()),
         }
-        if self.on_record is not None:
-            self.on_record(record)
-        return record
 
     def latest(self) -> dict[str, Any]:
         """Phase and memory of the last sample; takes none."""
-        last = self._last
-        return (
-            {}
-            if last is None
-            else {"phase": last.phase, "anon_bytes": last.anon_bytes, "device_bytes": last.device_bytes}
-        )
+        if (last := self._last) is None:
+            return {}
+        return {"phase": last.phase, "anon_bytes": last.anon_bytes, "device_bytes": last.device_bytes}
 
     def line(self, step: int) -> Said:
         """The last sample as one line, in the user's language."""

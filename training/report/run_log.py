@@ -67,7 +67,6 @@ class RunLog:
         if is_main:
             self._metrics = MetricsFile(self.path, start_step if train.is_keep_training else None)
             self._sinks = [self._metrics.write, *(partial(self._ask, listener) for listener in listeners)]
-        monitor.on_record = lambda record: self.event("memory", **record)
 
     def __enter__(self) -> RunLog:
         self._sign.keep()
@@ -125,7 +124,7 @@ class RunLog:
     def memory(self, step: int, phase: str) -> None:
         """A memory record: one event, one line of the log file."""
         self._watched = time.monotonic()
-        self.monitor.record(step, phase)
+        self.event("memory", **self.monitor.record(step, phase))
         logger.info("{}", str(self.monitor.line(step)))  # in the user's language, as what is grepped for is
 
     def plan(self, plan: Plan) -> None:
