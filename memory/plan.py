@@ -35,8 +35,7 @@ from units import format_size
 
 Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
 NEARLY = 1.05  # times the seconds of the fastest that count as little
-# of the fastest step: what a mode gives for the least memory; ultra stores in bf16 and recomputes all before
-SLOWER = {"low": NEARLY, "ultra": NEARLY}
+SAVING_MODES = ("low", "ultra")  # which give that for the least memory; ultra stores in bf16 and recomputes all before
 ROOMY = 0.8  # share of the budget up to which freed memory is kept for the next step: a little speed is no reason for a probe
 
 
@@ -123,8 +122,8 @@ def plan(
     kept = [way] if way and _goes_on(config, machine, work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
     ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, homes)
-    slower = SLOWER.get(config.memory.memory_mode, 1.0)
-    chosen = _smallest_of_fast(work, machine, ways, fastest, slower) if slower > 1 else fastest
+    saves = config.memory.memory_mode in SAVING_MODES
+    chosen = _smallest_of_fast(work, machine, ways, fastest) if saves else fastest
     phases = predict(work, chosen, machine)
     highest, peak = peak_of(phases)
     num_blocks = work.model.num_layers + work.model.num_decoder_layers
@@ -199,12 +198,11 @@ def _search(
 
 def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]:
     """Of the ways that differ only in what always takes more memory, the one that takes the least."""
-    smallest = dict[tuple[Any, ...], ExecutionPlan]()
-    for way in sorted(
-        ways, key=lambda way: (way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc))
-    ):
-        smallest[_kind(way)] = way
-    return smallest
+
+    def least_last(way: ExecutionPlan) -> tuple[int, ...]:
+        return way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)
+
+    return {_kind(way): way for way in sorted(ways, key=least_last)}
 
 
 def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
@@ -221,10 +219,7 @@ def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
 
 
 def _fastest(
-    work: Workload,
-    machine: Machine,
-    ways: list[ExecutionPlan],
-    is_worth: Callable[[ExecutionPlan], bool],
+    work: Workload, machine: Machine, ways: list[ExecutionPlan], is_worth: Callable[[ExecutionPlan], bool]
 ) -> ExecutionPlan | None:
     """The first of the fastest ways that fit and are worth it; None where there is none.
 
@@ -268,19 +263,15 @@ def _first_that_fits(work: Workload, machine: Machine, family: list[ExecutionPla
 
 
 def _smallest_of_fast(
-    work: Workload, machine: Machine, ways: list[ExecutionPlan], fastest: ExecutionPlan, slower: float
+    work: Workload, machine: Machine, ways: list[ExecutionPlan], fastest: ExecutionPlan
 ) -> ExecutionPlan:
-    """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least.
-
-    Args:
-        slower: times the seconds of the fastest that it may take.
-    """
+    """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least."""
     alike = [way for way in ways if (way.storage, way.shards) == (fastest.storage, fastest.shards)]
     if fastest.away_blocks:  # no more of them than it takes
         fewest = (_first_that_fits(work, machine, family) for family in _families(alike))
         alike = [way for way in fewest if way is not None]
     # of the rows as long as they are: a few short ones make small products, which are slow
-    most = slower * typical_seconds(work, fastest, machine)
+    most = NEARLY * typical_seconds(work, fastest, machine)
     fast = [way for way in alike if typical_seconds(work, way, machine) <= most]
     return min(fast, key=lambda way: _peak(work, way, machine))
 
