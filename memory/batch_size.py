@@ -22,10 +22,10 @@ def effective_batch(config: Config, machine: Machine) -> int:
     if train.effective_batch_size != AUTO:
         return int(train.effective_batch_size)
     if train.batch_size_per_gpu != AUTO or train.gradient_accumulation_steps != AUTO:
-        batch_size = batch_size if train.batch_size_per_gpu == AUTO else int(train.batch_size_per_gpu)
-        accumulation = (
-            accumulation if train.gradient_accumulation_steps == AUTO else int(train.gradient_accumulation_steps)
-        )
+        if train.batch_size_per_gpu != AUTO:
+            batch_size = int(train.batch_size_per_gpu)
+        if train.gradient_accumulation_steps != AUTO:
+            accumulation = int(train.gradient_accumulation_steps)
         return batch_size * accumulation * machine.num_processes
     return batch_size * accumulation
 

@@ -106,10 +106,8 @@ def as_asked(config: Config, machine: Machine, choice: ExecutionPlan, anew: Coll
     if EVALUATION_BATCH in anew:
         choice = replace(choice, eval_batch_size_per_gpu=evaluation_batch(config, machine, choice.batch_size_per_gpu))
     others = [name for name in anew if name != EVALUATION_BATCH]
-    is_cut_alike = all(
-        name in MICRO_BATCHES and getattr(config.train, name) == getattr(choice, name) for name in others
-    )
-    return choice if is_cut_alike else None
+    alike = (name in MICRO_BATCHES and getattr(config.train, name) == getattr(choice, name) for name in others)
+    return choice if all(alike) else None
 
 
 def _chunks(machine: Machine) -> tuple[int, ...]:
@@ -182,12 +180,9 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
 
 
 def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: bool) -> list[int]:
-    if config.memory.gradient_checkpointing is True or config.memory.memory_mode == "ultra":
+    mode, recomputes = config.memory.memory_mode, config.memory.gradient_checkpointing
+    if recomputes is True or mode == "ultra":
         return [0]
-    if (
-        config.memory.gradient_checkpointing is False
-        or (accumulation_passes > 1 and not parted)
-        or config.memory.memory_mode == "standard"
-    ):
+    if recomputes is False or mode == "standard" or (accumulation_passes > 1 and not parted):
         return [total]
     return [0] if parted else list(range(0, total + 1))

@@ -43,17 +43,8 @@ SCATTER_BYTES = 3 * MIB  # what one run takes above another of the same flags
 DRIFT = 0.04  # of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next
 FORMAT = 4  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "ACCELERATE_",
-    "OMPI_",
-    "PMI_",
-)
+    "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "OMPI_", "PMI_",
+)  # fmt: skip
 # Settings that do not change what a step takes. One that is missing here costs another probe, one that stood here wrongly
 # a wrong plan: so they are named, and not derived from what the child reads, which reads the seed, too.
 WITHOUT_EFFECT = (

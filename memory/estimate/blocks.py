@@ -86,10 +86,6 @@ class Blocks:
         return self.model.d_model * (self.residual or self.e)
 
     @property
-    def _is_gated(self) -> bool:
-        return is_gated(self.model)
-
-    @property
     def _attentions(self) -> tuple[tuple[bool, bool], ...]:
         return ATTENTIONS if self.model.num_decoder_layers else ATTENTIONS[:1]
 
@@ -108,7 +104,7 @@ class Blocks:
         read_by_wo = self._keeps_input("wo")
         return [
             (int(self._keeps_input("wi", "wi_0", "wi_1")), d),
-            (3 + read_by_wo if self._is_gated else 1 + (self._draws_masks and read_by_wo), f),
+            (3 + read_by_wo if is_gated(self.model) else 1 + (self._draws_masks and read_by_wo), f),
             *self._adapter_tensors("wi", "wi_0", "wi_1", "wo"),
         ]
 
@@ -116,19 +112,14 @@ class Blocks:
         """A token's bytes of the adapters of these matrices: their products, and the dropped copies that they read."""
         d, i, f = self._widths
         sides = {
-            "q": (i, d),
-            "k": (i, d),
-            "v": (i, d),
+            **dict.fromkeys("qkv", (i, d)),
             "o": (d, i),
-            "wi": (f, d),
-            "wi_0": (f, d),
-            "wi_1": (f, d),
+            **dict.fromkeys(("wi", "wi_0", "wi_1"), (f, d)),
             "wo": (d, f),
         }
         here = [sides[name] for name in names if name in self.adapted.targets]
-        return [(1, out) for out, _ in here if self.adapted.scales] + [
-            (1, read) for _, read in here if self.adapted.drops
-        ]
+        products = [(1, out) for out, _ in here if self.adapted.scales]
+        return products + [(1, read) for _, read in here if self.adapted.drops]
 
     def encoder_graph(self, below: int | None = None) -> int:
         """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""
@@ -190,7 +181,7 @@ class Blocks:
     def _inner(self, tokens: int) -> int:
         """Activations of width F at their most, in forward."""
         f = self._widths[2]
-        count = 3 if self._is_gated else 1 + self.dropout if self._is_in_place else 2
+        count = 3 if is_gated(self.model) else 1 + self.dropout if self._is_in_place else 2
         return tokens * count * f + self._hashing(tokens)
 
     def _hashing(self, tokens: int) -> int:
@@ -210,7 +201,7 @@ class Blocks:
         in_feed_forward = self._feed_forward_gradients(n)
         # the graph of feed-forward is gone by then
         in_attention = (
-            n * (2 * self._stream + i) + self._score_gradients(False, False) + weights - n * self._feed_forward_graph()
+            n * (2 * self._stream + i - self._feed_forward_graph()) + self._score_gradients(False, False) + weights
         )
         return max(in_feed_forward, in_attention)
 
@@ -227,16 +218,15 @@ class Blocks:
         return max(in_feed_forward, in_cross, in_attention)
 
     def _feed_forward_gradients(self, tokens: int) -> int:
-        """On top of the graph: those of width F, that of `wo`, and with dropout one of the output beside the residual stream's."""
-        dropped = tokens * self._stream if self.dropout or self._stream != self._widths[0] else 0
-        of_wo = self.model.d_model * self._widths[2] if self._keeps_input("wo") else 0
-        return dropped + self._inner_gradients(tokens) + of_wo
+        """On top of the graph: those of width F, that of `wo`, and with dropout one of the output beside the residual stream's.
 
-    def _inner_gradients(self, tokens: int) -> int:
-        """Gradients of width F on top of the graph: two, or one and the random words of its mask; one where in place."""
-        f = self._widths[2]
+        Of width F there are two, or one and the random words of its mask; one where it is formed in place.
+        """
+        d, _, f = self._widths
+        dropped = tokens * self._stream if self.dropout or self._stream != d else 0
         second = 0 if self._is_in_place else tokens * f  # what dropout copies takes the place of what the graph held
-        return tokens * f + max(second, self._hashing(tokens))
+        of_wo = self.model.d_model * f if self._keeps_input("wo") else 0
+        return dropped + tokens * f + max(second, self._hashing(tokens)) + of_wo
 
     @property
     def _draws_masks(self) -> bool:

@@ -146,15 +146,14 @@ def _mean_bytes(models: Sequence[tuple[T5ModelConfig, Weights]], writing: Writin
 
 def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int) -> dict[str, int]:
     """What is held whatever is written, beside what comes and goes at the highest."""
-    counts = weight_counts(model)
-    widened = max(counts["encoder"], counts["decoder"]) * 2  # of fp32 weights; narrow ones are widened in pieces
+    counts, cast = weight_counts(model), CAST_BYTES if weights.is_cast else 0
+    if weights.is_cast and weights.compute == "float16":  # of fp32 weights; narrow ones are widened in pieces
+        cast += 2 * max(counts["encoder"], counts["decoder"])
     return {
         "base": base_bytes,
         "libraries": SMALL_LIBRARIES_BYTES if weights.small_heap else LIBRARIES_BYTES,
         "weights": weights.bytes,
-        "weights in compute dtype": CAST_BYTES + (widened if weights.compute == "float16" else 0)
-        if weights.is_cast
-        else 0,
+        "weights in compute dtype": cast,
         "allocator slack": _slack(passing, weights),
     }
 
@@ -222,9 +221,8 @@ def serving_capacity(
     while rows:
         # prompts are read one by one, between two steps
         one_row, all_rows = replace(longest, rows=1), replace(longest, rows=rows)
-        fixed = max(
-            (_passing(*model, one_row, all_rows, base_bytes) for model in models), key=lambda parts: sum(parts.values())
-        )
+        every = (_passing(*model, one_row, all_rows, base_bytes) for model in models)
+        fixed = max(every, key=lambda parts: sum(parts.values()))
         fixed["weights"] = sum(weights.bytes for _, weights in models)
         fixed["log-probabilities"] = _mean_bytes(models, all_rows)
         fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
@@ -243,10 +241,7 @@ def serving_capacity(
 def _passing(
     model: T5ModelConfig, weights: Weights, one_row: Writing, all_rows: Writing, base_bytes: int
 ) -> dict[str, int]:
-    reading, step = (
-        _encoder_bytes(model, weights, one_row),
-        _step_bytes(model, dtype_bytes(weights.compute), all_rows),
-    )
+    reading, step = _encoder_bytes(model, weights, one_row), _step_bytes(model, dtype_bytes(weights.compute), all_rows)
     highest = max(reading, step)
     return _fixed(model, weights, base_bytes, highest) | {"encoder" if reading >= step else "logits": highest}
 

@@ -189,14 +189,10 @@ class StepPeaks:
     def loss(self) -> dict[str, int]:
         """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
         c = self.c
-        learnt = (
-            self.learns["embedding"] if c.is_text and c.tie_word_embeddings else self.learns["head"]
-        ) * self.gradient
+        table = "embedding" if c.is_text and c.tie_word_embeddings else "head"
         activations = (c.num_layers + 2, c.num_decoder_layers + 3) if c.num_decoder_layers else (c.num_layers + 3, 0)
         parts = {
-            "gradients": max(
-                learnt, self.learns["total"] * self.gradient if self.choice.accumulation_passes > 1 else 0
-            ),
+            "gradients": self.learns["total" if self.choice.accumulation_passes > 1 else table] * self.gradient,
             "checkpointed activations": self._checkpointed(*activations),
             "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
             **self._layout(),
@@ -260,13 +256,11 @@ class StepPeaks:
         graph = max(of_one, of_typical * (count if saved else 1))
         matrices = (math.prod(shape) * self.e for shape in self.work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
-        cast = (
-            self.cast(stack)
-            if self.choice.storage in QUANTIZED
-            else small * (self.choice.storage != self.choice.compute)
-        )
-        if self.choice.storage in QUANTIZED and cast >= HEAP_BELOW:
-            cast = 0
+        if self.choice.storage in QUANTIZED:
+            cast = self.cast(stack)
+            cast = cast if cast < HEAP_BELOW else 0
+        else:
+            cast = small * (self.choice.storage != self.choice.compute)
         return graph + self.blocks.tile_bytes() + min(small, self.learns[stack] * self.e) + cast
 
     def _layout(self) -> dict[str, int]:
@@ -390,9 +384,8 @@ def _logits_bytes(work: Workload, choice: ExecutionPlan, tokens: int, has_gradie
     narrow = 0 if choice.compute == "float32" else 2
     wide = 0 if choice.kernels and narrow and not work.is_listed else 4
     learns = has_gradient and work.learns["embedding"] + work.learns["head"] > 0
-    product = (
-        work.model.d_model * work.model.vocab_size * 4 if narrow and learns and choice.storage != choice.compute else 0
-    )
+    has_product = narrow and learns and choice.storage != choice.compute
+    product = 4 * work.model.d_model * work.model.vocab_size if has_product else 0
     return chunk * work.model.vocab_size * (wide + narrow + 2 * work.is_listed) + product
 
 
@@ -421,10 +414,8 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
         decoder = blocks.decoder_forward() + (2 * n + 2 * m) * width
     cast = max(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in stacks_of(c))
     if c.is_text:
-        logits, cast = (
-            _logits_bytes(work, choice, m, has_gradient=False),
-            max(cast, _head_cast(work, choice, machine, m)),
-        )
+        logits = _logits_bytes(work, choice, m, has_gradient=False)
+        cast = max(cast, _head_cast(work, choice, machine, m))
     else:
         logits = _label_head_bytes(work, choice, blocks, has_gradient=False)
     working = max(encoder, decoder, logits + (2 * n + 2 * m) * width) + blocks.step_indices()
@@ -450,10 +441,8 @@ def offloaded_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> 
     if not choice.offload_boundaries:
         return 0
     c, tokens = work.model, blocks_of(work, choice, machine).tokens
-    width, saved_decoder_blocks = (
-        c.d_model * dtype_bytes(choice.precision.between_blocks),
-        min(choice.saved_blocks, c.num_decoder_layers),
-    )
+    width = c.d_model * dtype_bytes(choice.precision.between_blocks)
+    saved_decoder_blocks = min(choice.saved_blocks, c.num_decoder_layers)
     encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them
     decoder = c.num_decoder_layers - saved_decoder_blocks
     sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))

@@ -85,12 +85,10 @@ def slots_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
 
 def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """What a step takes home: the blocks that learn themselves, not by adapters."""
-    learning = work.learning
-    if learning.adapters:
+    if work.learning.adapters:
         return 0
-    learns = {ENCODER: learning.encoder, DECODER: learning.decoder}
     away = away_in(work, choice)
-    return sum(count * piece_bytes(work, choice, stack) for stack, count in away.items() if learns[stack])
+    return sum(count * piece_bytes(work, choice, stack) for stack, count in away.items() if work.learns[stack])
 
 
 def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:

@@ -48,6 +48,7 @@ class Trained:
         """Count these weights."""
         found = list(weights)
         matrices = [weight for weight in found if shapes.is_block_matrix(weight.name, weight.shape)]
+        factors, of_blocks = (sum(sum(weight.shape) for weight in counted) for counted in (found, matrices))
         return cls(
             sum(weight.size for weight in found if weight.role == "embedding"),
             sum(weight.size for weight in found if weight.role in HEADS),
@@ -55,8 +56,8 @@ class Trained:
             _widest_block(found, DECODER),
             sum(weight.size for weight in found),
             sum(weight.size for weight in matrices),
-            sum(sum(weight.shape) for weight in found),
-            sum(sum(weight.shape) for weight in found) - sum(sum(weight.shape) for weight in matrices),
+            factors,
+            factors - of_blocks,
             # the shorter side's square, its own product, and the product of the matrix with it
             sum(4 * weight.size * min(weight.shape) + 2 * min(weight.shape) ** 3 for weight in matrices),
             sum(weight.size for weight in found if weight.role == "adapter"),
@@ -93,11 +94,8 @@ def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
 HEADS = ("head", "label head", "label bias")  # roles
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
-HOMES = DEVICE, RAM, FILE = (
-    "device",
-    "ram",
-    "file",
-)  # of weights: where they are computed, in the RAM beside it, in a file
+# of weights: where they are computed, in the RAM beside it, in a file
+HOMES = DEVICE, RAM, FILE = "device", "ram", "file"
 # field of `ExecutionPlan` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
 JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
 
