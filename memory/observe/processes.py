@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -60,19 +58,16 @@ def usage_of(pids: list[int], root: Path = ROOT) -> Usage:
 
 def tree_pids(pid: int, root: Path = ROOT) -> list[int]:
     """A process and all its descendants, the process first."""
-    if not has_proc(root):
+    if not (root / f"proc/{pid}/task/{pid}/children").exists():  # also a Linux without CONFIG_PROC_CHILDREN
         import psutil
 
         with suppress(psutil.Error):
             return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
         return [pid]
-    if (root / f"proc/{pid}/task/{pid}/children").exists():
-        return _walk_tree(pid, lambda parent: _listed_children(parent, root))
-    children: dict[int, list[int]] = defaultdict(list)  # without CONFIG_PROC_CHILDREN: ask all for their parents
-    for entry in os.listdir(root / "proc"):
-        if entry.isdigit():
-            children[parent_pid(int(entry), root)].append(int(entry))
-    return _walk_tree(pid, lambda parent: children[parent])
+    pids = [pid]
+    for parent in pids:  # grows while it is walked
+        pids += [child for child in _listed_children(parent, root) if child not in pids]
+    return pids
 
 
 def parent_pid(pid: int, root: Path = ROOT) -> int:
@@ -134,13 +129,6 @@ def _listed_children(pid: int, root: Path) -> list[int]:
     except OSError:  # the thread or the process has ended
         pass
     return children
-
-
-def _walk_tree(pid: int, children_of: Callable[[int], list[int]]) -> list[int]:
-    pids = [pid]
-    for parent in pids:  # grows while it is walked
-        pids += [child for child in children_of(parent) if child not in pids]
-    return pids
 
 
 def _psutil_fields(pid: int) -> tuple[int, int, int] | None:

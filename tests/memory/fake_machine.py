@@ -12,7 +12,7 @@ class FakeMachine:
     """Sizes are in bytes. Process 100, a child of 50, is the one whose budget is asked for."""
 
     def __init__(self, root: Path, available: int = 16 * GIB, anon: int = 0) -> None:
-        self.root = root
+        self.root, self.parents = root, dict[int, int]()
         self.write("proc/meminfo", f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {available // 1024} kB\n")
         self.process(ME, parent=50, anon=anon)
 
@@ -25,6 +25,10 @@ class FakeMachine:
         self, pid: int, parent: int, anon: int = 0, file: int = 0, shared: int = 0, mapped: int = 0, name: str = "py"
     ) -> None:
         self.write(f"proc/{pid}/stat", f"{pid} ({name}) S {parent} 0 0 0")
+        self.parents[pid] = parent
+        for above in self.parents:
+            children = (str(child) for child, its_parent in self.parents.items() if its_parent == above)
+            self.write(f"proc/{above}/task/{above}/children", " ".join(children))
         rows = {"VmSize": mapped, "VmData": mapped, "RssAnon": anon, "RssFile": file, "RssShmem": shared}
         self.write(f"proc/{pid}/status", "".join(f"{name}:\t{size // 1024} kB\n" for name, size in rows.items()))
 
