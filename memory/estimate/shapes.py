@@ -7,11 +7,12 @@ scatters is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, update_wrapper
-from itertools import chain
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import cached_property, wraps
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +28,20 @@ MOST_CANDIDATES = 128  # that they are chosen from
 SCATTER = 2.0  # standard deviations between the largest step of a sample and the largest of all
 
 
-Asked = ParamSpec("Asked")
-Found = TypeVar("Found")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def remembered(method: Callable[Concatenate[Shapes, Asked], Found]) -> Callable[Concatenate[Shapes, Asked], Found]:
+def remembered(method: Method) -> Method:
     """Let shapes keep what a method has found: a plan asks for few sizes, again and again."""
 
-    def found(self: Shapes, /, *asked: Asked.args, **named: Asked.kwargs) -> Found:
-        key = method.__name__, asked, tuple(sorted(named.items()))
+    @wraps(method)
+    def found(self: Shapes, *asked: Any) -> Any:
+        key = method.__name__, asked
         if key not in self._known:
-            self._known[key] = method(self, *asked, **named)
-        result: Found = self._known[key]
-        return result
+            self._known[key] = method(self, *asked)
+        return self._known[key]
 
-    return update_wrapper(found, method)
+    return cast(Method, found)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,8 @@ class Shapes:
         """Tokens of at most `count` micro-batches of one step, filled up; of all, where there are so many by their rows."""
         largest, is_all = self.largest_micro_batch(batch_size, sizes), count * batch_size >= self.rows
         found = []
-        for most, part, filled in zip(
-            (largest.source, largest.target), (self.sources, self.targets), sizes, strict=True
-        ):
+        tokens, sides = (largest.source, largest.target), (self.sources, self.targets)
+        for most, part, filled in zip(tokens, sides, sizes, strict=True):
             values, places = np.unique(self._sums(part, batch_size), return_inverse=True)
             values = np.array([filled_tokens(int(value), filled) if value else 0 for value in values])
             sums = values[places.reshape(part.shape[0], -1)]
@@ -163,7 +162,7 @@ class Shapes:
         return int(np.bincount(groups[self.sources > 0]).max())
 
     def _micro_batch_of_rows(self, batch_size: int) -> NDArray[np.int64]:
-        """(S, R): in which micro-batch of its step each row is, where tokens bound one; as `_filled` cuts a step. The last alone
+        """(S, R): in which micro-batch of its step each row is, where tokens bound one; as the loader cuts a step. The last alone
         is remembered: it has 8 bytes a row, and a plan asks for many sizes."""
         last, kept = self._known.get("micro-batch of rows", (0, None))
         if last == batch_size:
@@ -210,7 +209,11 @@ class Shapes:
     def _cut(self, place: int, batch_size: int) -> list[MicroBatchRows]:
         sides = zip(self.sources[place].tolist(), self.targets[place].tolist(), strict=True)
         rows = [self._same.setdefault(row, row) for row in sides if row[0]]
-        return [tuple(group) for group in _filled(rows, batch_size, self.max_tokens)]
+        if self.max_tokens is None:
+            return [tuple(rows[first : first + batch_size]) for first in range(0, len(rows), batch_size)]
+        groups = self._micro_batch_of_rows(min(batch_size, self._most_rows))[place, self.sources[place] > 0]
+        numbered = groupby(zip(groups.tolist(), rows, strict=True), key=itemgetter(0))
+        return [tuple(row for _, row in group) for _, group in numbered]
 
 
 def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
@@ -245,17 +248,3 @@ def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
     for choice in reversed(before):
         found.append(int(choice[found[-1]]))
     return tuple(edges[found[::-1]].tolist())
-
-
-def _filled(rows: Sequence[Row], batch_size: int, max_tokens: int | None) -> list[list[Row]]:
-    """Groups of at most `batch_size` rows and `max_tokens` tokens, in order, as the loader cuts them."""
-    groups: list[list[Row]] = []
-    tokens = 0
-    for row in rows:
-        size = sum(row)
-        if not groups or len(groups[-1]) == batch_size or (max_tokens is not None and tokens + size > max_tokens):
-            groups.append([])
-            tokens = 0
-        groups[-1].append(row)
-        tokens += size
-    return groups
