@@ -15,9 +15,8 @@ DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their
 DEVICE_DROPOUT_ELEMENTS = 1 << 22  # the same on a GPU where the kernel of `devices.pointwise` does not compile
 DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
 LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
-DEVICE_UPDATE_ELEMENTS = (
-    1 << 24
-)  # most weights updated at a time on a GPU, a block of most models; never more than its scores
+# most weights updated at a time on a GPU, a block of most models; never more than its scores
+DEVICE_UPDATE_ELEMENTS = 1 << 24
 DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
 DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
 FEW_SCORES = 1 << 18  # of a row and head, which one processor of a GPU goes through in fused attention's backward

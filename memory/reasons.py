@@ -100,14 +100,10 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
             began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
         )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
+        told = "computing in {compute}, as the run did before, although it is slow here ({kind})"
         if is_fast:
-            yield say("computing in {compute}, as the run did before ({kind})", compute=choice.compute, kind=kind)
-        else:
-            yield say(
-                "computing in {compute}, as the run did before, although it is slow here ({kind})",
-                compute=choice.compute,
-                kind=kind,
-            )
+            told = "computing in {compute}, as the run did before ({kind})"
+        yield say(told, compute=choice.compute, kind=kind)
     elif choice.compute == FLOAT16 and not is_fast:
         yield say(
             "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and bf16 is not; "

@@ -44,9 +44,8 @@ def objective_problems(config: Config, command: str) -> Iterator[str]:
     """Find an objective or a head that a command does not train with."""
     objective, head = config.data.objective, config.model.head
     if command == "train" and objective == PREFERENCES:
-        yield say(
-            "--objective = {objective}, belongs to the command dpo; use dpo instead of train", objective=objective
-        )
+        told = "--objective = {objective}, belongs to the command dpo; use dpo instead of train"
+        yield say(told, objective=objective)
     if command == "dpo" and objective not in (AUTO, PREFERENCES):
         told = "--objective = {asked}, dpo trains on {preferences} only; omit it"
         yield say(told, asked=objective, preferences=PREFERENCES)

@@ -67,9 +67,8 @@ class DiskNeed:
         weights, written = format_size(self.file_bytes), format_size(self.daily_bytes)
         if not self.daily_bytes:
             return say("{kept}; {weights} of weights, read only", kept=kept, weights=weights)
-        return say(
-            "{kept}; {weights} of weights, {written} written per day", kept=kept, weights=weights, written=written
-        )
+        told = "{kept}; {weights} of weights, {written} written per day"
+        return say(told, kept=kept, weights=weights, written=written)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -86,9 +85,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
     work = Workload(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
-    adapters = (
-        trained.adapters + trained.embedding + trained.head if trained is not None and config.lora.lora_rank else 0
-    )
+    adapters = trained.adapters + trained.embedding + trained.head if trained and config.lora.lora_rank else 0
     if adapters and token_range(config.lora.lora_tokens) is not None:  # PEFT takes a head of its own whole
         adapters += weight_counts(model)["head"]
     weights = 4 * adapters if adapters else weight_counts(model)["total"] * dtype_bytes(storage)

@@ -35,9 +35,7 @@ SLACK, LOSS_SLACK = 0.1, 0.2  # share of temporary memory that malloc holds
 GAP_BYTES = 2 * HEAP_BELOW
 REQUEST_BYTES = 128 * 1024  # of a request that is taken: its text, tokens and connection
 MARGIN = 0.02  # by which the same work takes more in one run than in another
-CHOICE_BYTES = (
-    48  # of a token that a list of answers allows: its id and place on the host and on the device, and its score
-)
+CHOICE_BYTES = 48  # of a token that a list of answers allows: id and place on the host and on the device, and score
 ANSWERS = "answers"  # the monitor's phase
 MOST_ROWS = 64  # more at once bring little speed on a CPU
 
