@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from language import say
 from settings.fields import AUTO, counted, not_known
@@ -102,6 +102,12 @@ def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
     return [say(text, name=name, value=values[name], needed=needed[name]) for name in typed]
 
 
+def _not_default(config: Config, names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Those of these settings that have another value than their default, with it."""
+    values, defaults = config.as_dict(), type(config)().as_dict()
+    return [(name, values[name]) for name in names if values[name] != defaults[name]]
+
+
 def _of_training(config: Config) -> Iterator[str]:
     model, train, lora, objective = config.model, config.train, config.lora, config.data.objective
     if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
@@ -129,10 +135,8 @@ def _of_training(config: Config) -> Iterator[str]:
         what = "preferences" if objective == PREFERENCES else "pairs"
         yield f"--text_column = {config.data.text_column}, has no effect on {what}; omit it"
     if not lora.lora_rank:
-        defaults = dataclasses.asdict(type(lora)())
-        for name, value in dataclasses.asdict(lora).items():
-            if value != defaults[name]:
-                yield f"--{name} = {value}, has no effect without adapters; set --lora_rank=8"
+        for name, value in _not_default(config, [member.name for member in dataclasses.fields(lora)]):
+            yield f"--{name} = {value}, has no effect without adapters; set --lora_rank=8"
     best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
     if objective in HEADS:
         of_head = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(model.labels, CLASS_SCORES)
@@ -177,16 +181,14 @@ def _preferences(config: Config) -> Iterator[str]:
         "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
         "orpo_lambda": (chosen != "orpo", "; see beta"),
     }  # fmt: skip
-    values, defaults = config.as_dict(), type(config)().as_dict()
-    for name, (has_no_effect, hint) in unheeded.items():
-        if has_no_effect and values[name] != defaults[name]:
-            yield f"--{name} = {values[name]}, has no effect with dpo and preference_loss {chosen}; omit it{hint}"
+    hints = {name: hint for name, (has_no_effect, hint) in unheeded.items() if has_no_effect}
+    for name, value in _not_default(config, hints):
+        yield f"--{name} = {value}, has no effect with dpo and preference_loss {chosen}; omit it{hints[name]}"
 
 
 def _of_heads(config: Config) -> Iterator[str]:
     """Settings of heads that contradict each other."""
     model, train, head = config.model, config.train, config.model.head
-    defaults, values = type(config)().as_dict(), config.as_dict()
     if head == TEXT:
         if not model.num_decoder_layers:
             yield "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
@@ -196,15 +198,14 @@ def _of_heads(config: Config) -> Iterator[str]:
         hint = "omit it"
     if head == TOKEN:
         idle.append("pooling")
-    for name in idle:
-        if values[name] != defaults[name]:
-            yield f"--{name} = {values[name]}, has no effect with --head={head}; {hint}"
+    for name, value in _not_default(config, idle):
+        yield f"--{name} = {value}, has no effect with --head={head}; {hint}"
     if head in (TOKEN, "none") and model.num_decoder_layers:
         yield f"--num_decoder_layers = {model.num_decoder_layers}, --head={head} reads the encoder; omit it"
     if head == SEQUENCE and model.num_decoder_layers:  # transformers has one such class, T5ForSequenceClassification
         for name, fixed in (("pooling", "last"), ("head_kind", "dense")):
-            if values[name] not in (AUTO, fixed):
-                yield f"--{name} = {values[name]}, a head over a decoder is {fixed}; omit it, or num_decoder_layers"
+            if (value := getattr(model, name)) not in (AUTO, fixed):
+                yield f"--{name} = {value}, a head over a decoder is {fixed}; omit it, or num_decoder_layers"
     if model.labels == REGRESSION and train.class_weights is not None:
         yield f"--class_weights = {train.class_weights}, regression has no classes; omit it"
     elif train.class_weights not in (None, "balanced"):

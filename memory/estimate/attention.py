@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from limits import RowGroup, fuses_backward, row_groups
 
-HASH_BYTES = 4  # of dropout's random words, for each score, while they are drawn
+HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
 INDEX_BYTES = 4
 
 

@@ -14,12 +14,11 @@ from functools import cached_property
 
 from config import T5ModelConfig
 from limits import DEVICE_DROPOUT_ELEMENTS, DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, TILE_ELEMENTS, long_tile
-from memory.estimate.attention import Padded
+from memory.estimate.attention import HASH_BYTES, Padded
 from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder; of a decoder its own, and across
-HASH_BYTES = 4  # of dropout's random words, for each element, while they are drawn
 KEY_BYTES = 8 * 8  # of dropout's keys on a GPU, for each token: of 8 sites, in copies while they are hashed
 ALIGNED = 8  # numbers of a head that fused attention reads at a time
 
