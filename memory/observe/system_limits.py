@@ -99,9 +99,8 @@ def _ram_bytes(root: Path) -> tuple[int, int]:
         UserError: Linux does not tell; psutil reads the same files.
     """
     kib = _kib_of(text_of(root / "proc/meminfo"))
-    if "MemTotal" in kib:
-        before_3_14 = kib.get("MemFree", 0) + kib.get("Buffers", 0) + kib.get("Cached", 0)
-        return kib.get("MemAvailable", before_3_14) * 1024, kib["MemTotal"] * 1024
+    if {"MemAvailable", "MemTotal"} <= kib.keys():
+        return kib["MemAvailable"] * 1024, kib["MemTotal"] * 1024
     import psutil
 
     try:
