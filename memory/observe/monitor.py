@@ -49,7 +49,7 @@ class HostAlone:
 
 
 class Monitor:
-    """Samples memory from `start` to `stop`; may also be used as a context manager.
+    """Samples memory as a context manager, in a thread of its own, until `stop` or the end of the context.
 
     Args:
         budget_bytes: host budget of this rank, above 0.
@@ -84,8 +84,8 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, budget_bytes: int, device_budget_bytes: int | None = None, from_now: bool = False) -> None:
-        """Hold memory against another host budget from now on, and where one is given against another of the device.
+    def watch(self, budget_bytes: int, from_now: bool = False) -> None:
+        """Hold memory against another host budget from now on.
 
         Args:
             from_now: the machine has less by now: what was held when it had more is not held against the new budget.
@@ -93,38 +93,29 @@ class Monitor:
         with self._lock:
             self.budget_bytes = budget_bytes
             self.counted_peak_bytes = 0 if from_now else self.peak_bytes
-        if device_budget_bytes is not None:
-            self.device_budget_bytes = device_budget_bytes
 
     def watch_device(self, device: Device, budget_bytes: int | None) -> None:
         """Sample this device from now on, which was not known before; its budget as of `device_budget_bytes`."""
         with self._lock:
             self.device, self.device_budget_bytes = device, budget_bytes
 
-    def start(self) -> Monitor:
-        """Begin to sample in a thread of its own. Has no effect where it already runs."""
-        with self._lock:
-            if self._thread is None:
-                self._ended.clear()
-                self._thread = threading.Thread(target=self._watch, name="memory-monitor", daemon=True)
-                self._thread.start()
+    def __enter__(self) -> Monitor:
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._watch, name="memory-monitor", daemon=True)
+        self._thread.start()
         self.sample()
         return self
 
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """End the thread after a last sample; the figures stay readable."""
-        with self._lock:
-            thread, self._thread = self._thread, None
+        thread, self._thread = self._thread, None
         if thread is not None:
             self._ended.set()
             thread.join()
             self.sample()
-
-    def __enter__(self) -> Monitor:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

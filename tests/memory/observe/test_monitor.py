@@ -109,7 +109,6 @@ def test_the_thread_samples_until_it_is_stopped():
     tree = Scripted(100, 100, 100, 700, 100)
     monitor = Monitor(1000 * MIB, FakeDevice(), 0.01, processes=tree)
     with monitor:
-        assert monitor.start() is monitor  # a second start changes nothing
         assert all(tree.called.acquire(timeout=20) for _ in range(6))
         assert sum(thread.name == "memory-monitor" for thread in threading.enumerate()) == 1
     assert monitor.peak_bytes == 700 * MIB and monitor.cost_seconds > 0
