@@ -16,6 +16,7 @@ import re
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,10 +144,8 @@ def free_failed(error: BaseException, device: Device) -> Shortage:
     match, needed = _NEEDED.search(str(error)), None
     if match is not None:
         number, unit = match.group(1).rstrip("."), (match.group(2) or "bytes").lower()
-        try:
+        with suppress(ValueError):
             needed = parse_size(number if unit == "bytes" else f"{number}{unit}")
-        except ValueError:
-            needed = None
     drop_frames(error)
     clean_all(device)
     return Shortage(needed, free)

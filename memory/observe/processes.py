@@ -122,12 +122,10 @@ def _kib(text: bytes, name: bytes) -> int:
 def _listed_children(pid: int, root: Path) -> list[int]:
     children: list[int] = []
     folder = f"{root}/proc/{pid}/task"
-    try:
+    with suppress(OSError):  # the thread or the process has ended
         for thread in os.listdir(folder):
             with open(f"{folder}/{thread}/children", "rb") as file:
                 children += map(int, file.read().split())
-    except OSError:  # the thread or the process has ended
-        pass
     return children
 
 
