@@ -40,8 +40,13 @@ gpu-check: $(INSTALLED)
 test: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
 
+coverage: export COVERAGE_FILE = $(CURDIR)/data/cache/coverage/data
 coverage: $(INSTALLED_DEV)
-	$(PY) -m benchmarks.checks.covered -- $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
+	mkdir -p data/cache/coverage
+	$(PY) -m coverage erase
+	OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
 
 lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check .
