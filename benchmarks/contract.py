@@ -18,11 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import watched
+from benchmarks.parts import children, watched
 from benchmarks.parts.answer_budgets import answers_body, cases, close_in, judged, write_preferences, write_prompts
 from benchmarks.parts.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, write_section
+from benchmarks.parts.rows import write_rows
 from devices.cores import usable_cores
 from units import MIB
 
@@ -103,34 +104,29 @@ def data_file(family: str) -> Path:
         if family in LETTERS:
             sides = ("prompt", "response")
             lines = [{side: text(draw.randint(*LETTERS[family])) for side in sides} for _ in range(4000)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
+        write_rows(path, lines)
     return path
 
 
 def base_folder() -> Path:
     """A model to begin with, trained for one step, once."""
-    folder = CACHE / "models" / "base"
-    if not (folder / "model.safetensors").is_file():
-        flags = {
-            "model_preset": "tiny", "train_file": data_file("ragged"), "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64,
-            "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
-        }  # fmt: skip
-        made = watched.train(flags)
-        if made.returncode:
-            sys.exit(made.messages[-3000:])
-    return folder
+    return _trained_once("base", {"model_preset": "tiny", "train_file": data_file("ragged")})
 
 
 def adapter_folder() -> Path:
     """An adapter over that model, trained for one step, once."""
-    folder = CACHE / "models" / "adapter"
-    if not folder.is_dir():
-        flags = {
-            **BASE, "finetune_from": base_folder(), "train_file": data_file("short"), "cache_dir": CACHE, "max_steps": 1,
-            "max_seq_len": 64, "lora_rank": 8, "output_dir": folder.parent, "run_name": folder.name, "overwrite": True,
+    flags = {**BASE, "finetune_from": base_folder(), "train_file": data_file("short"), "lora_rank": 8}
+    return _trained_once("adapter", flags)
+
+
+def _trained_once(name: str, flags: Flags) -> Path:
+    folder = CACHE / "models" / name
+    if not any(folder.glob("*.safetensors")):
+        common = {
+            "cache_dir": CACHE, "max_steps": 1, "max_seq_len": 64, "output_dir": folder.parent, "run_name": name,
+            "overwrite": True,
         }  # fmt: skip
-        made = watched.train(flags)
+        made = watched.train({**flags, **common})
         if made.returncode:
             sys.exit(made.messages[-3000:])
     return folder
@@ -184,11 +180,11 @@ def _run_answers(most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the parts that are named, all by default, and write the page."""
-    options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    parts = [word for word in arguments if not word.startswith("--")] or ["accuracy", "budgets", "answers", "keeping"]
+    parts, options = children.options_of(arguments, {"cases": "1000", "fresh": "False"}, str(__doc__))
+    parts = parts or ["accuracy", "budgets", "answers", "keeping"]
     CACHE.mkdir(parents=True, exist_ok=True)
-    notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else {}
-    most = int(options.get("cases", "1000"))
+    notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and options["fresh"] == "False" else {}
+    most = int(options["cases"])
     if "accuracy" in parts:
         run_part("accuracy", accuracy_cases(), most, notes)
         draw_picture(notes["accuracy"])

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts import children
+from benchmarks.parts.results import markdown, write_section
 from config import load
 from data.prepare.task import decide, train_task_tokenizer
 from data.sources.corpus import build_sample_corpus
 from devices.cores import usable_cores
-from memory.observe.processes import ProcessTree
 from settings.fields import counted
 from units import format_size
 
@@ -33,7 +32,7 @@ def library(path: str, tokenizer_dir: str) -> float:
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(f"{tokenizer_dir}/tokenizer.json")
-    seconds, tokens = 0.0, 0
+    seconds = 0.0
     batch: list[str] = []
     with open(path, encoding="utf8") as file:
         for line in [*file, ""]:
@@ -41,10 +40,9 @@ def library(path: str, tokenizer_dir: str) -> float:
                 batch.append(json.loads(line)["text"])
             if len(batch) == 1000 or not line:
                 began = time.perf_counter()
-                tokens += sum(len(encoding.ids) for encoding in backend.encode_batch(batch, add_special_tokens=False))
+                backend.encode_batch(batch, add_special_tokens=False)
                 seconds += time.perf_counter() - began
                 batch = []
-    print(f"{tokens:,} tokens", file=sys.stderr)
     return seconds
 
 
@@ -75,13 +73,8 @@ def corpus(path: Path, folder: Path, megabytes: int) -> int:
 def measure(name: str, *arguments: str) -> dict[str, Any]:
     """Run one of the two in a child process; its seconds and the peak of anonymous memory of its tree."""
     code = f"from benchmarks.data_preparing import {name}; print({name}(*{arguments!r}))"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    tree, peak = ProcessTree(child.pid), 0
-    while child.poll() is None:
-        peak = max(peak, tree.usage().anon_bytes)
-        time.sleep(0.05)
-    assert child.stdout is not None
-    return {"name": name, "seconds": float(child.stdout.read().strip().splitlines()[-1]), "peak_bytes": peak}
+    child = children.must_run(["-c", code])
+    return {"name": name, "seconds": float(child.output.strip().splitlines()[-1]), "peak_bytes": child.peak_bytes}
 
 
 def main(megabytes: int) -> None:

@@ -11,7 +11,6 @@ Each measurement runs in a process of its own. Files go to the system's folder f
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts import children
+from benchmarks.parts.results import markdown, write_section
 from data.batches.order import Order
 from data.dataset import MODES, LowMemDataset
 
@@ -149,22 +149,15 @@ datasets.Dataset.from_generator(rows, cache_dir=sys.argv[1] + "/hf").save_to_dis
 def measure(name: str, *arguments: str) -> dict[str, Any]:
     """Run a function of this file in a child process."""
     code = f"import json; from benchmarks.data_reading import {name}; print(json.dumps({name}(*{arguments!r})))"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
-    print(done.stdout.strip(), flush=True)
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    child = children.must_run(["-c", code])
+    print(child.output.strip(), flush=True)
+    return child.figures
 
 
 def t5_small_step() -> float:
     """Seconds of the fastest step of t5-small here, 8 rows of 512 + 114 tokens."""
     words = ["ours-standard", "t5-small", str(STEP_ROWS), "512", "114", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.parts.one_system", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    return float(min(json.loads(done.stdout.strip().splitlines()[-1])["seconds"]))
+    return float(min(children.must_run(["-m", "benchmarks.parts.one_system", *words]).figures["seconds"]))
 
 
 def main(gigabytes: float) -> None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts import children
+from benchmarks.parts.results import markdown, write_section
 from data.prepare.duplicates import NEAR, NUM_PERM, _names, _near, bands
 from data.sources.corpus import build_sample_corpus
-from memory.observe.processes import ProcessTree
 from units import GIB, MIB, format_size
 
 ROW_LETTERS = 100
@@ -78,21 +76,10 @@ def command(folder: Path, name: str, *flags: str) -> list[str]:
 
 
 def measure(what: str, arguments: list[str]) -> dict[str, Any]:
-    """Run Python with these arguments and sample the anonymous memory of its tree until it ends."""
-    began, peak = time.perf_counter(), 0
-    with subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as child:
-        tree = ProcessTree(child.pid)
-        while child.poll() is None:
-            peak = max(peak, tree.usage().anon_bytes)
-            time.sleep(0.05)
-        assert child.stdout is not None
-        told = child.stdout.read()
-    if child.returncode:
-        raise SystemExit(told)
-    print(told, flush=True)
-    return {"what": what, "command": " ".join(arguments), "seconds": time.perf_counter() - began, "peak_bytes": peak}
+    """Run Python with these arguments."""
+    child = children.must_run(arguments)
+    print(child.output + child.messages, flush=True)
+    return {"what": what, "command": " ".join(arguments), "seconds": child.seconds, "peak_bytes": child.peak_bytes}
 
 
 def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared_rows: int) -> None:

@@ -39,7 +39,8 @@ from benchmarks.parts import children
 from benchmarks.parts.children import Child
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, class_folder, markdown, write_section
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.rows import read_rows, write_rows
+from benchmarks.parts.watched import count_weights, last_event
 from commands.embed import PART_ROWS
 from commands.generate import UNFINISHED
 from config import T5ModelConfig, load
@@ -97,7 +98,7 @@ CASES: dict[str, tuple[str, Flags]] = {
 LENGTHS = {"long": (2000, 3000)}  # of other rows 100 to 600
 
 
-def write_rows(path: Path, kind: str, count: int, residues: tuple[int, int]) -> Path:
+def made_up(path: Path, kind: str, count: int, residues: tuple[int, int]) -> Path:
     """Made-up proteins with a column for each kind of label, once."""
     if not path.is_file():
         draw = random.Random(kind)
@@ -107,8 +108,7 @@ def write_rows(path: Path, kind: str, count: int, residues: tuple[int, int]) -> 
             row = {"sequence": "".join(draw.choices(AMINO_ACIDS, k=length)), "fitness": round(draw.gauss(0, 1), 3)}
             row |= {"family": draw.choice("abcd"), "structure": "".join(draw.choices(CLASSES, k=length))}
             rows.append({**row, "exposure": [round(draw.random(), 3) for _ in range(length)]})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+        write_rows(path, rows)
     return path
 
 
@@ -145,13 +145,13 @@ def train(
         "sample_rows": 0, "probe": False, "text_column": "sequence",
     }  # fmt: skip
     shutil.rmtree(work / "logs" / "run", ignore_errors=True)
-    words = [PROGRAM, "train", *(f"--{name}={value}" for name, value in {**common, **flags}.items())]
+    words = [PROGRAM, "train", *children.words_of({**common, **flags})]
     with ThreadPoolExecutor(processes) as pool:
         runs = [pool.submit(children.run, words, environment=one, enter=enter) for one in _environments(processes)]
         ended = [run.result() for run in runs]
     shutil.rmtree(work / "runs", ignore_errors=True)
     log = work / "logs" / "run" / "metrics.jsonl"
-    return ended, events_of(log) if log.is_file() else []
+    return ended, read_rows(log) if log.is_file() else []
 
 
 def _environments(processes: int) -> list[dict[str, str]]:
@@ -168,22 +168,17 @@ def _environments(processes: int) -> list[dict[str, str]]:
     return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def event(events: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The last event of that name; empty without one."""
-    return next((one for one in reversed(events) if one["event"] == name), {})
-
-
 def figures_of(children_: list[Child], events: list[dict[str, Any]]) -> dict[str, Any]:
     """What a run took, or why it failed."""
     if failure := next((child.failure for child in children_ if child.failure), ""):
         return {"failed": failure, "peak_bytes": max(child.peak_bytes for child in children_)}
-    end, steps = event(events, "end"), [one for one in events if one["event"] == "step"]
+    end, steps = last_event(events, "end"), [one for one in events if one["event"] == "step"]
     return {
         "planned": end["planned_peak_bytes"],
         "peak_bytes": max(end["measured_peak_bytes"], *(child.peak_bytes for child in children_)),
         "high_water_bytes": max(child.high_water_bytes for child in children_), "seconds": [one["seconds"] for one in steps],
         "tokens": [one["tokens"] for one in steps], "losses": [one["loss"] for one in steps],
-        "choice": event(events, "plan").get("choice", {}),
+        "choice": last_event(events, "plan").get("choice", {}),
     }  # fmt: skip
 
 
@@ -200,7 +195,7 @@ def plan(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
             own["finetune_from"] = make_base(work / f"base-{mark}", {"vocab_size": 128, **shape})
         rows = "long" if kind == "long" else "rows"
         files = [
-            write_rows(work / f"{rows}_{part}.jsonl", f"{rows} {part}", count, LENGTHS.get(kind, (100, 600)))
+            made_up(work / f"{rows}_{part}.jsonl", f"{rows} {part}", count, LENGTHS.get(kind, (100, 600)))
             for part, count in (("train", 256), ("valid", 16))
         ]
         steps = int(options["steps"] or 4)
@@ -240,8 +235,8 @@ def peer(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
     shape = {**PEER_BASE, **_shape(options)}
     base = make_base(work / f"base-peer-{'-'.join(map(str, shape.values()))}", shape)
     rows, steps = int(options["rows"] or 8), int(options["steps"] or 3) + 1
-    held_out = write_rows(work / "rows_valid.jsonl", "rows valid", 16, (100, 600))
-    file = options["proteins"] or write_rows(work / "rows_train.jsonl", "rows train", 256, (100, 600))
+    held_out = made_up(work / "rows_valid.jsonl", "rows valid", 16, (100, 600))
+    file = options["proteins"] or made_up(work / "rows_train.jsonl", "rows train", 256, (100, 600))
     columns = (
         {"label_column": "labels", "mask_column": "mask"} if options["proteins"] else {"label_column": "structure"}
     )
@@ -261,7 +256,7 @@ def peer(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
         for name, recompute in peers.items():
             words = ["-m", "benchmarks.parts.encoder_peer", recompute, str(base), str(batches), str(DROPOUT)]
             child = children.run(words)
-            found = {"failed": child.failure} if child.failure else json.loads(child.output.strip().splitlines()[-1])
+            found = {"failed": child.failure} if child.failure else child.figures
             runs.append({
                 "side": "peer", "way": name, "turn": turn, "peak_bytes": child.peak_bytes,
                 "high_water_bytes": child.high_water_bytes, **found,
@@ -336,16 +331,13 @@ def embed(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, 
         _head_of(Path(options["proteins"]), texts, rows)
     else:
         texts.unlink(missing_ok=True)
-        write_rows(texts, "texts", rows, (50, 500))
+        made_up(texts, "texts", rows, (50, 500))
     files = {name: work / f"{name}.npz" for name in ("whole", "continued")}
     settings = {"model": base, "input": texts, "text_column": "sequence", **flags}
     for file in files.values():
         file.unlink(missing_ok=True)
         shutil.rmtree(file.with_name(file.name + UNFINISHED), ignore_errors=True)
-    words = {
-        name: [PROGRAM, "embed", *(f"--{key}={value}" for key, value in {**settings, "output": file}.items())]
-        for name, file in files.items()
-    }
+    words = {name: [PROGRAM, "embed", *children.words_of({**settings, "output": file})] for name, file in files.items()}
     parts, quarter_ended, began = -(-rows // PART_ROWS), 0.0, time.perf_counter()
 
     def after_a_quarter() -> bool:
@@ -397,8 +389,8 @@ def proteins(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, st
     """Long proteins under a hard limit."""
     names, residues = options["cases"].split(",") if options["cases"] else list(LARGE_BASES), int(options["residues"])
     limit, steps = parse_size(options["limit"]), int(options["steps"] or 1)
-    train_file = write_rows(work / f"{residues}_train.jsonl", "train", 4, (residues, residues))
-    validation_file = write_rows(work / f"{EVALUATED}_valid.jsonl", "valid", 4, (EVALUATED, EVALUATED))
+    train_file = made_up(work / f"{residues}_train.jsonl", "train", 4, (residues, residues))
+    validation_file = made_up(work / f"{EVALUATED}_valid.jsonl", "valid", 4, (EVALUATED, EVALUATED))
     runs = []
     for name in names:
         shape = {**LARGE_BASES[name], **_shape(options)}
@@ -410,8 +402,7 @@ def proteins(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, st
         }  # fmt: skip
         with _limited(limit) as enter:
             found = figures_of(*train(work, {**settings, **flags}, enter))
-        weights = sum(int(np.prod(entry)) for entry in _tensor_shapes(base))
-        runs.append({"name": name, "weights": weights, "residues": residues, "limit": limit, **found})
+        runs.append({"name": name, "weights": count_weights(base), "residues": residues, "limit": limit, **found})
         print(json.dumps(runs[-1]), flush=True)
     file = ROOT / "docs" / "benchmarks" / class_folder() / "encoders-proteins.json"
     if options["write"] == "True" and file.exists():  # other shapes stay in the table
@@ -448,12 +439,6 @@ def _limited(limit: int) -> Iterator[Callable[[], None]]:
     yield partial(resource.setrlimit, resource.RLIMIT_DATA, (limit, limit))
 
 
-def _tensor_shapes(model: Path) -> list[list[int]]:
-    with (model / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-
-
 def _shape(options: dict[str, str]) -> Flags:
     return {name: int(value) for name, value in (pair.split("=") for pair in options["shape"].split(",") if pair)}
 
@@ -467,14 +452,9 @@ SECTIONS = {"plan": ("plan-encoders", plan), "peer": ("encoders-peer", peer), "e
 
 def main(arguments: list[str]) -> None:
     """Measure what is named and write it."""
-    names = [word for word in arguments if not word.startswith("--")]
+    names, options, flags = children.options_and_flags(arguments, OWN)
     if not names or set(names) - SECTIONS.keys():
         sys.exit(__doc__)
-    options, flags = dict(OWN), Flags()
-    for word in arguments:
-        name, _, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            (options if name in OWN else flags)[name] = value
     work = Path(options["work"]).absolute()
     work.mkdir(parents=True, exist_ok=True)
     for name in names:

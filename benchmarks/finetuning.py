@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.parts import children
-from benchmarks.parts.children import Child
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.parts.results import ROOT, markdown, write_section
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.rows import read_rows
 from units import format_size
 
 LORA = {"lora_rank": "8", "lora_alpha": "16"}
@@ -72,18 +71,11 @@ def measure(case: Case, setting: Setting) -> dict[str, Any]:
     facts = {"side": case.side, "kind": case.kind, "way": case.way}
     if child.failure:
         return {**facts, "failed": child.failure}
-    found = ours_figures(setting) if case.side == "ours" else json.loads(child.output.strip().splitlines()[-1])
-    return {**facts, **found, **memory_of(child), "rows_per_second": speed(setting, found["seconds"])}
-
-
-def memory_of(child: Child) -> dict[str, int]:
-    """What a child took."""
-    return {"peak_bytes": child.peak_bytes, "high_water_bytes": child.high_water_bytes}
-
-
-def speed(setting: Setting, seconds: list[float]) -> float:
-    """Rows a second over the timed steps."""
-    return setting.rows * len(seconds) / sum(seconds)
+    found = ours_figures(setting) if case.side == "ours" else child.figures
+    return {
+        **facts, **found, "peak_bytes": child.peak_bytes, "high_water_bytes": child.high_water_bytes,
+        "rows_per_second": setting.rows * len(found["seconds"]) / sum(found["seconds"]),
+    }  # fmt: skip
 
 
 def ours_words(case: Case, setting: Setting) -> list[str]:
@@ -98,12 +90,12 @@ def ours_words(case: Case, setting: Setting) -> list[str]:
         "sample_rows": 0,
     }
     every = {**setting.flags(command), **flags, **places, **once, "memory_mode": case.way}
-    return [str(ROOT / "train_low_mem.py"), command, *(f"--{name}={value}" for name, value in every.items())]
+    return [str(ROOT / "train_low_mem.py"), command, *children.words_of(every)]
 
 
 def ours_figures(setting: Setting) -> dict[str, Any]:
     """Seconds and losses of the steps, as the run has written them down; its model is not kept."""
-    events = events_of(setting.folder / "logs" / "ours" / "metrics.jsonl")
+    events = read_rows(setting.folder / "logs" / "ours" / "metrics.jsonl")
     steps = [event for event in events if event["event"] == "step"]
     shutil.rmtree(setting.folder / "runs")
     return {"seconds": [event["seconds"] for event in steps[1:]], "losses": [event["loss"] for event in steps]}

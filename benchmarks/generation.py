@@ -124,8 +124,8 @@ def main(arguments: list[str]) -> None:
     """Measure all cases; all flags are --name=value."""
     if "answers" in arguments:
         return answer_lists(arguments)
-    options = dict(word[2:].split("=", 1) for word in arguments if word.startswith("--"))
-    name, repeats = options.get("model", "t5-small"), int(options.get("repeats", "3"))
+    _, options = options_of(arguments, {"model": "t5-small", "repeats": "3", "write": "True"}, str(__doc__))
+    name, repeats = options["model"], int(options["repeats"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ways, runs = systems(name), []
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(runs[-1]), flush=True)
     heading, body = f"Generating answers: {name}, one thread", table(runs)
     print(f"\n{heading}\n{body}", flush=True)
-    if options.get("write", "True") == "True":
+    if options["write"] == "True":
         write_section(f"generation-{name}", heading, body, runs)
 
 

@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.parts import children
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, markdown, write_section
-from benchmarks.parts.watched import events_of, peak_of_process
+from benchmarks.parts.rows import read_rows
+from benchmarks.parts.watched import first_event, peak_of_process
 from config import load
 from devices import machine_file, processor
 from devices.cores import usable_cores
@@ -33,6 +34,7 @@ from units import GIB, format_size
 CACHE = ROOT / "data" / "cache" / "larger_models"
 FIGURES = CACHE / "figures.json"
 SOURCE, TARGET, STEPS = 512, 114, 2
+OPTIONS = {"rows": "1,16", "steps": str(STEPS), "peers": "", "fresh": "False"}
 PEER_BYTES = 16  # a weight: itself, its gradient and two moments in fp32
 Flags = dict[str, Any]
 LORA: Flags = {"is_finetune": True, "lora_rank": 8, "weights_in": "file"}
@@ -60,7 +62,7 @@ def data_file() -> Path:
     return path
 
 
-def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
+def run_case(name: str, rows: int, steps: int) -> dict[str, Any]:
     """One run under its limit: how it ended, and what it took."""
     gib, asked = CASES[name]
     folder = CACHE / "runs"
@@ -71,7 +73,7 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
         "eval_rows": 1, "sample_rows": 0, "keep_latest_n_ckp": 1, "probe": False, "output_dir": folder, "log_dir": CACHE / "logs",
         "cache_dir": CACHE / "data", "run_name": name, "overwrite": True, **asked, **base,
     }  # fmt: skip
-    command = [sys.executable, "train_low_mem.py", "train", *(f"--{key}={value}" for key, value in flags.items())]
+    command = [sys.executable, "train_low_mem.py", "train", *children.words_of(flags)]
     peak = 0
     with HardLimit(int(gib * GIB)) as limit, (CACHE / f"{name}.txt").open("w") as told:
         began = time.monotonic()
@@ -81,24 +83,23 @@ def run_case(name: str, rows: int, steps: int = STEPS) -> dict[str, Any]:
             peak, moved = max(peak, peak_of_process(child.pid)), _moved(child.pid) or moved
             time.sleep(0.1)
         used = int((limit.folder / ("memory.max_usage_in_bytes" if limit.is_v1 else "memory.peak")).read_text())
-    events = events_of(CACHE / "logs" / name / "metrics.jsonl") if child.returncode == 0 else []
+    events = read_rows(CACHE / "logs" / name / "metrics.jsonl") if child.returncode == 0 else []
     return {
         "case": name, "rows": rows, "limit_bytes": int(gib * GIB), "exit": child.returncode, "peak_bytes": peak, "threads": threads_of_run(),
         "group_bytes": used, "load": os.getloadavg()[1], "seconds": time.monotonic() - began, "disk": moved,
         "steps": [event["seconds"] for event in events if event["event"] == "step"],
         "parts": [[event.get("weights_wait_seconds", 0.0), event["update_seconds"]] for event in events if event["event"] == "step"],
-        "plan": next((event for event in events if event["event"] == "plan"), {}),
+        "plan": first_event(events, "plan"),
     }  # fmt: skip
 
 
 def run_peer(name: str, rows: int) -> dict[str, float]:
     """Hugging Face's T5 of a case's shape in fp32 with AdamW on the same shape of rows: most anonymous memory, seconds a step."""
     words = ["shipped", CASES[name][1]["model_preset"], rows, SOURCE, TARGET, STEPS]
-    child = children.run(["-m", "benchmarks.parts.one_system", *map(str, words)])
-    if child.returncode:
-        sys.exit(f"the peer of {name} ended with {child.returncode}:\n{child.messages[-2000:]}")
-    told = json.loads(child.output.splitlines()[-1])
-    return {"peak_bytes": child.peak_bytes, "seconds": sum(told["seconds"]) / STEPS, "load": os.getloadavg()[0]}
+    child = children.must_run(["-m", "benchmarks.parts.one_system", *map(str, words)])
+    return {
+        "peak_bytes": child.peak_bytes, "seconds": sum(child.figures["seconds"]) / STEPS, "load": os.getloadavg()[0],
+    }  # fmt: skip
 
 
 def _peer_cell(peer: dict[str, float] | None) -> str:
@@ -178,21 +179,21 @@ def body(cases: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Run the cases that are named, all by default, and write the page."""
-    options = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    named = [word for word in arguments if not word.startswith("--")] or ([] if "peers" in options else list(CASES))
+    named, options = children.options_of(arguments, OPTIONS, str(__doc__))
+    named = named or ([] if options["peers"] else list(CASES))
     if HardLimit.why_not():
         sys.exit(HardLimit.why_not())
     CACHE.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    noted = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and "fresh" not in options else []
+    noted = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and options["fresh"] == "False" else []
     for name in named:
-        for rows in map(int, options.get("rows", "1,16").split(",")):
-            case = run_case(name, rows, int(options.get("steps", STEPS)))
+        for rows in map(int, options["rows"].split(",")):
+            case = run_case(name, rows, int(options["steps"]))
             noted = [one for one in noted if (one["case"], one["rows"]) != (name, rows)] + [case]
             FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
             print(json.dumps({key: value for key, value in case.items() if key != "plan"}), flush=True)
     for case in noted:
-        if case["case"] in options.get("peers", "").split(","):
+        if case["case"] in options["peers"].split(","):
             case["peer"] = run_peer(case["case"], case["rows"])
             FIGURES.write_text(json.dumps(noted, indent=1), encoding="utf8")
     order = list(CASES)

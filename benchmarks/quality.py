@@ -26,20 +26,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from benchmarks.parts.children import options_of, words_of
 from benchmarks.parts.quality_page import published, write_page
 from benchmarks.parts.results import ROOT
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.rows import read_rows
+from benchmarks.parts.watched import first_event
+from config import Config, T5ModelConfig
+from memory.estimate.precision import dtype_bytes
+from memory.estimate.workload import Workload, state_bytes
+from model.shapes import weight_counts
+from optimizers import OPTIMIZERS
 from settings.fields import AUTO
+from training.evaluation.scores import metric_names
 
-PARTS = (
-    "size", "tokens", "seeds", "text", "tiers", "rows", "length", "threads", "tune", "folder", "page", "jobs", "finetune",
-    "held_out", "finetune_steps", "metric",
-)  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
     "tiny": {"vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4},
     "mini": {"vocab_size": 4096, "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},  # 1.4M
@@ -83,8 +87,8 @@ class Task:
 
     train_file: str
     validation_file: str
-    steps: int = 500
-    metric: str = "rouge_l"
+    steps: int
+    metric: str
 
     def told(self) -> dict[str, Any]:
         """What it is, wherever its files lie."""
@@ -136,17 +140,24 @@ class Study:
         return {**flags, "train_file": self.text} if self.text else flags
 
 
+OPTIONS = {
+    "size": Study.size, "tokens": "20M", "seeds": "3", "text": "", "tiers": "", "rows": str(Study.rows), "length": str(Study.length),
+    "threads": Study.threads, "tune": "False", "folder": str(Study.folder), "jobs": "1", "finetune": "", "held_out": "",
+    "finetune_steps": "500", "metric": "rouge_l",
+}  # fmt: skip
+
+
 class Runs:
     """Finished runs by name, kept in a file; those that are missing are made. Several threads may ask."""
 
-    def __init__(self, study: Study, known: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, study: Study, known: list[dict[str, Any]]) -> None:
         """`known`: runs of this study that a page shows."""
         self.study, self.folder = study, study.folder / study.name
         self.file, self.lock, self.has_failed = self.folder / "runs.json", Lock(), False
         kept = json.loads(self.file.read_text()) if self.file.exists() else {}
         tiers = {tier.name: tier for tier in TIERS}
         self.finished: dict[str, dict[str, Any]] = {
-            **{name_of(tiers[run["tier"]], run["seed"], run["rate"], run["tokens"]): run for run in known or []}, **kept
+            **{name_of(tiers[run["tier"]], run["seed"], run["rate"], run["tokens"]): run for run in known}, **kept
         }  # fmt: skip
 
     def get(self, tier: Tier, seed: int, rate: float | None, tokens: int) -> dict[str, Any]:
@@ -203,10 +214,9 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
     broken_off = (folder / "models" / name / "checkpoints" / "latest").exists()
     places = {"run_name": name, "output_dir": folder / "models", "log_dir": folder / "logs"}
     begin = {"is_keep_training": True} if broken_off else {"overwrite": True}
-    words = [f"--{flag}={value}" for flag, value in {**flags, **places, **begin}.items()]
     told = folder / f"{name}.txt"
     with told.open("w", encoding="utf8") as output:
-        command = [sys.executable, "train_low_mem.py", "train", *words]
+        command = [sys.executable, "train_low_mem.py", "train", *words_of({**flags, **places, **begin})]
         child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
             code = child.wait()
@@ -220,35 +230,27 @@ def train(folder: Path, name: str, flags: dict[str, Any]) -> None:
 
 def read_metrics(path: Path, metric: str | None = None) -> dict[str, Any]:
     """Final loss, curve, speed and bytes a weight of a run, and a score of its answers in percent."""
-    events = events_of(path)
+    events = read_rows(path)
     for event in events:
         if event.get("loss", 0.0) is None:  # JSON has no name for what is not finite
             event["loss"] = math.nan
     steps = [event for event in events if event["event"] == "step"]
     evaluations = [event for event in events if event["event"] == "eval"]
-    plan = next(event for event in events if event["event"] == "plan")
-    start = next(event for event in events if event["event"] == "start")
+    choice = first_event(events, "plan")["choice"]
     return {
         "loss": evaluations[-1]["loss"],
         "evaluations": [(event["step"], event["loss"]) for event in evaluations],
         "curve": list(thinned([(event["step"], event["loss"]) for event in steps])),
         "learning_rate": max(event["learning_rate"] for event in steps),
         "tokens_per_second": sum(e["tokens"] for e in steps) / sum(e["seconds"] for e in steps),
-        "storage": plan["choice"]["storage"], "compute": plan["choice"]["compute"],
-        "bytes_per_weight": bytes_per_weight(start["settings"], plan["choice"]["storage"]),
+        "storage": choice["storage"], "compute": choice["compute"],
+        "bytes_per_weight": bytes_per_weight(first_event(events, "start")["settings"], choice["storage"]),
         **({metric: evaluations[-1][metric]} if metric else {}),
     }  # fmt: skip
 
 
 def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
     """Weights at rest, rounding's remainder and optimizer state, by the formulas of the plan."""
-    from dataclasses import fields
-
-    from config import T5ModelConfig
-    from memory.estimate.precision import dtype_bytes
-    from memory.estimate.workload import Workload, state_bytes
-    from model.shapes import weight_counts
-
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
     work = Workload(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])
     return dtype_bytes(storage) + state_bytes(work, storage) / weight_counts(shape)["total"]
@@ -281,8 +283,6 @@ def _or_worst(loss: float) -> float:
 
 def found_rates(runs: Runs, tiers: list[Tier]) -> dict[str, float]:
     """The learning rate of each optimizer by a sweep."""
-    from optimizers import OPTIMIZERS
-
     rates: dict[str, float] = {}
     for tier in tiers:
         if tier.optimizer not in rates:
@@ -290,7 +290,7 @@ def found_rates(runs: Runs, tiers: list[Tier]) -> dict[str, float]:
     return rates
 
 
-def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], jobs: int = 1) -> list[dict[str, Any]]:
+def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], jobs: int) -> list[dict[str, Any]]:
     """The runs of one seed, `jobs` of them beside each other."""
     with ThreadPoolExecutor(jobs) as pool:
         made = [pool.submit(runs.get, tier, seed, rates.get(tier.optimizer), runs.study.tokens) for tier in tiers]
@@ -299,45 +299,36 @@ def run_seed(runs: Runs, tiers: list[Tier], seed: int, rates: dict[str, float], 
 
 def study_of(options: dict[str, str]) -> Study:
     """What the options ask for."""
-    from config import Config
-    from training.evaluation.scores import metric_names
-
-    defaults = Study()
     task = None
-    if "finetune" in options:
-        if "held_out" not in options:
+    if options["finetune"]:
+        if not options["held_out"]:
             sys.exit("--finetune needs --held_out, rows to score")
         train_file, held_out = (str(Path(options[name]).resolve()) for name in ("finetune", "held_out"))
-        steps, metric = int(options.get("finetune_steps", Task.steps)), options.get("metric", Task.metric)
+        metric = options["metric"]
         if metric not in metric_names(Config()):
             sys.exit(f"--metric = {metric}, is not one score; there are {', '.join(metric_names(Config()))}")
-        task = Task(train_file, held_out, steps, metric)
+        task = Task(train_file, held_out, int(options["finetune_steps"]), metric)
     return Study(
-        options.get("size", defaults.size), amount(options.get("tokens", "20M")), options.get("text"),
-        int(options.get("rows", defaults.rows)), int(options.get("length", defaults.length)),
-        options.get("threads", AUTO), Path(options.get("folder", defaults.folder)).resolve(), task,
+        options["size"], amount(options["tokens"]), options["text"] or None, int(options["rows"]), int(options["length"]),
+        options["threads"], Path(options["folder"]).resolve(), task,
     )  # fmt: skip
 
 
 def main(words: list[str]) -> None:
     """Parse the options, run what is missing and write the page."""
-    options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
-    if unknown := [name for name in options if name not in PARTS]:
-        sys.exit(f"unknown: {', '.join(unknown)}; there are --{' --'.join(PARTS)}")
-    study = study_of(options)
-    asked = options.get("tiers", "").split(";") if options.get("tiers") else []
-    tiers = [tier for tier in TIERS if not asked or tier == REFERENCE or any(part in tier.name for part in asked)]
-    page = Path(options["page"]).resolve() if "page" in options else None
+    _, options = options_of(words, OPTIONS, str(__doc__))
+    study, asked = study_of(options), options["tiers"].split(";")  # "" is part of each name
+    tiers = [tier for tier in TIERS if tier == REFERENCE or any(part in tier.name for part in asked)]
     told = {**asdict(study), "name": study.name, "folder": "", "task": study.task and study.task.told()}
-    known = published(told, page)
+    known = published(told)
     runs = Runs(study, known)
-    rates = found_rates(runs, tiers) if options.get("tune") == "True" else {}
+    rates = found_rates(runs, tiers) if options["tune"] == "True" else {}
     results: list[dict[str, Any]] = []
-    for seed in range(int(options.get("seeds", 3))):
-        results += run_seed(runs, tiers, seed, rates, int(options.get("jobs", 1)))
+    for seed in range(int(options["seeds"])):
+        results += run_seed(runs, tiers, seed, rates, int(options["jobs"]))
         here = {(run["tier"], run["seed"]) for run in results}
         elsewhere = [run for run in known if (run["tier"], run["seed"]) not in here]
-        write_page(told, results + elsewhere, rates, REFERENCE.name, page)
+        write_page(told, results + elsewhere, rates, REFERENCE.name)
 
 
 def amount(text: str) -> int:

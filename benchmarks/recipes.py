@@ -48,16 +48,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.parts import children
-from benchmarks.parts.children import Child
 from benchmarks.parts.memory_picture import COLORS, draw_memory, thinned
 from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, class_folder, markdown, picture_place, write_section
+from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
 from benchmarks.parts.simple_items import item_scores
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.watched import count_weights, first_event, last_event
 from config import GenerateConfig, load
 from data.prepare.preparing import find_prepared
 from model.formats.answering import HEEDED, other_than_default
@@ -119,14 +117,6 @@ class Trained:
     curve: Sequence[tuple[float, int]] = ()
 
 
-def run(words: list[str], cwd: Path) -> Child:
-    """Run a Python child and watch its memory; ends this program where it fails."""
-    child = children.run(words, cwd)
-    if child.returncode:
-        sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
-    return child
-
-
 def scores(
     model: Path | str, recipe: str, settings: dict[str, Any], eval_rows: str, more: Sequence[str] = ()
 ) -> dict[str, float]:
@@ -139,16 +129,16 @@ def scores(
     # ours would search by itself, the peer's would not
     known = {name: settings[name] for name in HEEDED if name in settings}  # of older runs not all
     kept = other_than_default(GenerateConfig(**known))
-    searched = [f"--{name}={value}" for name, value in kept.items()]
+    searched = children.words_of(kept)
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
              f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched, *more]  # fmt: skip
-    child = run([PROGRAM, "evaluate", *flags], ROOT)
+    child = children.must_run([PROGRAM, "evaluate", *flags])
     told = json.loads(child.output)
     found = {"scoring_seconds": child.seconds, "scoring_peak_bytes": child.peak_bytes}
     found |= {name: told[name] for name in ("loss", "perplexity", *RECIPES[recipe].split(","))}
     if recipe.startswith("g2p"):
         words = ["score", str(model), settings["validation_file"], "--max_seq_len=64", *searched, *more]
-        told = run(["-m", "benchmarks.parts.pronunciation", *words], ROOT).output
+        told = children.must_run(["-m", "benchmarks.parts.pronunciation", *words]).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
 
@@ -175,15 +165,14 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
     elif recipe in RECIPES:
         answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW]
     ours, events = _our_run(recipe, options, flags, work)
-    settings = next(event for event in events if event["event"] == "start")["settings"]
-    end = next(event for event in reversed(events) if event["event"] == "end")
+    settings, end = first_event(events, "start")["settings"], last_event(events, "end")
     model, files = ours.folder, _same(settings, "validation_file", "cache_dir")
-    found = json.loads(run([PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"], ROOT).output)
+    words = [PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"]
+    found = json.loads(children.must_run(words).output)
     names = ("loss", *SEED_SCORES, *(name for name in found if "@" in name))
     scores_of_run = {name: found[name] / (100 if "@" in name else 1) for name in names if name in found}
-    weights = sum(int(np.prod(shape)) for shape in tensor_shapes(model))
     return {
-        **named, "seed": settings["seed"], **scores_of_run, "weights": weights, "steps": end["step"], "seconds": ours.seconds,
+        **named, "seed": settings["seed"], **scores_of_run, "weights": count_weights(model), "steps": end["step"], "seconds": ours.seconds,
         "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
     }  # fmt: skip
 
@@ -205,13 +194,6 @@ def measure_models(recipe: str, folders: Sequence[str], options: dict[str, str],
         rows.append([name, *(f"{value:.3f}" for value in found.values()), f"{took:.0f} s", format_size(int(peak))])
         print(*rows[-1], flush=True)
     return markdown(["answers of", *found, "time of evaluate", "its peak"], rows)
-
-
-def tensor_shapes(model: Path) -> list[list[int]]:
-    """Shapes of the tensors of a model's file."""
-    with (model / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
 
 
 def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
@@ -244,15 +226,15 @@ def _our_run(
 ) -> tuple[Trained, list[dict[str, Any]]]:
     """Train by the preset, unless a finished run is named; with the events of its log."""
     if options["finished"]:
-        events = events_of(Path(options["finished"]) / "metrics.jsonl")
-        end = next(event for event in reversed(events) if event["event"] == "end")
-        return Trained(Path(end["model_dir"]), *taken(events)), events
+        events = read_rows(Path(options["finished"]) / "metrics.jsonl")
+        return Trained(Path(last_event(events, "end")["model_dir"]), *taken(events)), events
     folders = [f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", f"--cache_dir={work / 'cache'}"]
     more = [f"--max_steps={options['steps']}"] if options["steps"] else []
     more += [f"--effective_batch_size={options['rows']}"] if options["rows"] else []
     flags = [*folders, *more, *flags]
-    child = run([PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *flags], ROOT)
-    events = events_of(work / "logs" / "ours" / "metrics.jsonl")
+    words = [PROGRAM, "train", f"--preset=recipe_{recipe}", "--run_name=ours", "--overwrite=True", *flags]
+    child = children.must_run(words)
+    events = read_rows(work / "logs" / "ours" / "metrics.jsonl")
     return Trained(work / "runs" / "ours", child.seconds, child.peak_bytes, thinned(child.curve)), events
 
 
@@ -264,7 +246,7 @@ def taken(events: list[dict[str, Any]]) -> tuple[float, int]:
             starts.append([])
         elif event["event"] == "step":
             starts[-1].append(event)
-    end = next(event for event in reversed(events) if event["event"] == "end")
+    end = last_event(events, "end")
     earlier = (steps[-1]["time"] - steps[0]["time"] + steps[0]["seconds"] for steps in starts[:-1] if steps)
     peaks = (step["peak_bytes"] for steps in starts for step in steps)
     return sum(earlier) + end["watched_seconds"], max(end["measured_peak_bytes"], *peaks)
@@ -297,7 +279,7 @@ class Peer:
         before = json.loads((folder / TRAINED_FILE).read_text()) if (folder / TRAINED_FILE).exists() else {}
         if before.get("words") == words:
             return Trained(folder, before["seconds"], before["peak_bytes"], before["curve"])
-        child = run(words, ROOT)
+        child = children.must_run(words)
         one = Trained(folder, child.seconds, child.peak_bytes, thinned(child.curve))
         took = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, "curve": one.curve}
         (folder / TRAINED_FILE).write_text(json.dumps({"words": words, **took}))
@@ -317,8 +299,7 @@ def steps_in(seconds: float, shorter: float, longer: float) -> int:
 def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
     """Run ours and the peer; the figures of both."""
     ours, events = _our_run(recipe, options, flags, work)
-    end = next(event for event in reversed(events) if event["event"] == "end")
-    settings = next(event for event in events if event["event"] == "start")["settings"]
+    settings, end = first_event(events, "start")["settings"], last_event(events, "end")
     runs, peer = {"ours": ours}, Peer(recipe, settings, ours.folder, options, work)
     told = {name: settings[name] for name in TOLD}
     result: dict[str, Any] = {"steps": end["step"], "rows": settings["effective_batch_size"], "settings": told}
@@ -336,12 +317,15 @@ def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) 
     for name, one in runs.items():
         found = scores(one.folder, recipe, settings, options["eval_rows"])
         result[name] = {"seconds": one.seconds, "peak_bytes": one.peak_bytes, "curve": one.curve, **found}
-    plan = next(event for event in events if event["event"] == "plan")
     files, held_out, rows = str(settings["train_file"]), str(settings["validation_file"]), int(options["eval_rows"])
     result["simple"] = simple_scores(recipe, files, held_out, RECIPES[recipe], rows)
     length = [f"--max_seq_len={settings['max_seq_len']}", f"--max_new_tokens={settings['max_target_len']}"]
     result["answers"] = first_answers(ours.folder, recipe, held_out, length)
-    return {**result, "planned_peak_bytes": end["planned_peak_bytes"], "budget_bytes": plan["budget_bytes"]}
+    return {
+        **result,
+        "planned_peak_bytes": end["planned_peak_bytes"],
+        "budget_bytes": first_event(events, "plan")["budget_bytes"],
+    }
 
 
 def first_answers(model: Path, recipe: str, held_out: str, flags: list[str]) -> list[dict[str, str]]:
@@ -403,16 +387,10 @@ def table(recipe: str, figures: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure the named recipe."""
-    names = [word for word in arguments if not word.startswith("--")]
+    names, options, others = children.options_and_flags(arguments, OWN)
     if len(names) != 1 or names[0] not in (*RECIPES, *SEED_RECIPES):
         sys.exit(__doc__)
-    options, flags = dict(OWN), []
-    for word in arguments:
-        name, _, value = word.removeprefix("--").partition("=")
-        if name in OWN:
-            options[name] = value
-        elif word.startswith("--"):
-            flags.append(word)
+    flags = children.words_of(others)
     if options["models"]:
         print(body := measure_models(names[0], options["models"].split(","), options, flags), flush=True)
         write_section(f"models-{names[0]}", f"Several models: {names[0]}", body, {}, ROOT / "docs" / "recipes.md")

@@ -87,7 +87,7 @@ def measure(system: str, work: Work) -> Run:
     child = children.run(["-m", "benchmarks.parts.one_system", *map(str, words)])
     if child.failure:
         return {"system": system, "failed": child.failure}
-    figures = json.loads(child.output.strip().splitlines()[-1])
+    figures = child.figures
     tokens, seconds = work.rows * (work.source + work.target), min(figures["seconds"])
     share = work.flops / seconds / figures["product_rate"]
     found = {"peak_bytes": child.peak_bytes, "tokens_per_second": tokens / seconds, "share": share}

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.contract import WORDS
 from benchmarks.parts import children, watched
 from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.rows import write_rows
 from config import Config, load
 from devices.cores import usable_cores
 from memory.candidates import make_work
@@ -93,10 +94,8 @@ def data_file(letters: Sequence[int]) -> Path:
     """Those rows, made once."""
     path = CACHE / "rows_{}_{}.jsonl".format(*letters)
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = WORDS * 20
-        rows = [{"prompt": text[:prompt], "response": text[:answer]} for prompt, answer in lengths_of_rows(letters)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+        write_rows(path, [{"prompt": text[:p], "response": text[:r]} for p, r in lengths_of_rows(letters)])
     return path
 
 

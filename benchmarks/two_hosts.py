@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.parts.results import ROOT
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.rows import read_rows
 
 STEPS, LOST_AT, PORT = 60, 15, 29400
 TINY = (
@@ -140,7 +140,7 @@ def rehearse(folder: Path, text: Path, cache: Path) -> tuple[dict[int, float], d
 
 def losses(metrics: Path) -> dict[int, float]:
     """Step -> loss of a run."""
-    return {event["step"]: event["loss"] for event in events_of(metrics) if event["event"] == "step"}
+    return {event["step"]: event["loss"] for event in read_rows(metrics) if event["event"] == "step"}
 
 
 def _torchrun(hosts: Hosts, side: int, command: Sequence[str]) -> list[str]:

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.checks.asked import noticed_by
 from benchmarks.checks.equivalent import reason_of
-from benchmarks.checks.slips import ROOT, Mutant, drawn, source_of
-from benchmarks.parts.results import markdown, write_section
+from benchmarks.checks.slips import Mutant, drawn, source_of
+from benchmarks.parts.results import ROOT, markdown, write_section
 
 MOST_TEST_FILES, MOST_AGAIN = 3, 8  # of a mutant; of one that has survived the first ones
 PROCESSOR_SECONDS, CLOCK_SECONDS, GIGABYTES = 120, 1200, 6  # of one attempt

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from benchmarks.parts.results import ROOT
+
 TARGETS = (
     "memory/**/*.py", "engine/**/*.py", "data/batches/order.py", "storage.py", "model/formats/checksums.py",
     "training/checkpoints/*.py",

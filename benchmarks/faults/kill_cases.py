@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
+from benchmarks.parts.rows import read_rows, write_rows
 from model.formats.checksums import damages
 from training.checkpoints.folder import Checkpoints, step_of
 from training.report.card import CARD_FILE
@@ -72,7 +73,7 @@ class World:
             {"prompt": f"is {word} {number}?", "chosen": f"yes, {word}", "rejected": f"no, not {word} at all"}
             for number, word in ((number, WORDS[number % len(WORDS)]) for number in range(100))
         ]
-        (folder / "preferences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+        write_rows(folder / "preferences.jsonl", rows)
         self.run("base", *self.train(folder / "base"))
 
     @property
@@ -133,7 +134,7 @@ class Case:
         fault = Fault("trace", log=str(log), below=str(folder), is_mirror=self.is_mirror)
         code = self.world.run(f"{self.name}-whole", *self.words(folder), fault=fault)
         assert code == 0, f"{self.name}: the unbroken run ended with {code}"
-        self.trace = [json.loads(line) for line in log.read_text(encoding="utf8").splitlines()]
+        self.trace = read_rows(log)
         self.whole = contents(folder)
 
     def moments(self) -> list[tuple[int, bool]]:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from benchmarks.fuzzing import sound_runs, strange_schemas
 from benchmarks.fuzzing.mutations import mutated
 from benchmarks.fuzzing.sound_files import PLAIN, TABLE, delimited, jsonl, packed, saved_dataset, write_ipc, zstandard
+from benchmarks.fuzzing.sound_runs import Maker, Reader, tiny_model
 from benchmarks.fuzzing.sound_tokenizers import (
     bpe_folder,
     byte_bpe_folder,
@@ -151,16 +152,6 @@ def use_progress(folder: Path) -> None:
         prepare(job)
 
 
-def tiny_model() -> Any:
-    import torch
-
-    from config import T5ModelConfig
-    from model.t5 import T5
-
-    torch.manual_seed(0)
-    return T5(T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1))
-
-
 def model_folder(folder: Path) -> None:
     from model import hf_format
 
@@ -240,8 +231,6 @@ def use_checkpoint(folder: Path) -> None:
     load_optimizer(folder, optimizer, torch.device("cpu"))
 
 
-Maker = Callable[[Path], None]
-Reader = Callable[[Path], None]
 # kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated
 KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "a.jsonl": (jsonl, lambda path: rows_of(path, "prompt", "response"), ""),

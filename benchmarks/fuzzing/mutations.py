@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.parts.results import ROOT
+
 CHILD = ROOT / "benchmarks" / "fuzzing" / "child.py"
 CRASH_NOTE = "died"
 

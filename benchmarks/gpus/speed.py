@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 from benchmarks.gpus.card import watched_card
 from benchmarks.gpus.works import PEERS, SYSTEMS, described, fitting_rows, tokens_of, works
@@ -53,7 +52,7 @@ def measure(system: str, name: str, device: str, rows: int) -> Run:
         child = one_system(system, name, device, rows)
     if child.failure:
         return {"system": system, "failed": child.failure}
-    figures: dict[str, Any] = json.loads(child.output.strip().splitlines()[-1])
+    figures = child.figures
     seconds, tokens = min(figures["seconds"]), tokens_of(works(device, rows)[name])
     speed = {"tokens_per_second": tokens / seconds, "share": figures["flops"] / seconds / figures["product_rate"]}
     return {**figures, **speed, "system": system, "outside_bytes": card.peak_bytes, "process_bytes": child.peak_bytes}

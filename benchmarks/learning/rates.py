@@ -21,7 +21,8 @@ from typing import Any
 from benchmarks.parts import children
 from benchmarks.parts.one_system import peer_shape
 from benchmarks.parts.results import ROOT, markdown, write_section
-from benchmarks.parts.watched import events_of
+from benchmarks.parts.rows import read_rows
+from benchmarks.parts.watched import last_event
 from model.formats.shape_file import read_config
 from settings.fields import AUTO
 
@@ -44,40 +45,31 @@ def run(
     noted = work / f"{name}.json"
     if noted.is_file():
         return dict(json.loads(noted.read_text(encoding="utf8")))
-    start = (
-        [f"--finetune_from={base}"] if from_base else ["--finetune_from=none", f"--tokenizer_dir={base}", *_shape(base)]
-    )
+    start = [f"--finetune_from={base}"]
+    if not from_base:  # random weights in the same shape
+        start = ["--finetune_from=none", f"--tokenizer_dir={base}", *children.words_of(peer_shape(read_config(base)))]
     words = [
         str(ROOT / "train_low_mem.py"), "train", "--is_finetune=True", *start, f"--run_name={name}", f"--learning_rate={rate}",
         f"--max_steps={options['steps']}", f"--eval_steps={options['steps']}", f"--effective_batch_size={options['rows']}",
         f"--metrics={options['metrics']}", f"--eval_rows={options['eval_rows']}", f"--eval_generate_rows={options['eval_rows']}",
         "--overwrite=True", "--sample_rows=0", f"--output_dir={work / 'runs'}", f"--log_dir={work / 'logs'}", *flags,
     ]  # fmt: skip
-    child = children.run(words)
-    if child.returncode:
-        sys.exit(f"{name} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
-    events = events_of(work / "logs" / name / "metrics.jsonl")
+    children.must_run(words)
+    events = read_rows(work / "logs" / name / "metrics.jsonl")
     highest = max(event["learning_rate"] for event in events if event["event"] == "step")
-    last = [event for event in events if event["event"] == "eval"][-1]
+    last = last_event(events, "eval")
     scores = {key: last[key] for key in ("loss", *options["metrics"].split(","))}
     found = {"from": "base" if from_base else "random weights", "rate": rate, "highest": highest, **scores}
     noted.write_text(json.dumps(found), encoding="utf8")
     return found
 
 
-def _shape(base: Path) -> list[str]:
-    """The flags that draw a model of the same shape."""
-    return [f"--{name}={value}" for name, value in peer_shape(read_config(base)).items()]
-
-
 def main(arguments: list[str]) -> None:
     """Run what is not noted yet, and write the section."""
-    names = [word for word in arguments if not word.startswith("--")]
+    names, options, others = children.options_and_flags(arguments, OWN)
     if len(names) != 2:
         sys.exit(__doc__)
-    given = dict(word[2:].partition("=")[::2] for word in arguments if word.startswith("--"))
-    options = {**OWN, **{name: value for name, value in given.items() if name in OWN}}
-    flags = [f"--{name}={value}" for name, value in given.items() if name not in OWN]
+    flags = children.words_of(others)
     base, work = Path(names[1]).absolute(), CACHE / names[0]
     work.mkdir(parents=True, exist_ok=True)
     starts = (True, False) if options["scratch"] == "True" else (True,)

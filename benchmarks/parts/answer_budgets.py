@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.children import words_of
 from benchmarks.parts.results import ROOT, markdown
+from benchmarks.parts.rows import write_rows
 from benchmarks.parts.watched import POLL_SECONDS, peak_of_process
 from memory.observe.processes import ProcessTree
 from units import MIB, format_size
@@ -59,7 +60,7 @@ def run(flags: Flags, budget: str) -> dict[str, Any]:
             own["output"] = f"{folder}/made"
         if command == "dpo":
             own |= {"output_dir": f"{folder}/out", "log_dir": f"{folder}/logs"}
-        words = [f"--{name}={value}" for name, value in own.items() if value is not None]
+        words = words_of({name: value for name, value in own.items() if value is not None})
         child = subprocess.Popen(
             [sys.executable, "train_low_mem.py", command, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -141,21 +142,14 @@ def answers_body(found: list[dict[str, Any]]) -> str:
 def write_prompts(path: Path, sentence: str) -> None:
     """Prompts of 3 to 1,000 letters."""
     text = (sentence + " ") * 12
-    lines = [json.dumps({"prompt": text[: 3 + 83 * number % 997]}) for number in range(24)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf8")
+    write_rows(path, [{"prompt": text[: 3 + 83 * number % 997]} for number in range(24)])
 
 
 def write_preferences(path: Path, sentence: str) -> None:
     """Preferences of like lengths."""
     words = sentence.split()
-    lines = [
-        json.dumps(
-            {
-                "prompt": " ".join(words[number % 7 :]),
-                "chosen": words[2 + number % 9],
-                "rejected": words[1 + number % 9],
-            }
-        )
-        for number in range(200)
+    rows = [
+        {"prompt": " ".join(words[n % 7 :]), "chosen": words[2 + n % 9], "rejected": words[1 + n % 9]}
+        for n in range(200)
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf8")
+    write_rows(path, rows)

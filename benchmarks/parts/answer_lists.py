@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.parts.children import run as run_child
+from benchmarks.parts.children import must_run
 from benchmarks.parts.results import ROOT, markdown
 from benchmarks.serving import make_model, texts
 from config import GenerateConfig
@@ -63,8 +63,7 @@ def measure(options: dict[str, str]) -> dict[str, Any]:
             str(ROOT / "train_low_mem.py"), "generate", f"--model={folder}", f"--answers={listed}", "--input=x",
             f"--cache_dir={parent}/cache", f"--num_threads={options['threads']}",
         ]  # fmt: skip
-        first, later = (run_child(words, Path(parent)) for _ in range(2))
-        assert not first.returncode, first.messages
+        first, later = (must_run(words, Path(parent)) for _ in range(2))
         (made,) = (Path(parent) / "cache" / "answers").glob(f"*/{TREE_FILE}")
         began = time.perf_counter()
         tree = AnswerTree.load(made)

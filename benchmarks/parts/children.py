@@ -6,6 +6,7 @@ pages of files included, as the kernel counts it; 0 where there is no /proc.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.parts.results import ROOT
 from memory.observe.processes import ProcessTree
@@ -48,6 +50,11 @@ class Child:
             return "killed, most likely for want of memory"
         last = [line for line in self.messages.strip().splitlines() if line.strip()][-1:]
         return last[0].strip()[:200] if last else f"exit code {self.returncode}"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What it has measured: the JSON of the last line that it printed."""
+        return dict(json.loads(self.output.strip().splitlines()[-1]))
 
 
 def run(
@@ -85,6 +92,14 @@ def run(
         return Child(child.returncode, out.read(), err.read(), seconds, peak, high_water, tuple(curve))
 
 
+def must_run(words: Sequence[str], cwd: Path = ROOT) -> Child:
+    """The same, but this program ends where the child fails."""
+    child = run(words, cwd)
+    if child.returncode:
+        sys.exit(f"{' '.join(words[:3])} ended with {child.returncode}:\n{(child.output + child.messages)[-3000:]}")
+    return child
+
+
 def _extend(curve: list[tuple[float, int]], seconds: float, held: int) -> None:
     if curve and seconds - curve[-1][0] < CURVE_SECONDS:
         curve[-1] = (curve[-1][0], max(held, curve[-1][1]))
@@ -107,11 +122,29 @@ def options_of(arguments: Sequence[str], allowed: dict[str, str], about: str) ->
     Args:
         allowed: name -> default.
     """
-    words = [word for word in arguments if not word.startswith("-")]
-    given = dict(word.lstrip("-").partition("=")[::2] for word in arguments if word.startswith("-"))
-    if {"help", "h"} & set(given):
+    words, options, others = options_and_flags(arguments, allowed)
+    if {"help", "h"} & others.keys():
         print(about)
         sys.exit(0)
-    if unknown := [name for name in given if name not in allowed]:
-        sys.exit(f"unknown: --{', --'.join(unknown)}; there are --{' --'.join(allowed)}")
-    return words, {**allowed, **given}
+    if others:
+        sys.exit(f"unknown: --{', --'.join(others)}; there are --{' --'.join(allowed)}")
+    return words, options
+
+
+def options_and_flags(
+    arguments: Sequence[str], own: dict[str, str]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Part a command line into words, own --name=value options, and all others, which are for the program that is measured.
+
+    Args:
+        own: name -> default.
+    """
+    words = [word for word in arguments if not word.startswith("-")]
+    given = dict(word.lstrip("-").partition("=")[::2] for word in arguments if word.startswith("-"))
+    options = {name: given.pop(name, default) for name, default in own.items()}
+    return words, options, given
+
+
+def words_of(flags: Mapping[str, object]) -> list[str]:
+    """Flags as words of a command line."""
+    return [f"--{name}={value}" for name, value in flags.items()]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.parts.results import ROOT
+from benchmarks.parts.rows import write_rows
 from config import Config, T5ModelConfig, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
@@ -120,8 +121,3 @@ def as_preferences(pairs: Sequence[Pair]) -> list[dict[str, str]]:
         {"prompt": prompt, "chosen": response, "rejected": pairs[row - 1][1]}
         for row, (prompt, response) in enumerate(pairs)
     ]
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Write JSONL."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")

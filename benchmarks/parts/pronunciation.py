@@ -14,7 +14,6 @@ right by any of them. Flags go to `generate`; the presets let their models answe
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,9 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from benchmarks.parts.results import ROOT
+from benchmarks.parts.rows import read_rows, write_rows
+
 SPACE = "_"  # stands for one inside a word
 Pronunciations = dict[str, list[str]]  # word, or its prompt -> each as phones parted by spaces
 
@@ -68,42 +69,32 @@ def word_error_rate(words: Pronunciations, answers: Iterable[str]) -> float:
 
 def make_rows(folder: Path, output: Path, languages: list[str]) -> None:
     """Write the rows of some languages, one of each in turn, so that the first rows are of all of them."""
-    output.mkdir(parents=True, exist_ok=True)
     for part in ("train", "dev"):
         each = {name: list(rows(read_words(folder / f"{name}_{part}.tsv"), name)) for name in languages}
-        mixed = (row for together in zip_longest(*each.values()) for row in together if row is not None)
-        write_rows(output / f"{part}.jsonl", list(mixed))
+        files = {part: [row for together in zip_longest(*each.values()) for row in together if row is not None]}
         if part == "train" and len(languages) > 1:
-            for name, own in each.items():
-                write_rows(output / f"{part}_{name}.jsonl", own)
-
-
-def write_rows(path: Path, made: list[dict[str, str]]) -> None:
-    """Write rows as JSONL, and tell how many."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf8")
-    print(f"{path}: {len(made):,} rows")
+            files |= {f"{part}_{name}": own for name, own in each.items()}
+        for name, made in files.items():
+            write_rows(output / f"{name}.jsonl", made)
+            print(f"{output / name}.jsonl: {len(made):,} rows")
 
 
 def answer(model: str, prompts: list[str], flags: list[str]) -> list[str]:
     """What `generate` writes to each prompt."""
     with tempfile.TemporaryDirectory() as folder:
         asked, told = Path(folder, "prompts.jsonl"), Path(folder, "answers.jsonl")
-        asked.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts), encoding="utf8")
+        write_rows(asked, [{"prompt": text} for text in prompts])
         words = [str(ROOT / "train_low_mem.py"), "generate", f"--model={model}", f"--input={asked}", f"--output={told}"]
         if code := subprocess.run([sys.executable, *words, *flags]).returncode:
             sys.exit(code)
-        return [json.loads(line)["response"] for line in told.read_text(encoding="utf8").splitlines()]
+        return [row["response"] for row in read_rows(told)]
 
 
 def read_tables(files: Iterable[Path]) -> dict[str, Pronunciations]:
     """Language -> its prompts, and their pronunciations."""
     tables: dict[str, Pronunciations] = {}
     for path in files:
-        if path.suffix == ".jsonl":
-            made = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-        else:
-            made = list(rows(read_words(path), language_of(path)))
-        for row in made:
+        for row in read_rows(path) if path.suffix == ".jsonl" else rows(read_words(path), language_of(path)):
             words = tables.setdefault(row["prompt"].partition(":")[0], {})
             words.setdefault(row["prompt"], []).append(row["response"])
     return tables

@@ -121,9 +121,9 @@ def page_name(study: dict[str, Any]) -> str:
     return f"quality-{study['size']}-{study['tokens'] / 1e6:g}M"
 
 
-def published(study: dict[str, Any], page: Path | None) -> list[dict[str, Any]]:
+def published(study: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of this study whose figures lie beside its page, made by processors of this class; [] where there are none."""
-    raw = (page or PAGE).parent / "benchmarks" / class_folder() / f"{page_name(study)}.json"
+    raw = PAGE.parent / "benchmarks" / class_folder() / f"{page_name(study)}.json"
     if not raw.exists():
         return []
     figures = json.loads(raw.read_text(encoding="utf8"))["figures"]
@@ -144,11 +144,11 @@ def _or_nan(loss: float | None) -> float:
 
 
 def write_page(
-    study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str, page: Path | None
+    study: dict[str, Any], results: Sequence[dict[str, Any]], rates: dict[str, float], reference: str
 ) -> None:
-    """Write picture and section, one for each size of model and number of tokens; `page` None: docs/benchmarks.md."""
-    page, name = page or PAGE, page_name(study)
-    picture, link = picture_place(name, page)
+    """Write picture and section, one for each size of model and number of tokens."""
+    name = page_name(study)
+    picture, link = picture_place(name)
     seeds = len({run["seed"] for run in results})
     text = Path(study["text"]).name if study["text"] else "the built-in sample"
     heading = f"Quality at equal tokens: {study['size']} model, {study['tokens'] / 1e6:g}M tokens of {text}, {counted(seeds, 'seed')}"
@@ -159,4 +159,4 @@ def write_page(
     body += f"\n\n{found}{verdict(results, reference)}\n\n![loss curves]({link})"
     print(f"\n{heading}\n{body}")
     figures = json.loads(json.dumps(list(results)), parse_constant=lambda word: None)  # NaN is no JSON
-    write_section(name, heading, body, {"study": study, "rates": rates, "runs": figures}, page)
+    write_section(name, heading, body, {"study": study, "rates": rates, "runs": figures})

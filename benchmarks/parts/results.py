@@ -72,22 +72,21 @@ def class_folder(card: str = "") -> str:
     return re.sub(r"[^\w.]+", "-", class_of(card)).strip("-")
 
 
-def picture_place(name: str, page: Path = PAGE) -> tuple[Path, str]:
+def picture_place(name: str) -> tuple[Path, str]:
     """Where a picture goes, and how the page links to it: a class of processor has its own."""
     link = f"images/{class_folder()}/{name}.png"
-    return page.parent / link, link
+    return PAGE.parent / link, link
 
 
-def write_section(name: str, heading: str, body: str, data: Any, page: Path | None = None, card: str = "") -> None:
+def write_section(name: str, heading: str, body: str, data: Any, page: Path = PAGE, card: str = "") -> None:
     """Replace (or append) the section of one benchmark on this class of processor, and put the raw figures beside it as JSON.
 
     The sections of other classes stay; on the page of benchmarks `page_order` says where each of them stands.
 
     Args:
-        name: marks the section. heading: its title. body: Markdown. data: raw figures. page: None: docs/benchmarks.md.
+        name: marks the section. heading: its title. body: Markdown. data: raw figures.
         card: "cuda NVIDIA H200" where a GPU computed.
     """
-    page = page or PAGE
     begin, end = (f"<!-- {slash}{name} on {class_folder(card)} -->" for slash in ("", "/"))
     section = f"{begin}\n## {heading} ({class_of(card)})\n\n{_stamp(card)}\n\n{body}\n{end}\n"
     text = page.read_text(encoding="utf8") if page.exists() else TITLE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import log2
 from pathlib import Path
+
+from benchmarks.parts.rows import read_rows
 
 # chosen on the rows that are scored here
 NEAR, DECAY, RECENCY, POPULAR = 10, 0.5, 0.8, 0.1
@@ -18,7 +19,7 @@ def item_scores(path: Path, depths: Sequence[int] = (5, 10)) -> dict[str, float]
     Two items of a history count by `DECAY` to the power of their distance, divided by the root of the first one's frequency and a
     power of the other's; the past counts by `RECENCY`. Items that the user has are left out.
     """
-    histories = [json.loads(line)["items"] for line in path.read_text().splitlines()]
+    histories = [row["items"] for row in read_rows(path)]
     counts = Counter(item for history in histories for item in history[:-1])
     near: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for *past, _ in histories:

@@ -1,26 +1,29 @@
-"""A training run, watched: its largest process from outside, and its own log.
+"""A training run, watched: its largest process from outside, its own log, and its model.
 
 Peak: the most anonymous memory of one process, by the kernel's own mark, which no short peak escapes.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from safetensors import safe_open
 
+from benchmarks.parts.children import words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT
+from benchmarks.parts.rows import read_rows
 
 POLL_SECONDS = 0.02
 
@@ -37,7 +40,7 @@ class WatchedRun:
     @property
     def plan(self) -> dict[str, Any]:
         """The first plan; empty where the run did not come so far."""
-        return next((event for event in self.events if event["event"] == "plan"), {})
+        return first_event(self.events, "plan")
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -60,15 +63,15 @@ def train(flags: Mapping[str, Any], processes: int = 1, limit: HardLimit | None 
         limit: that the child enters before it starts.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
-        words = {
+        given = {
             "tokenizer_type": "byte", "num_threads": 1, "cache_dir": f"{folder}/cache", "output_dir": f"{folder}/out",
             "log_dir": f"{folder}/logs", "run_name": "case", **flags,
         }  # fmt: skip
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command = ["train_low_mem.py", "train", *(f"--{name}={value}" for name, value in words.items())]
+        command = ["train_low_mem.py", "train", *words_of(given)]
         child = subprocess.Popen(
             [sys.executable, *(launcher if processes > 1 else ()), *command], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": str(words["num_threads"])},
+            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": str(given["num_threads"])},
             preexec_fn=limit.enter if limit else None,
         )  # fmt: skip
         peak = 0
@@ -77,12 +80,23 @@ def train(flags: Mapping[str, Any], processes: int = 1, limit: HardLimit | None 
             time.sleep(POLL_SECONDS)
         errors.seek(0)
         log = Path(folder) / "logs" / "case" / "metrics.jsonl"
-        return WatchedRun(child.returncode, errors.read(), peak, events_of(log) if log.is_file() else [])
+        return WatchedRun(child.returncode, errors.read(), peak, read_rows(log) if log.is_file() else [])
 
 
-def events_of(metrics: Path) -> list[dict[str, Any]]:
-    """Read a run's metrics.jsonl, one event a line."""
-    return [json.loads(line) for line in metrics.read_text(encoding="utf8").splitlines()]
+def first_event(events: Iterable[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The first event of a kind; empty without one."""
+    return next((event for event in events if event["event"] == kind), {})
+
+
+def last_event(events: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The last event of a kind; empty without one."""
+    return first_event(reversed(events), kind)
+
+
+def count_weights(model: Path) -> int:
+    """Weights in a model's folder."""
+    with safe_open(model / "model.safetensors", "np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def peak_of_process(pid: int) -> int:

@@ -19,6 +19,7 @@ from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
 from benchmarks.parts import children, finetuning_data, page_order, results
 from benchmarks.parts.finetuning_data import Setting
+from benchmarks.parts.rows import write_rows
 from benchmarks.quality import TIERS, Study
 from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
 from benchmarks.throughput import Work
@@ -35,7 +36,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Setting]:
     """A comparison of finetuning whose files are made."""
     folder = tmp_path_factory.mktemp("finetuning")
     rows = [{"prompt": f"question {n} " * (1 + n % 3), "response": f"answer {n} " * (1 + n % 4)} for n in range(40)]
-    finetuning_data.write_rows(folder / "pairs.jsonl", rows)
+    write_rows(folder / "pairs.jsonl", rows)
     made = Setting("tiny", str(folder / "pairs.jsonl"), rows=4, steps=2, source=32, target=32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetuning_data, "ROOT", folder)
