@@ -8,11 +8,7 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "engine/objectives/preference.py", "return torch.where(margins.abs() <= ROUNDING * size, 0.5, (margins > 0).double())",
         "margins.abs() <= ROUNDING * size", "margins.abs() < ROUNDING * size",
     ): "they differ where both answers have probability 1, which no head of more than one word gives",
-    ("model/embedding_gradients.py", "TOGETHER = 8", "8", "7"): "how many terms a sum takes at a time; the sum is the same",
     ("memory/estimate/blocks.py", "return 0", "0", "1"): "one byte",
-    (
-        "memory/estimate/blocks.py", "return HASH_BYTES * min(elements, self.scores or DROPOUT_ELEMENTS) if self.dropout else 0", "0", "1",
-    ): "one byte",
     (
         "memory/estimate/blocks.py", "is_fused: bool = False", "False", "True",
     ): "who counts for a GPU says it; on a CPU nobody looks at it",
@@ -28,29 +24,13 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "0", "-1",
     ): "a row has tokens on both sides or on none",
     (
-        "memory/estimate/peaks.py", "waiting = 0 if phase == 'last update' else block // shards", "0", "-1",
-    ): "one number of a table's gradient",
-    (
         "memory/estimate/time.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
         "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
     ): "the share is 1.0 of every class that has been measured",
-    ("memory/observe/monitor.py", "self.peak_bytes = self.counted_peak_bytes = 0", "0", "1"): "one byte, before the first look",
     (
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
     (
         "training/checkpoints/folder.py", "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None", "0", "1",
     ): "no checkpoint is of step 0",
-    (
-        "training/checkpoints/runs.py", "text = json.dumps(record, indent=1, ensure_ascii=False) + '\\n'", "1", "0",
-    ): "spaces",
-    (
-        "training/checkpoints/content.py", "(folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding='utf8')",
-        "1", "2",
-    ): "spaces",
 }  # fmt: skip
-
-
-def reason_of(file: str, statement: str, before: str, after: str) -> str:
-    """Why a change that survived is none; empty where it is one."""
-    return SAME.get((file, statement, before, after), "")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks.asked import noticed_by
-from benchmarks.checks.equivalent import reason_of
+from benchmarks.checks.equivalent import SAME
 from benchmarks.checks.slips import Mutant, drawn, source_of
 from benchmarks.parts.results import ROOT, markdown, write_section
 
@@ -133,7 +133,7 @@ def figures(every: Sequence[Mutant]) -> dict[str, Any]:
     tried = {mutant: known[mutant.key] for mutant in every if mutant.key in known}
     first = [mutant for mutant, results in tried.items() if results[0]]
     lost = [mutant for mutant, results in tried.items() if results[-1]]
-    same = {mutant: reason for mutant in lost if (reason := reason_of(*mutant.parts))}
+    same = {mutant: SAME[mutant.parts] for mutant in lost if mutant.parts in SAME}
     counted = {
         "tried": Counter(map(_wing, tried)), "survived_at_first": Counter(map(_wing, first)),
         "noticed_since": Counter(_wing(mutant) for mutant in first if mutant not in lost),
@@ -176,7 +176,7 @@ def main() -> None:
         __import__(module)
     every, known = drawn([pattern for pattern in asked.only.split(",") if pattern]), noted()
     if asked.again:
-        wanted = [mutant for mutant in every if known.get(mutant.key, [False])[-1] and not reason_of(*mutant.parts)]
+        wanted = [mutant for mutant in every if known.get(mutant.key, [False])[-1] and mutant.parts not in SAME]
     else:
         wanted = [mutant for mutant in every if mutant.key not in known][: max(0, asked.times - len(known))]
     if wanted:
