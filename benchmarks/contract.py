@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,68 +152,64 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_part(name: str, cases: list[Flags], most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
-    """Run what is not noted yet, at most `most` cases."""
-    known = {json.dumps(case["flags"], sort_keys=True) for case in notes.setdefault(name, [])}
-    for flags in [case for case in cases if json.dumps(case, sort_keys=True) not in known][:most]:
-        if name == "keeping":
-            budget = int(flags["memory_budget"].rstrip("M")) * MIB
-            with HardLimit(int(budget * (1 + ROOM_ABOVE_BUDGET))) as limit:
-                case = run_case(flags, limit)
-        else:
-            case = run_case({"probe": name == "accuracy", **flags})
-            case["flags"] = flags
-        notes[name].append(case)
-        FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
-        print(json.dumps({k: v for k, v in case.items() if k != "told" or case["exit"] not in (0, 3)}), flush=True)
+def run_limited(flags: Flags) -> dict[str, Any]:
+    """The same under a hard limit."""
+    budget = int(flags["memory_budget"].rstrip("M")) * MIB
+    with HardLimit(int(budget * (1 + ROOM_ABOVE_BUDGET))) as limit:
+        return run_case(flags, limit)
 
 
-def _run_answers(most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
+def works_of(part: str) -> list[tuple[Any, Callable[[], dict[str, Any]]]]:
+    """The cases of a part: what each is noted by, and what runs it."""
+    if part == "accuracy":
+        return [(flags, partial(run_case, {"probe": True, **flags})) for flags in accuracy_cases()]
+    if part == "budgets":
+        return [(flags, partial(run_case, {"probe": False, **flags})) for flags in budget_cases()]
+    if part == "keeping":
+        return [(flags, partial(run_limited, flags)) for flags in keeping_cases()]
     prompts, preferences = CACHE / "prompts.jsonl", CACHE / "preferences.jsonl"
     write_prompts(prompts, WORDS)
     write_preferences(preferences, WORDS)
-    known = {case["flags"] for case in notes.setdefault("answers", [])}
-    todo = cases(base_folder(), adapter_folder(), prompts, data_file("short"), preferences)
-    for name in [name for name in todo if name not in known][:most]:
-        notes["answers"].append({"flags": name, "runs": close_in(todo[name])})
+    commands = cases(base_folder(), adapter_folder(), prompts, data_file("short"), preferences)
+    return [(name, partial(close_in, flags)) for name, flags in commands.items()]
+
+
+def run_part(part: str, most: int, notes: dict[str, list[dict[str, Any]]]) -> None:
+    """Run what is not noted yet, at most `most` cases."""
+    known = [case["flags"] for case in notes.setdefault(part, [])]
+    for flags, run in [work for work in works_of(part) if json.loads(json.dumps(work[0])) not in known][:most]:
+        case = {**run(), "flags": flags}
+        notes[part].append(case)
         FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
-        print(name, json.dumps(judged(notes["answers"][-1]["runs"])), flush=True)
+        told = {"flags": flags, **judged(case["runs"])} if part == "answers" else case
+        print(json.dumps({k: v for k, v in told.items() if k != "told" or case["exit"] not in (0, 3)}), flush=True)
+
+
+PARTS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {
+    "accuracy": ("The plan and the measurement", accuracy_body),
+    "budgets": ("One model with growing budgets", budgets_body),
+    "answers": ("Budgets of the other commands", answers_body),
+    "keeping": ("Budgets under a hard limit", keeping_body),
+}
 
 
 def main(arguments: list[str]) -> None:
     """Run the parts that are named, all by default, and write the page."""
     parts, options = children.options_of(arguments, {"cases": "1000", "fresh": "False"}, str(__doc__))
-    parts = parts or ["accuracy", "budgets", "answers", "keeping"]
+    parts = parts or list(PARTS)
     CACHE.mkdir(parents=True, exist_ok=True)
     notes = json.loads(FIGURES.read_text(encoding="utf8")) if FIGURES.is_file() and options["fresh"] == "False" else {}
     most = int(options["cases"])
-    if "accuracy" in parts:
-        run_part("accuracy", accuracy_cases(), most, notes)
-        draw_picture(notes["accuracy"])
-        write_section(
-            "contract-accuracy",
-            "The plan and the measurement",
-            accuracy_body(notes["accuracy"]),
-            notes["accuracy"],
-        )
-    if "budgets" in parts:
-        run_part("budgets", budget_cases(), most, notes)
-        write_section(
-            "contract-budgets", "One model with growing budgets", budgets_body(notes["budgets"]), notes["budgets"]
-        )
-    if "answers" in parts:
-        _run_answers(most, notes)
-        write_section(
-            "contract-answers", "Budgets of the other commands", answers_body(notes["answers"]), notes["answers"]
-        )
-    if "keeping" in parts:
-        if HardLimit.why_not():
+    for part, (heading, body) in PARTS.items():
+        if part not in parts:
+            continue
+        if part == "keeping" and HardLimit.why_not():
             print(f"keeping: skipped, {HardLimit.why_not()}")
-            return
-        run_part("keeping", keeping_cases(), most, notes)
-        write_section(
-            "contract-keeping", "Budgets under a hard limit", keeping_body(notes["keeping"]), notes["keeping"]
-        )
+            continue
+        run_part(part, most, notes)
+        if part == "accuracy":
+            draw_picture(notes[part])
+        write_section(f"contract-{part}", heading, body(notes[part]), notes[part])
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ def run(flags: Flags, budget: str) -> dict[str, Any]:
     return {"budget": budget, "exit": child.returncode, "peak": peak, "over": OVER_MARK in told, "told": told[-300:]}
 
 
-def close_in(flags: Flags) -> list[dict[str, Any]]:
-    """Runs of one command: with an ample budget, down to the smallest that is accepted, and some above that."""
+def close_in(flags: Flags) -> dict[str, list[dict[str, Any]]]:
+    """`runs` of one command: with an ample budget, down to the smallest that is accepted, and some above that."""
     ample = run(flags, AMPLE)
     runs, refused, accepted = [ample], 64, int(ample["peak"] / USED_SHARE / MIB) + 1
     runs.append(run(flags, f"{accepted}M"))
@@ -86,7 +86,7 @@ def close_in(flags: Flags) -> list[dict[str, Any]]:
         middle = (accepted + refused) // 2
         runs.append(run(flags, f"{middle}M"))
         refused, accepted = (middle, accepted) if runs[-1]["exit"] == 3 and not runs[-1]["over"] else (refused, middle)
-    return runs + [run(flags, f"{int(accepted * times)}M") for times in ABOVE]
+    return {"runs": runs + [run(flags, f"{int(accepted * times)}M") for times in ABOVE]}
 
 
 def judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
