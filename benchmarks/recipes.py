@@ -286,14 +286,10 @@ class Peer:
         return one
 
     def steps_in(self, seconds: float) -> int:
-        """How many steps it makes in that time, by two short runs."""
-        return steps_in(seconds, *(self.train(steps, "peer_short").seconds for steps in SHORT_RUNS))
-
-
-def steps_in(seconds: float, shorter: float, longer: float) -> int:
-    """How many steps fit into `seconds`, where the runs of SHORT_RUNS took `shorter` and `longer`; at least 1."""
-    few, more = SHORT_RUNS
-    return max(1, few + round((seconds - shorter) / (longer - shorter) * (more - few)))
+        """How many steps it makes in that time, at least 1, by two short runs."""
+        few, more = SHORT_RUNS
+        shorter, longer = (self.train(steps, "peer_short").seconds for steps in SHORT_RUNS)
+        return max(1, few + round((seconds - shorter) / (longer - shorter) * (more - few)))
 
 
 def measure(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:

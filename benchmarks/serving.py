@@ -217,10 +217,9 @@ def main(arguments: list[str]) -> None:
                 runs["generate() of transformers"] = measure(over_http(url, "model"), asked, clients, 1)
             pairs = zip(*(run["answers"] for run in runs.values()), strict=True)
             print(f"{sum(one == other for one, other in pairs)} of {count} answers are the peer's", flush=True)
-    for name, run in runs.items():
-        print(
-            json.dumps({"system": name, **{key: value for key, value in run.items() if key != "answers"}}), flush=True
-        )
+    figures = {name: {key: value for key, value in run.items() if key != "answers"} for name, run in runs.items()}
+    for name, one in figures.items():
+        print(json.dumps({"system": name, **one}), flush=True)
     heading = f"Serving {options['model']} ({options['dtype']}): {count} requests of {FEWEST} to {MOST} tokens"
     if listed:
         heading = f"Serving {options['model']} ({options['dtype']}) with answers from a list: {count} requests of at most {most} tokens"
@@ -232,12 +231,8 @@ def main(arguments: list[str]) -> None:
             f"serving-{'answers-' if listed else ''}{options['model']}-{options['dtype']}",
             heading,
             body,
-            _figures(runs),
+            figures,
         )
-
-
-def _figures(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {name: {key: value for key, value in run.items() if key != "answers"} for name, run in runs.items()}
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def on_gpu(names: list[str], systems: list[str], options: dict[str, str]) -> Non
     refuse_unknown(names, list(works.works(device)), systems, works.SYSTEMS)
     chosen = [system for system in works.SYSTEMS if system in systems or not systems]
     repeats, write = int(options["repeats"]), options["write"] == "True"
-    speed.compare(names or works.by_default(device), chosen, repeats, device, write)
+    speed.compare(names or list(works.TRACED[device]), chosen, repeats, device, write)
 
 
 def refuse_unknown(names: Sequence[str], works: Sequence[str], systems: Sequence[str], known: Sequence[str]) -> None:

@@ -58,7 +58,10 @@ class Pairs:
         self.case = PairCase("pairs", world, words, {})
         self.folder = world.folder
         log = self.folder / "pairs.trace"
-        whole = self._unbroken("pairs-whole", Fault("trace", log=str(log), below="", rank="0"))
+        whole = self.folder / "pairs-whole"
+        whole.mkdir()
+        code = self.case.launch(whole, Fault("trace", log=str(log), below="", rank="0")).wait()
+        assert code == 0, whole.with_suffix(".screen").read_text()
         self.case.whole = contents(whole)
         self.case.changes = len(log.read_text().splitlines())
 
@@ -81,12 +84,6 @@ class Pairs:
         verdict = self.case.judge(folder)
         shutil.rmtree(folder)
         return verdict
-
-    def _unbroken(self, name: str, fault: Fault | None = None) -> Path:
-        folder = self.folder / name
-        folder.mkdir()
-        assert self.case.launch(folder, fault).wait() == 0, folder.with_suffix(".screen").read_text()
-        return folder
 
     def _at_change(self, number: int, folder: Path) -> None:
         code = self.case.launch(folder, Fault("kill", number, rank="0")).wait()

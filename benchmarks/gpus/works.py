@@ -39,11 +39,6 @@ def fitting_rows(free_bytes: int) -> int:
     return next((rows for rows in ROWS if (5 + 0.41 * rows) * GIB <= 0.85 * free_bytes), ROWS[-1])
 
 
-def by_default(device: str) -> list[str]:
-    """Names of the works that run where none is named."""
-    return list(TRACED[device])
-
-
 def in_mode(work: TracedWork, mode: str) -> TracedWork:
     """The work in mode standard, low or ultra."""
     return replace(work, saved=saved_blocks(mode, work.num_blocks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.parts.results import markdown, picture_place
+from benchmarks.parts.results import markdown, picture_place, pyplot
 from units import MIB, format_size
 
 ROOM_ABOVE_BUDGET = 0.05  # of the hard limit
@@ -41,13 +41,8 @@ def accuracy_body(cases: list[dict[str, Any]]) -> str:
 
 def draw_picture(cases: list[dict[str, Any]]) -> None:
     """Predicted over measured, both ways, as points beside the diagonal."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     done = [case for case in cases if case["exit"] == 0]
-    figure, axes = pyplot.subplots(figsize=(5, 5))
+    figure, axes = pyplot().subplots(figsize=(5, 5))
     measured = [case["measured"] / MIB for case in done]
     for name, words, mark in (("unprobed", "before the probe", "o"), ("predicted", "after the probe", "x")):
         axes.plot(measured, [case[name] / MIB for case in done], mark, label=words)

@@ -48,8 +48,7 @@ def build(kind: str, is_recomputed: bool, base: str) -> nn.Module:
 
 def padded(rows: StepRows, name: str, fill: int) -> Tensor:
     """(rows, longest) ids, filled up on the right."""
-    longest = max(len(row[name]) for row in rows)
-    return torch.tensor([row[name] + [fill] * (longest - len(row[name])) for row in rows])
+    return nn.utils.rnn.pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
 
 
 def run_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: StepRows, batch_size: int) -> float:

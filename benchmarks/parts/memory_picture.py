@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.results import pyplot
 from units import MIB, format_size
 
 COLORS = {"ours": "#2f6db5", "peer": "#c9772b"}
@@ -28,12 +29,8 @@ def draw_memory(picture: Path, figures: dict[str, Any]) -> None:
     Args:
         figures: `ours` and `peer`, each with `curve` of (seconds, bytes) and `peak_bytes`; `budget_bytes`.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 3.4))
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(9, 3.4))
     longest = max(figures[name]["curve"][-1][0] for name in COLORS)
     for name, color in COLORS.items():
         minutes = [seconds / 60 for seconds, _ in figures[name]["curve"]]
@@ -59,4 +56,4 @@ def draw_memory(picture: Path, figures: dict[str, Any]) -> None:
         axes.spines[side].set_visible(False)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    plt.close(figure)

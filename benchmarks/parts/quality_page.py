@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.parts.results import PAGE, class_folder, markdown, picture_place, write_section
+from benchmarks.parts.results import PAGE, class_folder, markdown, picture_place, pyplot, write_section
 from settings.fields import counted
 
 DASHES = ("-", "--", "-.", ":")
@@ -92,11 +92,7 @@ def verdict(results: Sequence[dict[str, Any]], reference: str) -> str:
 
 def draw(results: Sequence[dict[str, Any]], heading: str, tokens_per_step: int, path: Path) -> None:
     """Evaluation losses of the first seed over the tokens seen; dashes keep curves visible that lie on each other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(9, 5.5), dpi=110)
     for number, run in enumerate(run for run in results if run["seed"] == 0):
         steps, losses = zip(*run["evaluations"], strict=True)

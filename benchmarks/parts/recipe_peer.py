@@ -40,9 +40,8 @@ def collate(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
     import torch
 
     def padded(name: str, fill: int) -> Any:
-        longest = max(len(row[name]) for row in rows)
-        filled = [np.pad(row[name], (0, longest - len(row[name])), constant_values=fill) for row in rows]
-        return torch.from_numpy(np.stack(filled))
+        each = [torch.from_numpy(row[name]) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(each, batch_first=True, padding_value=fill)
 
     lengths = torch.tensor([len(row["input_ids"]) for row in rows])
     input_ids = padded("input_ids", pad)

@@ -78,6 +78,16 @@ def picture_place(name: str) -> tuple[Path, str]:
     return PAGE.parent / link, link
 
 
+def pyplot() -> Any:
+    """matplotlib.pyplot, which draws into files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def write_section(name: str, heading: str, body: str, data: Any, page: Path = PAGE, card: str = "") -> None:
     """Replace (or append) the section of one benchmark on this class of processor, and put the raw figures beside it as JSON.
 

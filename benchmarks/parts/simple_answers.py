@@ -1,7 +1,7 @@
 """Answers without training to a recipe's held-out rows, scored like the model's.
 
 Nearest neighbour: the response of the training row whose prompt is most alike by BM25 (words; of Chinese, Japanese and
-Korean, letters). First sentence: of the prompt itself, for summaries. Copying: the prompt as it is.
+Korean, letters). First sentence: of the prompt itself, for summaries.
 """
 
 from __future__ import annotations
