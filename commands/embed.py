@@ -73,8 +73,11 @@ def embed(config: Config) -> None:
     try:
         with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
             for number, part in enumerate(_parts(texts, embedder)):
-                if not number and (warning := _unknown_warning(embedder, [text for _, text in part[:LOOKED_AT]])):
-                    Progress(1, stream=sys.stderr).warn(warning)
+                unk_id = trained.tokenizer.unk_id
+                if not number and unk_id is not None:
+                    ids = [token for _, text in part[:LOOKED_AT] for token in embedder.tokens(text)[0]]
+                    if warning := unknown_warning(ids.count(unk_id), len(ids)):
+                        Progress(1, stream=sys.stderr).warn(warning)
                 rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
                 if output is None:
                     for name, vectors in rows:
@@ -104,11 +107,6 @@ def with_preparation(config: Config, model: ModelFolders) -> Config:
         return config
     known = {} if model.run_settings is None else read_settings_file(model.run_settings)
     return config.changed(prepare_text=str(known.get("prepare_text", config.data.prepare_text)))
-
-
-def _unknown_warning(embedder: Embedder, texts: Sequence[str]) -> str | None:
-    unk_id, ids = embedder.trained.tokenizer.unk_id, [number for text in texts for number in embedder.tokens(text)[0]]
-    return None if unk_id is None else unknown_warning(ids.count(unk_id), len(ids))
 
 
 def _texts(config: Config, given: str, bad_rows: BadRows) -> Iterator[tuple[str, str]]:
@@ -173,8 +171,7 @@ class Embedder:
         Raises:
             DoesNotFit: the budget does not hold a text.
         """
-        rows = [self.tokens(text) for text in texts]
-        return self.vectors(rows)
+        return self.vectors([self.tokens(text) for text in texts])
 
     def tokens(self, text: str) -> Tokens:
         """Ids of a text with end of text, and which of them are its own: those of a protein's letters, else all but the last."""
@@ -253,21 +250,15 @@ class VectorFile:
             make_folder(self.folder)
             if not marker.is_file():
                 write_text(marker, identity + "\n")
+        self._shape = (-1, model.shape.d_model) if config.embed.vectors == "token" else (-1,)
         self._parts = sorted(self.folder.glob("*.arrow"))
         self.rows = sum(batch.num_rows for batch in _batches(self._parts))
 
     def add(self, rows: Sequence[Row]) -> None:
         """Write a part, to the disk."""
-        flat = np.concatenate([vectors.ravel() for _, vectors in rows])
-        sizes = np.cumsum([0, *(vectors.size for _, vectors in rows)]).astype(np.int64)
-        batch = pa.record_batch(
-            {
-                ID: pa.array([name for name, _ in rows], pa.string()),
-                VECTORS: pa.LargeListArray.from_arrays(pa.array(sizes), pa.array(flat)),
-                "width": pa.array([vectors.shape[-1] for _, vectors in rows], pa.int32()),
-                "dims": pa.array([vectors.ndim for _, vectors in rows], pa.int8()),
-            }
-        )
+        names, numbers = [name for name, _ in rows], [vectors.ravel() for _, vectors in rows]
+        kind = pa.large_list(pa.float32())
+        batch = pa.record_batch({ID: pa.array(names, pa.string()), VECTORS: pa.array(numbers, kind)})
         path = self.folder / f"{len(self._parts):08d}.arrow"
         with (
             writing("output", self.folder),
@@ -284,8 +275,13 @@ class VectorFile:
             raise UserError(say("--output = {path}, there are no texts to write vectors of", path=self.path))
         assert self._write is not None
         with writing("output", self.path.parent), atomic_file(self.path) as temporary:
-            self._write(temporary, lambda: (row for batch in _batches(self._parts) for row in _rows(batch)))
+            self._write(temporary, self._rows)
         remove(self.folder)
+
+    def _rows(self) -> Iterator[Row]:
+        for batch in _batches(self._parts):
+            for name, vectors in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+                yield name, vectors.values.to_numpy().reshape(self._shape)
 
 
 def _batches(parts: Sequence[Path]) -> Iterator[pa.RecordBatch]:
@@ -293,16 +289,6 @@ def _batches(parts: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as file:
             for number in range(file.num_record_batches):
                 yield file.get_batch(number)
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    names, flat = batch.column(0).to_pylist(), batch.column(1).flatten().to_numpy()
-    ends = batch.column(1).offsets.to_numpy()
-    for name, begin, end, width, dims in zip(
-        names, ends[:-1], ends[1:], batch.column(2).to_pylist(), batch.column(3).to_pylist(), strict=True
-    ):
-        vectors = flat[begin:end]
-        yield name, vectors if dims == 1 else vectors.reshape(-1, width)
 
 
 Again = Callable[[], Iterator[Row]]  # all rows from the first
