@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from board.planning import words_of
 from config import GROUPS, Config, flags_of, places
 from language import translation
 from settings.fields import AUTO, allowed, read_settings_file, show
@@ -59,5 +60,4 @@ def _field(name: str, member: dataclasses.Field[Any]) -> dict[str, Any]:
 
 def command_line(command: str, flags: Mapping[str, str]) -> str:
     """The command as one would type it."""
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    return shlex.join([*([PACKAGE] if IS_INSTALLED else ["python", FILE]), command, *words])
+    return shlex.join([*([PACKAGE] if IS_INSTALLED else ["python", FILE]), command, *words_of(flags)])

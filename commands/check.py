@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from commands.loading import find_model
@@ -26,7 +25,11 @@ def check(config: Config) -> list[tuple[str, str]]:
     """
     named = Path(config.checkpoint.model)
     whole, problems = [], []
-    for folder in _folders(named if named.is_dir() else find_model(config).folder):
+    home = named if named.is_dir() else find_model(config).folder
+    folders = sorted((home / "checkpoints").glob("step_*"), reverse=True)
+    if not folders or any(home.glob("*.safetensors")) or read_sums(home) is not None:
+        folders = [home, *folders]
+    for folder in folders:
         found = damages(folder)
         problems += [f"--model = {named}, {damage}; copy it again, or use another folder" for damage in found]
         if not found:
@@ -38,14 +41,6 @@ def check(config: Config) -> list[tuple[str, str]]:
         raise UserError(*problems)
     Progress(1).table(say("whole"), whole)
     return whole
-
-
-def _folders(named: Path) -> Iterator[Path]:
-    """The folder itself, if it holds a model, and the checkpoints of a run, newest first."""
-    checkpoints = sorted((named / "checkpoints").glob("step_*"), reverse=True)
-    if not checkpoints or any(named.glob("*.safetensors")) or read_sums(named) is not None:
-        yield named
-    yield from checkpoints
 
 
 def _describe(folder: Path) -> str:

@@ -319,7 +319,7 @@ def _about_rows(config: Config) -> int:
 
 def _named(config: Config) -> str:
     shape = config.model
-    given = {name: value for name, value in model_presets().get(config.model_preset, {}).items()}
+    given = model_presets().get(config.model_preset, {})
     if all(getattr(shape, name) == value for name, value in given.items()):
         return config.model_preset
     return say(

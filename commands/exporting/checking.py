@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from commands.convert import fixed_ids, probe_logits
 from commands.exporting.ctranslate2_folder import distinct
@@ -29,7 +29,9 @@ def check_onnx(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
         return None
     runtime = needs("onnxruntime", "--format = onnx")
     expected, (sources, steps) = probe_logits(model).numpy(), fixed_ids(model.config)
-    ids, seen = _padded(sources)
+    rows = [torch.tensor(row) for row in sources]
+    ids = pad_sequence(rows, batch_first=True).numpy()
+    seen = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).numpy()
     providers = ["CPUExecutionProvider"]
     encoder = runtime.InferenceSession(str(folder / ENCODER_FILE), providers=providers)
     (states,) = encoder.run(None, {"input_ids": ids, "attention_mask": seen})
@@ -69,12 +71,3 @@ def check_gguf(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
     if found != wanted or len(reader.fields["tokenizer.ggml.tokens"].data) != len(vocabulary.pieces):
         raise UserError(f"--output = {path}, does not hold what was written; check the disk")
     return None
-
-
-def _padded(rows: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows filled up to the longest, and 1 where there is a token."""
-    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    seen = np.zeros_like(ids)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)], seen[number, : len(row)] = row, 1
-    return ids, seen
