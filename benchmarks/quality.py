@@ -42,6 +42,7 @@ from memory.estimate.workload import Workload, state_bytes
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
 from settings.fields import AUTO
+from storage import write_text
 from training.evaluation.scores import metric_names
 
 SIZES: dict[str, dict[str, Any]] = {  # weights with embedding
@@ -190,9 +191,7 @@ class Runs:
     def _keep(self, name: str, figures: dict[str, Any]) -> None:
         with self.lock:
             self.finished[name] = figures
-            fresh = self.file.with_suffix(".tmp")
-            fresh.write_text(json.dumps(self.finished, indent=1))
-            fresh.replace(self.file)
+            write_text(self.file, json.dumps(self.finished, indent=1))
         shutil.rmtree(self.folder / "models" / name)
 
 

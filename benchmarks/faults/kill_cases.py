@@ -7,7 +7,6 @@ the unbroken run leaves has to be there again, bit for bit, but for those that h
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ from benchmarks.faults import warm
 from benchmarks.faults.disk_faults import Fault
 from benchmarks.parts.rows import read_rows, write_rows
 from model.formats.checksums import damages
+from run_files import METRICS_FILE, EventReader
 from training.checkpoints.folder import Checkpoints, step_of
 from training.report.card import CARD_FILE
 
@@ -249,11 +249,8 @@ def _lasting(path: Path) -> bytes:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    metrics = folder / "logs" / RUN / "metrics.jsonl"
-    if not metrics.is_file():
-        return []
-    whole = [line for line in metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    return [json.loads(line) for line in whole]
+    metrics = folder / "logs" / RUN / METRICS_FILE
+    return list(EventReader(metrics).events()) if metrics.is_file() else []
 
 
 def steps_done(folder: Path) -> int:

@@ -29,6 +29,7 @@ from benchmarks.faults.kill_pairs import Pairs
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
+from storage import write_text
 
 NOTES = ROOT / "data" / "cache" / "kills"  # a file for each series, rewritten after each kill
 PAGE = ROOT / "docs" / "reliability.md"
@@ -64,9 +65,7 @@ class Series:
     def note(self) -> None:
         """Keep it."""
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.place.with_suffix(".tmp")
-        fresh.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
-        fresh.replace(self.place)
+        write_text(self.place, json.dumps(asdict(self), indent=1))
 
     def add(self, moment: str, verdict: Verdict | None) -> None:
         """Count a kill and what it has shown; None: the process had ended before."""

@@ -12,7 +12,6 @@ counts, and how far it can be told.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +33,7 @@ from benchmarks.faults.kill_cases import SHAPE, WORDS
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
 from memory.observe.processes import process_usage
+from run_files import METRICS_FILE, EventReader
 from units import MIB
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -115,12 +115,14 @@ def watch(folder: Path, steps: int, minutes: float) -> tuple[list[Sample], int]:
     words += HOUR if minutes else MANY
     with (folder / "screen").open("wb") as screen:
         run = subprocess.Popen([sys.executable, "train_low_mem.py", *words], cwd=ROOT, stdout=screen, stderr=screen)
-    began, samples = time.monotonic(), []
-    process, counter = psutil.Process(run.pid), _Steps(folder / "logs" / "soak" / "metrics.jsonl")
+    began, samples, steps_done = time.monotonic(), [], 0
+    process, reader = psutil.Process(run.pid), EventReader(folder / "logs" / "soak" / METRICS_FILE)
     while run.poll() is None:
         time.sleep(WINDOW_SECONDS)
+        with suppress(OSError):  # it has not begun to write
+            steps_done = max([steps_done, *(event["step"] for event in reader.events() if event["event"] == "step")])
         try:
-            found = _look(process, counter, folder)
+            found = _look(process, steps_done, folder)
         except (psutil.Error, OSError):
             break
         samples += [found] if found is not None else []
@@ -130,8 +132,8 @@ def watch(folder: Path, steps: int, minutes: float) -> tuple[list[Sample], int]:
     return samples, run.wait()
 
 
-def _look(process: psutil.Process, counter: _Steps, folder: Path) -> Sample | None:
-    seconds, usage, steps = stepping_seconds(process.pid), process_usage(process.pid), counter.read()
+def _look(process: psutil.Process, steps: int, folder: Path) -> Sample | None:
+    seconds, usage = stepping_seconds(process.pid), process_usage(process.pid)
     if usage is None or not steps:
         return None
     files = sum(len(names) for base, _, names in os.walk(folder) if "checkpoints" not in base)
@@ -144,26 +146,6 @@ def _look(process: psutil.Process, counter: _Steps, folder: Path) -> Sample | No
 def stepping_seconds(pid: int, system: Path = Path("/proc")) -> float:
     """Processor time of a process' first thread, in which a run makes its steps, as the kernel counts it to the nanosecond."""
     return int((system / f"{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-class _Steps:
-    """How many steps a run has told of, read on from where the last reading ended."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._steps = path, 0, 0
-
-    def read(self) -> int:
-        if self._path.is_file():
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                lines = file.read().splitlines(keepends=True)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    break
-                self._at += len(line)
-                event = json.loads(line)
-                self._steps = event["step"] if event["event"] == "step" else self._steps
-        return self._steps
 
 
 def left_behind(run_dir: Path) -> list[str]:
