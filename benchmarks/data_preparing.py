@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data_scale import long_texts, prose
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from config import load
 from data.prepare.task import decide, train_task_tokenizer
-from data.sources.corpus import build_sample_corpus
 from devices.cores import usable_cores
 from settings.fields import counted
 from units import format_size
@@ -56,20 +56,6 @@ def ours(path: str, tokenizer_dir: str, folder: str) -> float:
     return time.perf_counter() - began
 
 
-def corpus(path: Path, folder: Path, megabytes: int) -> int:
-    """Write the built-in prose over and over, each time with other words at the begin of each text; its bytes."""
-    lines = build_sample_corpus(folder).text.read_text(encoding="utf8").splitlines()
-    size = turn = 0
-    with path.open("w", encoding="utf8") as file:
-        while size < megabytes * 10**6:
-            for line in lines:
-                size += file.write(
-                    json.dumps({"text": f"{turn} {json.loads(line)['text']}"}, ensure_ascii=False) + "\n"
-                )
-            turn += 1
-    return path.stat().st_size
-
-
 def measure(name: str, *arguments: str) -> dict[str, Any]:
     """Run one of the two in a child process; its seconds and the peak of anonymous memory of its tree."""
     code = f"from benchmarks.data_preparing import {name}; print({name}(*{arguments!r}))"
@@ -81,8 +67,8 @@ def main(megabytes: int) -> None:
     """Measure in turn and write the table."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        path = folder / "text.jsonl"
-        size = corpus(path, folder, megabytes)
+        path = long_texts(folder / "text.jsonl", prose(folder), megabytes * 10**6)
+        size = path.stat().st_size
         config = load("tokenizer", {"train_file": str(path), "cache_dir": place, "vocab_size": "16384"})
         train_task_tokenizer(config, decide(config)).save(folder / "tokenizer")
         runs = []

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
+from benchmarks.parts.rows import read_rows
 from data.prepare.duplicates import NEAR, NUM_PERM, _names, _near, bands
 from data.sources.corpus import build_sample_corpus
 from units import GIB, MIB, format_size
@@ -29,20 +30,25 @@ ROW_LETTERS = 100
 SHARE_REPEATED = 0.1
 
 
-def long_texts(path: Path, prose: list[str], size_bytes: int) -> Path:
-    """Write numbered texts until the file has this size."""
+def prose(folder: Path) -> list[str]:
+    """The built-in texts."""
+    return [row["text"] for row in read_rows(build_sample_corpus(folder).text)]
+
+
+def long_texts(path: Path, texts: list[str], size_bytes: int) -> Path:
+    """Write the texts over and over, each time with another number, until the file has this size."""
     size = turn = 0
     with path.open("w", encoding="utf8") as file:
         while size < size_bytes:
-            for text in prose:
+            for text in texts:
                 size += file.write(json.dumps({"text": f"{turn} {text}"}, ensure_ascii=False) + "\n")
             turn += 1
     return path
 
 
-def short_rows(path: Path, prose: list[str], count: int) -> Path:
+def short_rows(path: Path, texts: list[str], count: int) -> Path:
     """Write rows of about 100 letters, words drawn from the prose; some repeat an earlier one but for one word."""
-    draw, words = random.Random(1), sorted({word for text in prose for word in text.split()})
+    draw, words = random.Random(1), sorted({word for text in texts for word in text.split()})
     recent: list[list[str]] = []
     with path.open("w", encoding="utf8") as file:
         for _ in range(count):
@@ -87,8 +93,8 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
     runs = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        prose = [json.loads(line)["text"] for line in build_sample_corpus(folder).text.open(encoding="utf8")]
-        text = long_texts(folder / "long.jsonl", prose, int(gigabytes * 10**9))
+        texts = prose(folder)
+        text = long_texts(folder / "long.jsonl", texts, int(gigabytes * 10**9))
         for kind in ("bpe", "unigram"):
             flags = (f"--train_file={text}", f"--tokenizer_dir={folder / kind}", f"--tokenizer_type={kind}")
             what = f"`tokenizer --tokenizer_type={kind}` on {gigabytes:g} GB"
@@ -104,7 +110,7 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
             ),
         )
         for what, write, size, extra in works:
-            path = write(folder / "rows.jsonl", prose, size)
+            path = write(folder / "rows.jsonl", texts, size)
             shards = folder / f"shards_{len(runs)}"
             own = (f"--train_file={path}", f"--tokenizer_dir={folder / 'bpe'}", f"--shards_dir={shards}")
             runs.append(measure(what, command(folder, "prepare", *own, *extra)))

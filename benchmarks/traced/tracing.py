@@ -47,8 +47,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.is_mps = is_mps
         self.kernels, self.waits, self.uploads = Counter[str](), Counter[str](), Counter[str]()
-        self.places = Counter[str]()
-        self.seen: dict[tuple[str, tuple[str, ...]], int] = {}  # (operation, dtypes) -> times
+        self.seen: set[tuple[str, tuple[str, ...]]] = set()  # operations with the dtypes that they were given
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self.keeps_calls = False
         self.moved_bytes = self.uploaded_bytes = self.live_bytes = self.peak_bytes = 0
@@ -61,7 +60,7 @@ class Tracer(TorchDispatchMode):
 
     def restart(self) -> None:
         """Count anew; what is alive stays counted."""
-        for counter in (self.kernels, self.waits, self.uploads, self.places):
+        for counter in (self.kernels, self.waits, self.uploads):
             counter.clear()
         self.seen.clear()
         self.calls.clear()
@@ -127,9 +126,7 @@ class Tracer(TorchDispatchMode):
         count = self._launches(func, name, given, made)
         if count:
             self.kernels[name] += count
-            self.places[_place()] += count
-            key = name, tuple(str(x.dtype).removeprefix("torch.") for x in given if x.is_meta)
-            self.seen[key] = self.seen.get(key, 0) + 1
+            self.seen.add((name, tuple(str(x.dtype).removeprefix("torch.") for x in given if x.is_meta)))
             self.moved_bytes += sum(x.numel() * x.element_size() for x in (*given, *made) if x.is_meta)
 
     def _launches(self, func: Any, name: str, given: list[Tensor], made: list[Tensor]) -> int:
