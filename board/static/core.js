@@ -165,6 +165,20 @@ export function memoryBar(used, budget, { planned, label, unlimited } = {}) {
     budget && !unlimited ? h("div.limit", { style: { left: share(budget) } }) : null);
 }
 
+export const ALIVE = ["running", "starting", "paused"];
+
+// How far a run is: `share` from 0 to 1.
+export function progressBar(share, isAlive) {
+  return h(`div.progress${isAlive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${100 * share}%` } }));
+}
+
+// Buttons of a chart's axis: steps or time.
+export const axisButtons = (byTime, change) =>
+  [[false, "by_steps"], [true, "by_time"]].map(([time, key]) => h("button", { type: "button", "aria-pressed": String(time === byTime), onclick: () => change(time) }, t(key)));
+
+// Seconds of a step.
+export const stepTime = (seconds) => (seconds < 1 ? `${seconds.toFixed(2)} s` : duration(seconds));
+
 // What a run is for; as long as nobody has looked at its rows, only that it begins anew.
 export const work = (run) => t(`kind_${run.kind === "pretrain" ? { text: "pretrain", answers: "pairs" }[run.learns] ?? "scratch" : run.kind}`);
 

@@ -1,6 +1,6 @@
 // Part three: a new run. What to learn from, what to do, and whether it fits, as one types.
-import { ask, bytes, button, copyable, count, duration, go, h, has, icon, memoryBar, state, t, toast } from "./core.js";
-import { partBar, partList } from "./run.js";
+import { ask, bytes, button, copyable, count, duration, go, h, has, icon, memoryBar, state, stepTime, t, toast } from "./core.js";
+import { partBar, partList, partsOf } from "./run.js";
 
 const LEARNT_BY = { pairs: true, conversations: true, histories: false };
 
@@ -212,11 +212,9 @@ export function showNew(place) {
       return;
     }
     const p = told.plan, share = p.peak_bytes / p.budget_bytes;
-    const parts = Object.entries(p.components).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
-    const later = told.fits_now === false;
-    const step = p.seconds < 1 ? `${p.seconds.toFixed(2)} s` : duration(p.seconds);
+    const parts = partsOf(p.components), later = told.fits_now === false;
     const facts = [[t("predicted_peak"), `${bytes(p.peak_bytes)} / ${bytes(p.budget_bytes)}`],
-      [t("duration_label"), p.seconds_total ? t("duration_between", { time: duration(p.seconds_total), low: duration(p.seconds_low), high: duration(p.seconds_high) }) : t("per_step", { time: step })],
+      [t("duration_label"), p.seconds_total ? t("duration_between", { time: duration(p.seconds_total), low: duration(p.seconds_low), high: duration(p.seconds_high) }) : t("per_step", { time: stepTime(p.seconds) })],
       [t("label_effective_batch_size"), count(p.effective_batch_size)],
       [t("micro_batch"), t("micro_batch_said", { rows: p.choice.batch_size_per_gpu, times: p.gradient_accumulation_steps })],
       [t("numbers"), p.choice.compute]];

@@ -1,8 +1,6 @@
 // Part four: which model would fit which machine, and what its memory is made of.
-import { ask, bytes, duration, h, has, t } from "./core.js";
-import { partBar, partList } from "./run.js";
-
-const MODELS = ["tiny", "t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"];
+import { ask, bytes, h, has, stepTime, t } from "./core.js";
+import { partBar, partList, partsOf } from "./run.js";
 
 export function showPlan(place) {
   document.title = `${t("plan")} · FrugalT5`;
@@ -10,7 +8,7 @@ export function showPlan(place) {
   const table = h("div.scroll"), detail = h("section.card.stack", { hidden: true, "aria-live": "polite" });
   const pick = h("select.input", { "aria-label": t("mode"), style: { width: "auto" }, onchange: () => { mode = pick.value; fill(); } }, ["", "standard", "low", "ultra"].map((one) => h("option", { value: one }, t(`mode_${one || "auto"}`))));
   const hint = h("p.small.soft.row.tight");
-  let families = { T5: MODELS }, machines = [];
+  let families = {}, machines = [];
   const family = h("select.input", { "aria-label": t("model"), style: { width: "auto" }, onchange: () => fill() });
   place.append(h("div.head", {}, h("div.grow", {}, h("h1", {}, t("plan")), h("p", {}, t("plan_about"))), family, pick),
     h("section.card.stack", {}, table, hint), detail);
@@ -29,7 +27,7 @@ export function showPlan(place) {
   const named = (machine) => (machine === "auto" ? t("this_one") : machine.replaceAll("_", " ").replace(/(\d+)gb/, "$1 GB").replace("amx", "AMX").replace(/^[a-z]+/, (word) => (has(`machine_${word}`) ? t(`machine_${word}`) : word[0].toUpperCase() + word.slice(1))));
 
   async function fill() {
-    const mine = ++turn, models = families[family.value] ?? MODELS, cells = new Map();
+    const mine = ++turn, models = families[family.value] ?? [], cells = new Map();
     table.replaceChildren(h("table.matrix", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("model")), machines.map((machine) => h("th", { scope: "col" }, named(machine))))),
       h("tbody", {}, models.map((model) => h("tr", {}, h("th", { scope: "row" }, model), machines.map((machine) => { const cell = h("td", {}, h("span.wait")); cells.set(`${model} ${machine}`, cell); return cell; }))))));
     hint.replaceChildren(h("span.spinner"), t("planning"));
@@ -55,9 +53,9 @@ export function showPlan(place) {
     detail.hidden = false;
     const title = h("h2", {}, t("parts_of", { model, machine: named(machine) }));
     if (!told.plan) { detail.replaceChildren(title, h("div.problems.small", {}, (told.problems ?? []).join("\n"))); return; }
-    const p = told.plan, parts = Object.entries(p.components).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
+    const p = told.plan, parts = partsOf(p.components);
     detail.replaceChildren(title,
-      h("p.small.soft", {}, [`${t("predicted_peak")} ${bytes(p.peak_bytes)} / ${bytes(p.budget_bytes)}`, t("per_step", { time: p.seconds < 1 ? `${p.seconds.toFixed(2)} s` : duration(p.seconds) }), t("storage_said", { dtype: p.choice.storage })].join(" · ")),
+      h("p.small.soft", {}, [`${t("predicted_peak")} ${bytes(p.peak_bytes)} / ${bytes(p.budget_bytes)}`, t("per_step", { time: stepTime(p.seconds) }), t("storage_said", { dtype: p.choice.storage })].join(" · ")),
       partBar(parts, p.budget_bytes), partList(parts, 12));
   }
   return () => { gone = true; };

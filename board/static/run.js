@@ -1,13 +1,12 @@
 // Part two: one run, live. Charts, what it says of itself, and what can be asked of it.
 import {
-  ask, bytes, button, confirmed, copyable, count, deleteRun, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, recalled, showMissing, smoothingSlider, t, tick,
-  toast, when, work,
+  ALIVE, ask, axisButtons, bytes, button, confirmed, copyable, count, deleteRun, duration, figure, go, h, has, icon, link, listen, memoryBar, pill, progressBar, recalled,
+  showMissing, smoothingSlider, t, tick, toast, when, work,
 } from "./core.js";
 import { chart, evaluated, merged, metricInText, metricName, scoreText } from "./charts.js";
 
 const PART_COLOURS = ["--accent", "--third", "--second", "--violet", "--warn", "--faint", "--over", "--soft"];
 const SET_COLOURS = ["--second", "--third", "--violet", "--warn", "--over", "--faint"];
-const ALIVE = ["running", "starting", "paused"];
 
 export function showRun(place, name) {
   document.title = `${name} · FrugalT5`;
@@ -103,7 +102,7 @@ export function showRun(place, name) {
   }
 
   function drawSegments() {
-    segments.replaceChildren(...[[false, "by_steps"], [true, "by_time"]].map(([time, key]) => h("button", { type: "button", "aria-pressed": String(time === byTime), onclick: () => { byTime = time; drawSegments(); drawCharts(); } }, t(key))));
+    segments.replaceChildren(...axisButtons(byTime, (time) => { byTime = time; drawSegments(); drawCharts(); }));
   }
 
   // --- head ---
@@ -137,7 +136,7 @@ export function showRun(place, name) {
     const f = facts, alive = ALIVE.includes(f.state), share = f.max_steps ? Math.min(1, f.step / f.max_steps) : 0;
     const stat = (label, value, under, kind = "") => h(`div.stat${kind}`, {}, h("div.label", {}, label), h("div.value", {}, value), under ? h("div.under", {}, under) : null);
     const first = h("div.stat.progress-stat", {}, h("div.label", {}, t("progress")), h("div.value", {}, f.max_steps ? t("steps_of", { n: count(f.step), most: count(f.max_steps) }) : f.doing?.rows ? t("rows_so_far", { n: count(f.doing.rows) }) : count(f.step)),
-      h(`div.progress${alive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${100 * share}%` } })));
+      progressBar(share, alive));
     const phase = f.phase && has(`phase_${f.phase}`) ? t(`phase_${f.phase}`) : "";
     stats.replaceChildren(first,
       alive ? stat(t("time_left"), duration(f.seconds_left), phase) : stat(t("took"), duration(f.end?.seconds ?? data?.seconds?.at(-1)), f.ended ? t("ended_at", { time: when(f.ended) }) : ""),
@@ -182,7 +181,7 @@ export function showRun(place, name) {
   function drawMeasured(body) {
     const plan = facts.plan ?? {}, measured = facts.peak_bytes;
     if (!plan.peak_bytes) { body.append(h("p.soft", {}, t("no_plan_yet"))); return; }
-    const parts = Object.entries(facts.planned_parts).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
+    const parts = partsOf(facts.planned_parts);
     body.append(h("p.small.soft", {}, t("measured_about")), h("div.stack.tight", {}, h("h3", {}, t("planned_parts", { peak: bytes(plan.peak_bytes) })), partBar(parts, plan.peak_bytes), partList(parts)));
     const trains = ["loss", "decoder backward", "encoder backward", "block update", "last update"].map((phase) => plan.phases?.[phase] ?? 0);
     const planned = { load: plan.phases?.load, evaluation: plan.phases?.evaluation, train: Math.max(...trains) || undefined, save: plan.phases?.save };
@@ -239,6 +238,8 @@ export function showRun(place, name) {
   return () => { stop(); clearInterval(logTimer); charts.forEach((one) => one.end()); };
 }
 
+// [[part, bytes], ...], the largest first.
+export const partsOf = (components) => Object.entries(components).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
 export function partBar(parts, top) {
   return h("div.parts", { role: "img", "aria-label": parts.map(([part, size]) => `${partName(part)} ${bytes(size)}`).join(", ") },
     parts.map(([part, size], n) => h("div", { title: `${partName(part)} ${bytes(size)}`, style: { width: `${(100 * size) / top}%`, background: `var(${PART_COLOURS[n % PART_COLOURS.length]})` } })));
@@ -248,4 +249,4 @@ export function partList(parts, most = 8) {
   const shown = rest ? [...parts.slice(0, most), ["other", rest]] : parts;
   return h("div.part-list", {}, shown.map(([part, size], n) => h("div", {}, h("i", { style: { background: `var(${PART_COLOURS[n % PART_COLOURS.length]})` } }), partName(part), h("b", {}, bytes(size)))));
 }
-export const partName = (part) => (has(`part_${part}`) ? t(`part_${part}`) : part);
+const partName = (part) => (has(`part_${part}`) ? t(`part_${part}`) : part);

@@ -1,10 +1,9 @@
 // Part one: every run, how it stands, and several in one picture.
 import {
-  ask, bytes, button, count, deleteRun, duration, figure, go, h, icon, link, listen, memoryBar, pill, recalled, smoothingSlider, state, t, toast, when, work,
+  ALIVE, ask, axisButtons, bytes, button, count, deleteRun, duration, figure, go, h, icon, link, listen, memoryBar, pill, progressBar, recalled, smoothingSlider, state, t, toast, when, work,
 } from "./core.js";
 import { COLOURS, comparison, evaluated, isLoss, metricName, scoreText } from "./charts.js";
 
-const ALIVE = ["running", "starting", "paused"];
 const upwards = (a, b) => (a ?? Infinity) - (b ?? Infinity) || 0; // what is not known comes last
 const errorOf = (run) => (run.best_score === null || isLoss(run.metric) ? run.best_score : -run.best_score);
 const ORDERS = {
@@ -50,7 +49,7 @@ export function showRuns(place) {
       h("div.title", {}, link(`/run/${encodeURIComponent(run.name)}`, { class: "name", title: run.name }, run.name),
         h("div.sub", {}, pill(run.state), run.model && h("span", {}, `${run.model} · ${work(run)}`)),
         reason && h("div.reason", { title: reason }, reason)),
-      h("div.where", {}, h(`div.progress${isAlive ? "" : ".idle"}`, { role: "progressbar", "aria-valuenow": Math.round(share * 100), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": t("progress") }, h("div", { style: { width: `${share * 100}%` } })),
+      h("div.where", {}, progressBar(share, isAlive),
         h("div.sub", {}, steps)),
       h("div.lossy", {}, h("div.big-number", {}, run.loss_is_number ? figure(run.loss) : t("not_a_number")), h("div.sub", {}, t("loss"))),
       h("div.score", {}, h("div.big-number", {}, scoreText(run.metric, run.best_score)), run.best_score === null ? null : h("div.sub", {}, metricName(run.metric))),
@@ -102,7 +101,7 @@ export function showRuns(place) {
     const plot = h("div.plot", { role: "img", "aria-label": t("compare_said", { names: names.join(", ") }) }), buttons = h("div.tools");
     const pick = h("select.input", { id: "quantity", "aria-label": t("quantity"), onchange: () => { quantity = pick.value; showComparison(); } }, options.map((one) => h("option", { value: one }, labelOf(one))));
     pick.value = quantity;
-    const axis = h("div.segments", {}, [[false, "by_steps"], [true, "by_time"]].map(([key, label]) => h("button", { type: "button", "aria-pressed": String(key === byTime), onclick: () => { byTime = key; showComparison(); } }, t(label))));
+    const axis = h("div.segments", {}, axisButtons(byTime, (time) => { byTime = time; showComparison(); }));
     const draw = () => {
       picture?.destroy();
       picture = comparison(plot, buttons, told.runs, quantity, { byTime, isLog, smoothing, format: textOf(quantity), trims: quantity.endsWith("loss") || quantity === "eval_perplexity",
