@@ -10,7 +10,6 @@ proteins: LoRA of rank 4 with a dense head on encoders of the shapes of ProtT5 a
     --cases=NAME,...   of plan, or shapes of proteins                  --repeats=1      turns of peer
     --steps=N          of a run; --rows=N: of a step of peer (8), or texts of embed (5000)
     --residues=3000    of a protein; --limit=8000000000: bytes of the hard limit of proteins
-    --shape=d_model=512,d_kv=64,...  fields in place of a base's own
 
 Weights are random. Every run is a child process; of its process tree the anonymous memory is sampled every 50 ms, and where a
 training run has measured more itself, that counts. Other flags go to `train` or `embed`.
@@ -52,7 +51,7 @@ Flags = dict[str, Any]
 PROGRAM = str(ROOT / "train_low_mem.py")
 OWN = {
     "work": str(ROOT / "data" / "cache" / "encoders"), "write": "True", "proteins": "", "cases": "", "repeats": "1", "steps": "",
-    "rows": "", "residues": "3000", "limit": "8000000000", "shape": "",
+    "rows": "", "residues": "3000", "limit": "8000000000",
 }  # fmt: skip
 AMINO_ACIDS, CLASSES = "ACDEFGHIKLMNPQRSTVWY", "CEH"
 PEER_BASE: Flags = {"vocab_size": 128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 8}
@@ -73,7 +72,8 @@ LEAST_SPEED, MOST_MEMORY = 1.3, 1 / 3
 
 # name -> rows, and flags of `train`; shapes in which activations and weights take far more than the libraries
 SEQUENCE, TOKEN = {"head": "sequence"}, {"head": "token"}
-WIDE: Flags = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "effective_batch_size": 8}
+BLOCKS: Flags = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+WIDE: Flags = {**BLOCKS, "effective_batch_size": 8}
 CASES: dict[str, tuple[str, Flags]] = {
     "regression, mean": ("fitness", {**WIDE, **SEQUENCE, "labels": "regression", "memory_mode": "standard"}),
     "classes, first, linear": (
@@ -188,11 +188,8 @@ def plan(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
     chosen = {name: CASES[name] for name in CASES if any(name.startswith(one) for one in names)}
     runs = []
     for name, (kind, own) in chosen.items():
-        own = {**own, **_shape(options)}
         if own.get("finetune_from") == "base":
-            shape = {member: own[member] for member in ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")}
-            mark = "-".join(map(str, shape.values()))
-            own["finetune_from"] = make_base(work / f"base-{mark}", {"vocab_size": 128, **shape})
+            own = {**own, "finetune_from": make_base(work / "base-plan", {"vocab_size": 128, **BLOCKS})}
         rows = "long" if kind == "long" else "rows"
         files = [
             made_up(work / f"{rows}_{part}.jsonl", f"{rows} {part}", count, LENGTHS.get(kind, (100, 600)))
@@ -232,8 +229,7 @@ def plan(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
 
 def peer(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, Any]:
     """Ours beside transformers and PEFT."""
-    shape = {**PEER_BASE, **_shape(options)}
-    base = make_base(work / f"base-peer-{'-'.join(map(str, shape.values()))}", shape)
+    base = make_base(work / "base-peer", PEER_BASE)
     rows, steps = int(options["rows"] or 8), int(options["steps"] or 3) + 1
     held_out = made_up(work / "rows_valid.jsonl", "rows valid", 16, (100, 600))
     file = options["proteins"] or made_up(work / "rows_train.jsonl", "rows train", 256, (100, 600))
@@ -268,11 +264,11 @@ def peer(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
                 found["seconds"] = found["seconds"][1:]
             runs.append({"side": "ours", "way": mode, "turn": turn, **found})
             print(json.dumps(runs[-1]), flush=True)
-    body = _peer_body(runs, rows, steps - 1, shape)
+    body = _peer_body(runs, rows, steps - 1)
     return "Encoders with heads, compared with transformers and PEFT", body, runs
 
 
-def _peer_body(runs: list[dict[str, Any]], rows: int, steps: int, shape: Flags) -> str:
+def _peer_body(runs: list[dict[str, Any]], rows: int, steps: int) -> str:
     lines, best = [], []
     for mine in (run for run in runs if run["side"] == "ours"):
         others = [run for run in runs if run["side"] == "peer" and run["turn"] == mine["turn"]]
@@ -294,7 +290,7 @@ def _peer_body(runs: list[dict[str, Any]], rows: int, steps: int, shape: Flags) 
     told = "; ".join(f"{speed:.2f}x at {memory:.2f}" for memory, speed in best)
     return (
         f"{_target(is_met)}: one mode takes at most a third of the peer's memory at {LEAST_SPEED} times its speed or more, both as shipped: "
-        f"{told}. LoRA of rank 4 on q and v and a token head over {shape['num_layers']} frozen blocks of {shape['d_model']}, {rows} rows "
+        f"{told}. LoRA of rank 4 on q and v and a token head over {PEER_BASE['num_layers']} frozen blocks of {PEER_BASE['d_model']}, {rows} rows "
         f"a step, {steps} timed steps, dropout {DROPOUT}, AdamW; the peer in fp32. Speed and peak over the peer's: anonymous memory of the process "
         "tree, in brackets with pages of files (VmHWM). This project's is a whole run, with loading, evaluation and saving.\n\n"
     ) + markdown(["by", "peak, s a step", "beside the peer as shipped", "with its gradient checkpointing"], lines)
@@ -324,8 +320,7 @@ def _batches(settings: Flags, rows: int, steps: int) -> list[dict[str, Any]]:
 
 def embed(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, Any]:
     """Vectors, whole and continued."""
-    shape, rows = {**EMBED_BASE, **_shape(options)}, int(options["rows"] or 5000)
-    base = make_base(work / f"base-embed-{'-'.join(map(str, shape.values()))}", shape)
+    base, rows = make_base(work / "base-embed", EMBED_BASE), int(options["rows"] or 5000)
     texts = work / "texts.jsonl"
     if options["proteins"]:
         _head_of(Path(options["proteins"]), texts, rows)
@@ -370,7 +365,7 @@ def embed(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, 
         f"{_target(is_met)}: {rows:,} proteins, killed after {left} of {parts} parts and continued, give the same vectors "
         f"({'the same bytes' if is_same else 'other bytes'} of the file), and memory stays flat: at most {format_size(quarter)} while the first quarter is done, "
         f"{format_size(most)} in all, {format_size(continued.peak_bytes)} in the continued run. {whole.seconds:.0f} s, "
-        f"{rows / whole.seconds:.0f} proteins a second, with {shape['num_layers']} blocks of {shape['d_model']}."
+        f"{rows / whole.seconds:.0f} proteins a second, with {EMBED_BASE['num_layers']} blocks of {EMBED_BASE['d_model']}."
     )
     return "Encoders: vectors of proteins", body, figures
 
@@ -393,8 +388,7 @@ def proteins(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, st
     validation_file = made_up(work / f"{EVALUATED}_valid.jsonl", "valid", 4, (EVALUATED, EVALUATED))
     runs = []
     for name in names:
-        shape = {**LARGE_BASES[name], **_shape(options)}
-        base = make_base(work / f"base-{name}-{'-'.join(map(str, shape.values()))}", shape)
+        base = make_base(work / f"base-{name}", LARGE_BASES[name])
         settings = {
             **TOKEN, **LORA, "head_kind": "dense", "train_file": train_file, "validation_file": validation_file, "label_column": "structure",
             "finetune_from": base, "effective_batch_size": 1, "max_steps": steps, "eval_steps": steps, "save_steps": steps, "eval_rows": 1,
@@ -437,10 +431,6 @@ def _limited(limit: int) -> Iterator[Callable[[], None]]:
     import resource
 
     yield partial(resource.setrlimit, resource.RLIMIT_DATA, (limit, limit))
-
-
-def _shape(options: dict[str, str]) -> Flags:
-    return {name: int(value) for name, value in (pair.split("=") for pair in options["shape"].split(",") if pair)}
 
 
 def _target(is_met: bool) -> str:
