@@ -27,6 +27,7 @@ from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from data.batches.order import Order
 from data.dataset import MODES, LowMemDataset
+from units import MIB
 
 READS, SHOWN_ROWS = 300_000, 10**9
 STEP_ROWS = 8
@@ -35,8 +36,7 @@ PEER_ROWS, PEER_READS, BUFFER = 400_000, 40_000, 10_000
 
 def memory(name: str) -> float:
     """A line of /proc/self/status in MiB."""
-    with open("/proc/self/status", encoding="utf8") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name + ":")) / 1024
+    return children.status_bytes()[name] / MIB
 
 
 def reading(path: str, mode: str) -> dict[str, Any]:

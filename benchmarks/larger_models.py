@@ -23,7 +23,7 @@ from benchmarks.parts import children
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import read_rows
-from benchmarks.parts.watched import first_event, peak_of_process
+from benchmarks.parts.watched import first_event
 from config import load
 from devices import machine_file, processor
 from devices.cores import usable_cores
@@ -80,7 +80,7 @@ def run_case(name: str, rows: int, steps: int) -> dict[str, Any]:
         child = subprocess.Popen(command, cwd=ROOT, stdout=told, stderr=told, preexec_fn=limit.enter)
         moved: dict[str, int] = {}
         while child.poll() is None:
-            peak, moved = max(peak, peak_of_process(child.pid)), _moved(child.pid) or moved
+            peak, moved = max(peak, children.peak_of_process(child.pid)), _moved(child.pid) or moved
             time.sleep(0.1)
         used = int((limit.folder / ("memory.max_usage_in_bytes" if limit.is_v1 else "memory.peak")).read_text())
     events = read_rows(CACHE / "logs" / name / "metrics.jsonl") if child.returncode == 0 else []

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.children import run as run_child
 from benchmarks.parts.children import words_of
-from benchmarks.parts.results import ROOT, markdown
+from benchmarks.parts.results import markdown
 from benchmarks.parts.rows import write_rows
-from benchmarks.parts.watched import POLL_SECONDS, peak_of_process
-from memory.observe.processes import ProcessTree
 from units import MIB, format_size
 
 STEP = 4  # MiB, down to which it is halved
@@ -49,7 +44,7 @@ def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path
 
 def run(flags: Flags, budget: str) -> dict[str, Any]:
     """One command in folders that are gone afterwards: exit code, what it said, and the peak of its process tree."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf8") as errors:
+    with tempfile.TemporaryDirectory() as folder:
         own: Flags = {"memory_budget": budget, **flags}
         command, said = own.pop("command"), own.pop("said", "")
         if command not in ("merge", "export"):
@@ -61,20 +56,11 @@ def run(flags: Flags, budget: str) -> dict[str, Any]:
         if command == "dpo":
             own |= {"output_dir": f"{folder}/out", "log_dir": f"{folder}/logs"}
         words = words_of({name: value for name, value in own.items() if value is not None})
-        child = subprocess.Popen(
-            [sys.executable, "train_low_mem.py", command, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=errors, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert child.stdin is not None
-        child.stdin.write(said.encode())
-        child.stdin.close()
-        peak, tree = 0, ProcessTree(child.pid)
-        while child.poll() is None:
-            peak = max(peak, peak_of_process(child.pid), tree.usage().anon_bytes)
-            time.sleep(POLL_SECONDS)
-        errors.seek(0)
-        told = errors.read()
-    return {"budget": budget, "exit": child.returncode, "peak": peak, "over": OVER_MARK in told, "told": told[-300:]}
+        child = run_child(["train_low_mem.py", command, *words], environment={"OMP_NUM_THREADS": "1"}, said=said)
+    return {
+        "budget": budget, "exit": child.returncode, "peak": max(child.marked_bytes, child.peak_bytes),
+        "over": OVER_MARK in child.messages, "told": child.messages[-300:],
+    }  # fmt: skip
 
 
 def close_in(flags: Flags) -> dict[str, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Child:
     """How a child process went; `output` is what it printed, `messages` what it wrote to stderr.
 
     Args:
-        curve: (seconds, most bytes since the one before), at most one a second.
+        marked_bytes: see `peak_of_process`. curve: (seconds, most bytes since the one before), at most one a second.
     """
 
     returncode: int
@@ -38,6 +39,7 @@ class Child:
     messages: str
     seconds: float
     peak_bytes: int
+    marked_bytes: int
     high_water_bytes: int
     curve: tuple[tuple[float, int], ...] = ()
 
@@ -63,33 +65,38 @@ def run(
     environment: Mapping[str, str] | None = None,
     enter: Callable[[], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    said: str = "",
 ) -> Child:
     """Run `python WORDS` and watch its memory until it ends.
 
     Args:
         words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
         environment: added to this one's. enter: called in the child before Python starts, to limit it.
-        stop: once it returns True, the child is killed.
+        stop: once it returns True, the child is killed. said: what it reads from standard input.
     """
-    began, peak, high_water = time.perf_counter(), 0, 0
+    began, peak, marked, high_water = time.perf_counter(), 0, 0, 0
     curve: list[tuple[float, int]] = []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    with tempfile.TemporaryFile("w+", encoding="utf8") as out, tempfile.TemporaryFile("w+", encoding="utf8") as err:
+    with ExitStack() as opened:
+        given, out, err = (opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf8")) for _ in range(3))
+        given.write(said)
+        given.seek(0)
         child = subprocess.Popen(
-            [sys.executable, *words], cwd=cwd, env=environment, stdout=out, stderr=err, preexec_fn=enter
+            [sys.executable, *words], cwd=cwd, env=environment, stdin=given, stdout=out, stderr=err, preexec_fn=enter
         )
         tree = ProcessTree(child.pid)
         while child.poll() is None:
             held = tree.usage().anon_bytes
             peak = max(peak, held)
             _extend(curve, time.perf_counter() - began, held)
-            high_water = max(high_water, high_water_of(child.pid))
+            marked = max(marked, peak_of_process(child.pid))
+            high_water = max(high_water, status_bytes(child.pid).get("VmHWM", 0))
             if stop is not None and stop():
                 child.kill()
             time.sleep(SAMPLE_SECONDS)
         out.seek(0), err.seek(0)
         seconds = time.perf_counter() - began
-        return Child(child.returncode, out.read(), err.read(), seconds, peak, high_water, tuple(curve))
+        return Child(child.returncode, out.read(), err.read(), seconds, peak, marked, high_water, tuple(curve))
 
 
 def must_run(words: Sequence[str], cwd: Path = ROOT) -> Child:
@@ -107,13 +114,19 @@ def _extend(curve: list[tuple[float, int]], seconds: float, held: int) -> None:
         curve.append((seconds, held))
 
 
-def high_water_of(pid: int | str = "self") -> int:
-    """VmHWM of a process in bytes: the most that it had resident, pages of files included; 0 where that is not told."""
+def status_bytes(pid: int | str = "self") -> dict[str, int]:
+    """What the kernel counts of a process, such as RssAnon, in bytes; empty where that is not told."""
     try:
-        match = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return 0
-    return int(match.group(1)) * 1024 if match else 0
+        return {}
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def peak_of_process(pid: int) -> int:
+    """The most anonymous memory that a process has held so far by the kernel's own mark, in bytes; 0 once it is gone."""
+    held = status_bytes(pid)
+    return max(held["RssAnon"], held["VmHWM"] - held["RssFile"]) if "VmHWM" in held else 0
 
 
 def options_of(arguments: Sequence[str], allowed: dict[str, str], about: str) -> tuple[list[str], dict[str, str]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.parts.children import high_water_of
+from benchmarks.parts.children import status_bytes
 from benchmarks.throughput import saved_blocks
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
@@ -131,7 +131,7 @@ def main(system: str, name: str, rows: int, source: int, target: int, steps: int
     dtype = torch.float32 if system == "shipped" else compute_dtype()
     rates = {name: DEVICE.multiply_rate(kind) for name, kind in DTYPES.items()}
     name_of = {kind: name for name, kind in DTYPES.items()}
-    figures = {"seconds": seconds, "losses": losses, "high_water_bytes": high_water_of()}
+    figures = {"seconds": seconds, "losses": losses, "high_water_bytes": status_bytes().get("VmHWM", 0)}
     print(
         json.dumps({**figures, "rates": rates, "compute": name_of[dtype], "product_rate": DEVICE.multiply_rate(dtype)})
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 from safetensors import safe_open
 
-from benchmarks.parts.children import words_of
+from benchmarks.parts.children import peak_of_process, words_of
 from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT
 from benchmarks.parts.rows import read_rows
@@ -97,22 +96,6 @@ def count_weights(model: Path) -> int:
     """Weights in a model's folder."""
     with safe_open(model / "model.safetensors", "np") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-
-
-def peak_of_process(pid: int) -> int:
-    """The most anonymous memory that a process has held so far, in bytes; 0 once it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    kib = {
-        name: int(found.group(1))
-        for name in ("VmHWM", "RssFile", "RssAnon")
-        if (found := re.search(rf"{name}:\s+(\d+)", status))
-    }
-    if len(kib) < 3:
-        return 0
-    return 1024 * max(kib["RssAnon"], kib["VmHWM"] - kib["RssFile"])
 
 
 def _trainers(pid: int, processes: int) -> list[int]:
