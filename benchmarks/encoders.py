@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks.parts import children
 from benchmarks.parts.children import Child
 from benchmarks.parts.hard_limit import HardLimit
-from benchmarks.parts.results import ROOT, class_folder, markdown, write_section
+from benchmarks.parts.results import ROOT, class_folder, markdown, show_section
 from benchmarks.parts.rows import read_rows, write_rows
 from benchmarks.parts.watched import count_weights, last_event
 from commands.embed import PART_ROWS
@@ -450,9 +450,7 @@ def main(arguments: list[str]) -> None:
     for name in names:
         section, measure = SECTIONS[name]
         heading, body, figures = measure(options, flags, work)
-        print(f"\n{heading}\n{body}", flush=True)
-        if options["write"] == "True":
-            write_section(section, heading, body, figures)
+        show_section(section, heading, body, figures, options["write"] == "True")
 
 
 if __name__ == "__main__":

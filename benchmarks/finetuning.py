@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.parts import children
 from benchmarks.parts.finetuning_data import Setting
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.results import ROOT, markdown, show_section
 from benchmarks.parts.rows import read_rows
 from units import format_size
 
@@ -222,9 +222,7 @@ def main(arguments: list[str]) -> None:
                 print(json.dumps(runs[-1]), flush=True)
     heading = f"Finetuning {setting.model}, compared with transformers and PEFT"
     body = "\n\n".join([about(setting), table(runs), *verdicts(runs)])
-    print(f"\n{heading}\n{body}", flush=True)
-    if options["write"] == "True":
-        write_section(f"finetuning-{setting.model}", heading, body, runs)
+    show_section(f"finetuning-{setting.model}", heading, body, runs, options["write"] == "True")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import markdown, write_section
+from benchmarks.parts.results import markdown, show_section
 from config import T5ModelConfig
 from devices.cpu import CpuDevice
 from engine.weights import weight_store_for
@@ -133,9 +133,7 @@ def main(arguments: list[str]) -> None:
         runs.append(measure(case, ways, T5ModelConfig(**model_presets()[name]).vocab_size, repeats))
         print(json.dumps(runs[-1]), flush=True)
     heading, body = f"Generating answers: {name}, one thread", table(runs)
-    print(f"\n{heading}\n{body}", flush=True)
-    if options["write"] == "True":
-        write_section(f"generation-{name}", heading, body, runs)
+    show_section(f"generation-{name}", heading, body, runs, options["write"] == "True")
 
 
 def answer_lists(arguments: list[str]) -> None:
@@ -147,9 +145,8 @@ def answer_lists(arguments: list[str]) -> None:
     figures = answer_lists.measure(options)
     heading = f"Answers from a list of {int(options['answers']):,}: {options['model']}, {options['rows']} rows of {options['source']} tokens, {options['beams']} beams, {options['threads']} threads"
     body = answer_lists.table(figures)
-    print(f"\n{heading}\n{body}\n{json.dumps(figures)}", flush=True)
-    if options["write"] == "True":
-        write_section(f"generation-answers-{options['model']}", heading, body, figures)
+    print(json.dumps(figures), flush=True)
+    show_section(f"generation-answers-{options['model']}", heading, body, figures, options["write"] == "True")
 
 
 if __name__ == "__main__":

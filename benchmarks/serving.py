@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts.children import options_of
-from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.results import ROOT, markdown, show_section
 
 OPTIONS = {
     "model": "t5-small", "clients": "8", "requests": "32", "turns": "2", "dtype": "fp32", "budget": "3G", "peer": "True",
@@ -225,14 +225,8 @@ def main(arguments: list[str]) -> None:
         heading = f"Serving {options['model']} ({options['dtype']}) with answers from a list: {count} requests of at most {most} tokens"
     peaks = ", ".join(f"`{name}` {run['peak_mib']:.0f} MiB" for name, run in runs.items() if "peak_mib" in run)
     body = table(runs, count, clients) + f"\n\nPeak: {peaks} of {options['budget']}."
-    print(f"\n{heading}\n{body}", flush=True)
-    if options["write"] == "True":
-        write_section(
-            f"serving-{'answers-' if listed else ''}{options['model']}-{options['dtype']}",
-            heading,
-            body,
-            figures,
-        )
+    section = f"serving-{'answers-' if listed else ''}{options['model']}-{options['dtype']}"
+    show_section(section, heading, body, figures, options["write"] == "True")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.parts import children
-from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
+from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
 from config import DEVICES, T5ModelConfig
 from memory.estimate.time import Amount, flops_of, recomputed_flops
 from settings.precedence import model_presets
@@ -160,9 +160,7 @@ def main(arguments: list[str]) -> None:
                 print(json.dumps(runs[-1]), flush=True)
         body = "\n\n".join([table(runs), *notes(work, runs)])
         heading = f"{name}: {work.rows} rows of {work.source} + {work.target} tokens, one step"
-        print(f"\n{heading}\n{body}", flush=True)
-        if options["write"] == "True":
-            write_section(f"throughput-{name}", heading, body, runs)
+        show_section(f"throughput-{name}", heading, body, runs, options["write"] == "True")
 
 
 def on_gpu(names: list[str], systems: list[str], options: dict[str, str]) -> None:

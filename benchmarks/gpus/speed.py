@@ -12,7 +12,7 @@ import sys
 from benchmarks.gpus.card import watched_card
 from benchmarks.gpus.works import PEERS, SYSTEMS, described, fitting_rows, tokens_of, works
 from benchmarks.parts import children
-from benchmarks.parts.results import Run, markdown, pairs_of, ratio, speeds_of, write_section
+from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
 from units import format_size
 
 STEPS = 10
@@ -36,10 +36,8 @@ def compare(names: list[str], systems: list[str], repeats: int, device: str, wri
                 runs.append({**measure(system, name, device, rows), "turn": turn})
                 print(json.dumps(runs[-1]), flush=True)
         heading, body = described(name, works(device, rows)[name]), "\n\n".join([table(runs), *notes(runs)])
-        print(f"\n{heading}\n{body}", flush=True)
         card = next((run["card"] for run in runs if "failed" not in run), "")
-        if write and card:
-            write_section(f"throughput-{name}", heading, body, runs, card=card)
+        show_section(f"throughput-{name}", heading, body, runs, write and bool(card), card)
 
 
 def one_system(system: str, name: str, device: str, rows: int) -> children.Child:

@@ -109,6 +109,13 @@ def write_section(name: str, heading: str, body: str, data: Any, page: Path = PA
     page.write_text(text, encoding="utf8")
 
 
+def show_section(name: str, heading: str, body: str, data: Any, is_written: bool, card: str = "") -> None:
+    """Print a section of docs/benchmarks.md, and write it if that is wanted."""
+    print(f"\n{heading}\n{body}", flush=True)
+    if is_written:
+        write_section(name, heading, body, data, card=card)
+
+
 def write_figures(name: str, data: Any, page: Path = PAGE, card: str = "") -> None:
     """Put raw figures beside a page as JSON, with date and machine."""
     raw = page.parent / "benchmarks" / class_folder(card) / f"{name}.json"
