@@ -172,13 +172,7 @@ def table(runs: dict[str, dict[str, Any]], count: int, clients: int) -> str:
         ]
         for name, run in runs.items()
     ]  # fmt: skip
-    header = [
-        "server",
-        "sequential, requests/s",
-        f"{clients} concurrent clients, requests/s",
-        "ratio",
-        "answers equal",
-    ]
+    header = ["server", "sequential, requests/s", f"{clients} concurrent clients, requests/s", "ratio", "answers equal"]
     return markdown(header, rows)
 
 

@@ -110,11 +110,7 @@ def _api(board: Board) -> list[Route]:
         ("GET", "/api/runs/{name}/stream", lambda board, request: _events(run_events(board, _known(board, request)))),
         ("GET", "/api/runs/{name}/window", _window),
         ("GET", "/api/runs/{name}/log", lambda board, request: PlainTextResponse(board.log(_known(board, request)))),
-        (
-            "GET",
-            "/api/runs/{name}/size",
-            lambda board, request: {"bytes": size_of(board.places, _known(board, request))},
-        ),
+        ("GET", "/api/runs/{name}/size", _size),
         ("POST", "/api/runs/{name}/wish", _wish),
         ("POST", "/api/plan", lambda board, request, body: board.plan(_flags(body))),
         ("GET", "/api/plans", _plans),
@@ -154,6 +150,10 @@ def _run(board: Board, request: Request) -> Any:
     return {**board.details(name), "chart": board.compare([name])["runs"][name]}
 
 
+def _size(board: Board, request: Request) -> Any:
+    return {"bytes": size_of(board.places, _known(board, request))}
+
+
 def _window(board: Board, request: Request) -> Any:
     first, last = (int(request.query_params.get(key, "x")) for key in ("first", "last"))
     if not 0 <= first <= last < MOST_STEPS:
@@ -179,12 +179,8 @@ def _wish(board: Board, request: Request, body: dict[str, Any]) -> Any:
 def _plans(board: Board, request: Request) -> Any:
     """The plans of a model on all machines that have a name, and on this one."""
     flags = {name: request.query_params.get(name, "") for name in ("model_preset", "memory_mode")}
-    if flags["model_preset"] not in form(spoken())["models"] or flags["memory_mode"] not in (
-        "",
-        "standard",
-        "low",
-        "ultra",
-    ):
+    modes = ("", "standard", "low", "ultra")
+    if flags["model_preset"] not in form(spoken())["models"] or flags["memory_mode"] not in modes:
         raise Outside("no such model or mode")
     given = {name: value for name, value in flags.items() if value}
     return board.planner.plans_of(given, ["auto", *form(spoken())["machines"]])

@@ -64,10 +64,7 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
         question = say(
             "permanently delete {run}, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size
         )
-        if input(question).strip().lower() not in (
-            "y",
-            "yes",
-        ):
+        if input(question).strip().lower() not in ("y", "yes"):
             print(say("nothing was deleted"))
             return
     try:

@@ -57,9 +57,8 @@ class Planner:
         found = await self._ask(words, fresh_seconds)
         if "plan" not in found or reserved_bytes <= 0:
             return {**found, "fits_now": "plan" in found, "reserved_bytes": 0}
-        if found["machine"][
-            "has_own_memory"
-        ]:  # of which the others still take an unknown part: once they have, it is measured
+        # of memory of its own the others still take an unknown part: once they have, it is measured
+        if found["machine"]["has_own_memory"]:
             return {**found, "fits_now": False, "reserved_bytes": reserved_bytes, "available_bytes": 0}
         available = int(found["machine"]["available_bytes"]) - reserved_bytes
         if int(found["plan"]["budget_bytes"]) > available:

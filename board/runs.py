@@ -167,13 +167,11 @@ def _started(launch: dict[str, Any], record: dict[str, Any], beat: dict[str, Any
 
 def _state(folder: Path, beat: dict[str, Any], launch: dict[str, Any], has_ended: bool, now: float) -> tuple[str, str]:
     """The state of a run, and why it is so."""
-    if launch and (launch.get("asked") or 0.0) > (
-        beat.get("started") or 0.0
-    ):  # newer than what the run's own files say
+    # newer than what the run's own files say
+    if launch and (launch.get("asked") or 0.0) > (beat.get("started") or 0.0):
         if launch.get("process") is None:
-            return "failed" if launch.get("refused") else "waiting", str(
-                launch.get("refused") or launch.get("why") or ""
-            )
+            reason = str(launch.get("refused") or launch.get("why") or "")
+            return "failed" if launch.get("refused") else "waiting", reason
         if launch.get("exit_code") is None and _lives_here(launch):
             return "starting", ""
         if launch.get("exit_code") == 0:

@@ -251,16 +251,10 @@ def _data_settings(config: Config, model: ModelFolders) -> Config:
     if (saved := model.run_settings) is not None:
         here = {name: config.as_dict()[name] for name in places()}
         flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
-    others = (
-        "model",
-        "adapter",
-        "overwrite",
-        *config.answer.__dict__,
-        "json",
-        "metrics",
-        "eval_generate_rows",
-        *config.generate.__dict__,
-    )
+    others = {
+        "model", "adapter", "overwrite", "json", "metrics", "eval_generate_rows",
+        *vars(config.answer), *vars(config.generate),
+    }  # fmt: skip
     shape = model.shape
     if shape.head in HEADS:
         decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}

@@ -50,13 +50,7 @@ def tokenizer(config: Config) -> None:
             )
         )
     show, kind = Progress(1), look(config, tokenizer_type_of, config, task)
-    show.note(
-        say(
-            "training a {kind} tokenizer, to be written to {folder}",
-            kind=kind,
-            folder=folder,
-        )
-    )
+    show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
     with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
         make_folder(Path(config.data.cache_dir))
     trained = look(config, train_task_tokenizer, config, task)

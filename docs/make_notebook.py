@@ -204,9 +204,8 @@ def execute(made: Any, folder: Path = HERE) -> Any:
     for cell in done.cells:
         cell.metadata.pop("execution", None)  # times of day, which change
         if cell.cell_type == "code":
-            cell.outputs = [
-                output for output in cell.outputs if output.get("name") != "stderr"
-            ]  # warnings of other packages
+            # without warnings of other packages
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return done
 
 

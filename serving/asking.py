@@ -214,10 +214,7 @@ class _Fields:
                 continue
             if name in HOLDERS or (name in NEUTRAL and not _is_neutral(value, NEUTRAL[name])) or name in TAKEN:
                 raise Refused(
-                    400,
-                    f"{name} = {str(value)[:100]!r}, is not supported here; omit it",
-                    name,
-                    "unsupported_parameter",
+                    400, f"{name} = {str(value)[:100]!r}, is not supported here; omit it", name, "unsupported_parameter"
                 )
             if name not in NEUTRAL and (near := get_close_matches(name, TAKEN, 1, 0.8)):
                 text = f"{name[:100]}, is not a field of this request; is {near[0]} meant?"

@@ -85,11 +85,7 @@ def event(content: Mapping[str, Any]) -> bytes:
 
 def usage(prompt_tokens: int, written: int) -> dict[str, int]:
     """Counts of tokens."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": prompt_tokens + written,
-    }
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": written, "total_tokens": prompt_tokens + written}
 
 
 def problem(status: int, text: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -99,11 +95,7 @@ def problem(status: int, text: str, param: str | None = None, code: str | None =
 
 
 def refusal(
-    status: int,
-    text: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    status: int, text: str, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The answer to a request that cannot be done."""
     return JSONResponse(problem(status, text, param, code), status, dict(headers or {}))

@@ -57,28 +57,9 @@ def write_data(folder: Path) -> None:
     """Text, pairs and preferences, the same for everybody."""
     draw = random.Random(7)
     words = [
-        "the",
-        "river",
-        "runs",
-        "under",
-        "a",
-        "stone",
-        "bridge",
-        "where",
-        "small",
-        "boats",
-        "wait",
-        "for",
-        "morning",
-        "light",
-        "春天",
-        "的",
-        "河水",
-        "从",
-        "石桥",
-        "下",
-        "流过",
-    ]
+        "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
+        "春天", "的", "河水", "从", "石桥", "下", "流过",
+    ]  # fmt: skip
 
     def sentence() -> str:
         return " ".join(draw.choices(words, k=draw.randint(3, 20)))

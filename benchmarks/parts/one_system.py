@@ -95,12 +95,7 @@ def peer(is_tuned: bool, config: T5ModelConfig, rows: int, source: int, target: 
 
     is_bf16 = is_tuned and compute_dtype() == torch.bfloat16
     model = T5ForConditionalGeneration(
-        T5Config(
-            **peer_shape(config),
-            dropout_rate=0.0 if is_tuned else 0.1,
-            use_cache=False,
-            decoder_start_token_id=0,
-        )
+        T5Config(**peer_shape(config), dropout_rate=0.0 if is_tuned else 0.1, use_cache=False, decoder_start_token_id=0)
     ).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_tuned or None)
     run = torch.compile(model) if is_tuned else model

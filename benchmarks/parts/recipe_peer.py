@@ -55,13 +55,7 @@ def main(
 ) -> None:  # fmt: skip
     """Train and save."""
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForSeq2SeqLM,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        set_seed,
-    )
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
     set_seed(seed)
     shape = AutoConfig.from_pretrained(model, dtype="float32")

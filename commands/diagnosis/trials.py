@@ -26,9 +26,8 @@ SHARES = (0.25, 0.5, 1.0, 2.0)  # of max_seq_len
 SHORTEST, LONGEST = 16, 65536  # tokens
 
 
-Trial = tuple[
-    str, str, Config
-]  # its kind ("step", "sequence length" or "LoRA rank"), which one of its kind, and how a run would have it
+# its kind ("step", "sequence length" or "LoRA rank"), which one of its kind, and how a run would have it
+Trial = tuple[str, str, Config]
 
 
 def trial_name(kind: str, label: str) -> str:
@@ -67,14 +66,8 @@ def run_trials(trials: list[Trial], machine: Machine, tell: Callable[[str], obje
     has_loaded = False
     for number, (kind, label, config) in enumerate(trials, 1):
         row: dict[str, Any] = {
-            "kind": kind,
-            "label": label,
-            **unknown,
-            "tokens": 0,
-            "outcome": "",
-            "tensor_bytes": 0,
-            "used_bytes": 0,
-        }
+            "kind": kind, "label": label, **unknown, "tokens": 0, "outcome": "", "tensor_bytes": 0, "used_bytes": 0,
+        }  # fmt: skip
         try:
             spec = resolve(config, machine, Rows.as_set(config))
         except DoesNotFit as error:
