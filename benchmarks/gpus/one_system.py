@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpus.works import PEERS, flops_of, in_mode, works
+from benchmarks.gpus.works import PEERS, flops_of, works
+from benchmarks.throughput import saved_blocks
 from benchmarks.traced.traced_step import TracedWork, batches_of, engine_of, planned_bytes
 from commands.diagnosis.device_speed import peer_step
 from devices.base import Device, form_scores, name_of
@@ -59,7 +60,9 @@ def measured(system: str, work: TracedWork, device: Device, steps: int) -> dict[
     """
     device.set_exact_fp32(False)  # the fast fp32 way for all
     device.reset_peak()
-    mine = None if system in PEERS else in_mode(work, system.removeprefix("ours-"))
+    mine = None
+    if system not in PEERS:
+        mine = replace(work, saved=saved_blocks(system.removeprefix("ours-"), work.num_blocks))
     if mine is None:
         (batch,), shape = batches_of(work), replace(work.model, dropout_rate=work.dropout)
         attention = "eager" if system == "eager" else "sdpa"

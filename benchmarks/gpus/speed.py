@@ -10,7 +10,7 @@ import json
 import sys
 
 from benchmarks.gpus.card import watched_card
-from benchmarks.gpus.works import PEERS, SYSTEMS, described, fitting_rows, tokens_of, works
+from benchmarks.gpus.works import PEERS, SYSTEMS, described, fitting_rows, works
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
 from units import format_size
@@ -51,7 +51,7 @@ def measure(system: str, name: str, device: str, rows: int) -> Run:
     if child.failure:
         return {"system": system, "failed": child.failure}
     figures = child.figures
-    seconds, tokens = min(figures["seconds"]), tokens_of(works(device, rows)[name])
+    seconds, tokens = min(figures["seconds"]), sum(map(sum, works(device, rows)[name].lengths))
     speed = {"tokens_per_second": tokens / seconds, "share": figures["flops"] / seconds / figures["product_rate"]}
     return {**figures, **speed, "system": system, "outside_bytes": card.peak_bytes, "process_bytes": child.peak_bytes}
 

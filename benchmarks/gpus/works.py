@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.checks import launches
-from benchmarks.throughput import saved_blocks
 from benchmarks.traced.traced_step import TracedWork, lengths_between
 from config import T5ModelConfig
 from memory.estimate.time import Amount
@@ -37,16 +36,6 @@ def fitting_rows(free_bytes: int) -> int:
     5 GiB and 0.41 GiB a row, as traced on tensors that hold nothing; its own attention takes 0.2 GiB a row more.
     """
     return next((rows for rows in ROWS if (5 + 0.41 * rows) * GIB <= 0.85 * free_bytes), ROWS[-1])
-
-
-def in_mode(work: TracedWork, mode: str) -> TracedWork:
-    """The work in mode standard, low or ultra."""
-    return replace(work, saved=saved_blocks(mode, work.num_blocks))
-
-
-def tokens_of(work: TracedWork) -> int:
-    """Source and target tokens of a step, without padding."""
-    return sum(source + target for source, target in work.lengths)
 
 
 def flops_of(work: TracedWork) -> float:
