@@ -10,6 +10,5 @@ KIND_BY_SUFFIX = {
     ".fasta": FASTA, ".fa": FASTA, ".faa": FASTA,
 }  # fmt: skip
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-ENCRYPTED = (
-    "is encrypted; write it again without encryption"  # of Parquet, which may encrypt a whole file or some columns
-)
+# of Parquet, which may encrypt a whole file or some columns
+ENCRYPTED = "is encrypted; write it again without encryption"

@@ -173,9 +173,8 @@ class ParquetTable:
         self.num_rows = int(self._starts[-1])
         self._file: pq.ParquetFile | None = None
         self._at: tuple[int, tuple[str, ...]] | None = None  # the group and the columns of what is kept
-        self._kept: deque[tuple[int, pa.RecordBatch]] = (
-            deque()
-        )  # batches that follow each other, each with its first row
+        # batches that follow each other, each with its first row
+        self._kept: deque[tuple[int, pa.RecordBatch]] = deque()
         self._kept_bytes = self._end = 0  # of them; and the row behind them
         self._later: Iterator[pa.RecordBatch] = iter(())
 

@@ -52,9 +52,8 @@ class StepLengths:
             return self
         dtype = self.sources.dtype if max(longest) < SHORT else np.int64
         sources, targets = self.sources.astype(dtype), self.targets.astype(dtype)
-        place = (
-            sources.astype(np.int64) * (int(targets.max()) + 1) + targets
-        ).argmax()  # the last, where rows are sorted
+        # the last, where rows are sorted
+        place = (sources.astype(np.int64) * (int(targets.max()) + 1) + targets).argmax()
         sources.flat[place], targets.flat[place] = longest
         return StepLengths(sources, targets, False)
 
@@ -83,9 +82,8 @@ def step_lengths(
             for step in chosen for rank in range(num_processes)
         )  # fmt: skip
         found = StepLengths(*made, len(chosen) == len(steps))
-        return (
-            found if manifest.kind == STREAM else found.with_longest(loader.longest)
-        )  # the objective decides of a window
+        # of a stream the objective decides of a window
+        return found if manifest.kind == STREAM else found.with_longest(loader.longest)
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
     lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
     at_once = max(1, PLACES_AT_ONCE // effective_batch_size)

@@ -59,9 +59,8 @@ class Encoded:
     def pair_lengths(self, reach: Reach, only_last: bool, is_reversed: bool = False) -> list[Counts]:
         """Of histories, or reversed ones, the encoder and decoder tokens of each pair; see `data.batches.histories`."""
         numbers, counts = self.columns[-1]
-        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])[
-            : len(counts)
-        ]  # of nothing, split makes a part
+        # of nothing, split makes a part
+        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])[: len(counts)]
         rows = list(map(reversed_numbers, rows)) if is_reversed else rows
         return list(pair_lengths(rows, reach, only_last))
 

@@ -92,9 +92,10 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     if task.shards is not None:
         return None
     held_out = held_out_sources(config.data)
+    # elsewhere each costs a journey
     here, held_out_here = (
         [source for source in sources if isinstance(source.path, Path)] for sources in (task.sources, held_out)
-    )  # elsewhere each costs a journey
+    )
     check_columns([*here, *held_out_here], task.columns)
     if task.kind == STREAM:
         return None

@@ -62,9 +62,7 @@ COMPRESSION_BY_MAGIC = {
     **dict.fromkeys((b"BZh%d1AY&SY" % level for level in range(1, 10)), "bzip2"),
     **{bytes([number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(0x50, 0x60)},  # a frame to skip comes first: pzstd's sizes
 }  # fmt: skip
-CACHED = re.compile(
-    r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow"
-)  # what `datasets` keeps of map() and the like beside its data
+CACHED = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")  # what `datasets` keeps of map() beside its data
 TABLES = (PARQUET, ARROW_FILE, ARROW_STREAM)
 OBJECTS = (JSONL, JSON)  # one object a line, or all in one array
 FIRST_BYTES = 512  # of a file, which tell what it is

@@ -190,10 +190,9 @@ class Columns:
             before, cells = self._before(record), [text.read(record) for text in texts]
             if self.is_spoken:
                 before, cells = self._asked(before, cells)
+            # a prompt without a response teaches nothing; preferences are checked as a whole
             for name, cell in zip(self.texts, cells, strict=True) if is_pair else ():
-                if (
-                    not cell or cell.isspace()
-                ):  # a prompt without a response teaches nothing; preferences are checked as a whole
+                if not cell or cell.isspace():
                     raise ValueError(f"{name or 'prompt'} is empty")
             return tuple(cells) if is_plain else (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
 
@@ -282,9 +281,8 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
         kind: "pairs", "preferences", or "prompts", which need no answers where they have the settings' name.
         first: columns of the first row. sample: of all columns, the first cell that is not null, or one of its type.
     """
-    answers = {"pairs": (data.response_column,), "preferences": (data.chosen_column, data.rejected_column)}.get(
-        kind, ()
-    )
+    all_answers = {"pairs": (data.response_column,), "preferences": (data.chosen_column, data.rejected_column)}
+    answers = all_answers.get(kind, ())
     defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
     is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
     if data.items_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.items_column in first)):
@@ -296,9 +294,8 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     messages = next((name for name in MESSAGES_COLUMNS if name in first and not history), "")
     turns = messages or history or (HISTORY if isinstance(sample.get(HISTORY, ""), (list, type(None))) else "")
     before = Columns((), turns, _rules(sample), is_known=not history or history in sample)
-    if kind == "preferences" or (
-        has_answers and answers == (data.chosen_column,)
-    ):  # of which the better answers are measured
+    # of preferences read as pairs the better answers are measured
+    if kind == "preferences" or (has_answers and answers == (data.chosen_column,)):
         asked = next((_made(asked, sample) for asked in ASKED if asked.split("+")[0] in first and not messages), "")
         return _spoken(replace(before, texts=(asked, *answers)), sample) if has_answers else None
     if messages:

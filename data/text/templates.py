@@ -46,20 +46,18 @@ class Template:
 
     Args:
         text: holds {prompt} once, and {system} once at most. prefix: comes before everything, such as "summarize: ".
-        name: what was asked for, for messages.
+        name: what was asked for, for messages. turns: whether prompts with turns before them were learnt.
+        histories: settings by which prompts were made of items. jinja: a chat template, which says all the words but for the
+            prefix; text is not used then. tokens: the tokenizer's special tokens, for a chat template.
     """
 
     text: str = TEMPLATES[PLAIN]
     prefix: str = ""
     name: str = PLAIN
-    turns: bool = field(default=False, compare=False)  # whether prompts with turns before them were learnt
-    histories: dict[str, Any] = field(
-        default_factory=dict, compare=False
-    )  # settings by which prompts were made of items
-    jinja: str = ""  # a chat template, which says all the words but for the prefix; text is not used then
-    tokens: dict[str, str] = field(
-        default_factory=dict, hash=False
-    )  # the tokenizer's special tokens, for a chat template
+    turns: bool = field(default=False, compare=False)
+    histories: dict[str, Any] = field(default_factory=dict, compare=False)
+    jinja: str = ""
+    tokens: dict[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def load(cls, name_or_text: str, prefix: str = "", tokens: Mapping[str, str] | None = None) -> Template:
@@ -74,13 +72,8 @@ class Template:
         if asked in TEMPLATES:
             return cls(TEMPLATES[asked], _unescaped(prefix), asked)
         if "{%" in name_or_text or "{{" in name_or_text:
-            return cls(
-                "",
-                _unescaped(prefix),
-                name_or_text,
-                jinja=name_or_text,
-                tokens=dict(T5_TOKENS if tokens is None else tokens),
-            )
+            given = dict(T5_TOKENS if tokens is None else tokens)
+            return cls("", _unescaped(prefix), name_or_text, jinja=name_or_text, tokens=given)
         text = _unescaped(name_or_text)
         places = _PLACE.findall(text)
         problem = ""

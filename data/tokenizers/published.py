@@ -161,9 +161,8 @@ class _Stated:
             has_own_flags = number in self.described and known_tokens.get(number) != token
             if known is None or (number == known and has_own_flags):
                 changed.append(token)
-        for is_special, tokens in groupby(
-            changed, key=lambda token: token.special
-        ):  # each call takes time by all tokens
+        # together, as each call takes time by all tokens
+        for is_special, tokens in groupby(changed, key=lambda token: token.special):
             (backend.add_special_tokens if is_special else backend.add_tokens)(list(tokens))
         for number, token in ordered:
             if backend.token_to_id(token.content) != number:

@@ -24,10 +24,7 @@ LONGEST_SAMPLE_CHARS = 64 * 1024  # of one row: one huge row should not be the s
 IN_MEMORY_BYTES = 8 * 2**20  # of a sample, before it goes to the disk
 HEAD = struct.Struct("<QI")  # of a waiting row: its key and its bytes
 KEYS, BINS = 2**64, 4096
-LONG_WORD, PAIR = (
-    16,
-    2,
-)  # characters: longer words may be halved; of scripts without spaces, all that are longer than a pair
+LONG_WORD, PAIR = 16, 2  # characters: longer words may be halved; of scripts without spaces, all longer than a pair
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 ROUNDS = 3  # so often is a word of sixteen letters halved before more frequent ones are
 _FIRST_UNSPACED = "\u0e00"  # where these scripts begin; Hangul above it has spaces, and halving it costs little
@@ -48,10 +45,8 @@ class TrainingLimits:
     unigram_letters: int
 
 
-SMALL, LARGE = (
-    TrainingLimits(200_000, 600_000, 300_000),
-    TrainingLimits(1_000_000, 5_000_000, 1_200_000),
-)  # about 130 and 800 MiB
+SMALL = TrainingLimits(200_000, 600_000, 300_000)  # about 130 MiB
+LARGE = TrainingLimits(1_000_000, 5_000_000, 1_200_000)  # about 800 MiB
 
 
 def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | None = None) -> Iterator[str]:
