@@ -163,20 +163,19 @@ class LabelledBatch(Batch):
         return int((~is_masked).sum())
 
 
-def collate(rows: Sequence[Row], pad_token_id: int, length_multiple: int = LENGTH_MULTIPLE) -> Batch:
-    """Pad rows to the longest, rounded up.
+def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:
+    """Pad rows to the longest, rounded up to `LENGTH_MULTIPLE`, so that fewer shapes occur.
 
     Args:
         rows: one or more.
         pad_token_id: fills `input_ids`; labels are filled with -100.
-        length_multiple: S and T are multiples of this, so that fewer shapes occur.
     Memory:
         8 bytes x B x (S + T).
     """
     return Batch(
-        input_ids=_pad([row.input_ids for row in rows], pad_token_id, length_multiple),
+        input_ids=_pad([row.input_ids for row in rows], pad_token_id),
         input_lengths=np.array([len(row.input_ids) for row in rows], np.int64),
-        labels=_pad([row.labels for row in rows], IGNORED_LABEL, length_multiple),
+        labels=_pad([row.labels for row in rows], IGNORED_LABEL),
         target_lengths=np.array([len(row.labels) for row in rows], np.int64),
         keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
         past=[row.past for row in rows if row.past is not None] or None,
@@ -189,7 +188,7 @@ def collate_preferences(rows: Sequence[PreferenceRow], pad_token_id: int) -> Pre
     known = [row.reference for row in rows if row.reference is not None]
     prompts = collate([Row(row.input_ids, row.chosen, row.key) for row in rows], pad_token_id)
     return PreferenceBatch(
-        prompts.input_ids, prompts.input_lengths, _pad(answers, IGNORED_LABEL, LENGTH_MULTIPLE),
+        prompts.input_ids, prompts.input_lengths, _pad(answers, IGNORED_LABEL),
         np.array([len(answer) for answer in answers], np.int64), prompts.keys,
         reference=np.stack(known, axis=1).reshape(-1) if known else None,
     )  # fmt: skip
@@ -207,9 +206,9 @@ def collate_labels(rows: Sequence[LabelledRow], pad_token_id: int) -> LabelledBa
     return LabelledBatch(texts.input_ids, texts.input_lengths, labels, target_lengths, texts.keys)
 
 
-def _pad(sequences: Sequence[NDArray[np.int64]], filler: int, multiple: int) -> NDArray[np.int64]:
+def _pad(sequences: Sequence[NDArray[np.int64]], filler: int) -> NDArray[np.int64]:
     longest = max(len(sequence) for sequence in sequences)
-    padded = np.full((len(sequences), -(-longest // multiple) * multiple), filler, np.int64)
+    padded = np.full((len(sequences), -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), filler, np.int64)
     for line, sequence in zip(padded, sequences, strict=True):
         line[: len(sequence)] = sequence
     return padded

@@ -240,18 +240,16 @@ class StepLoader:
         batch_size: int,
         rank: int = 0,
         num_processes: int = 1,
-        max_tokens: int | None = None,
     ) -> list[Batch]:
         """Give the batches of one process at one step.
 
         Args:
             step: 0-based, counted over all epochs.
             effective_batch_size: rows of the step over all processes; batch_size: most rows of one batch.
-            max_tokens: most encoder and decoder tokens of one batch (a longer row is a batch of its own); None: by
-            `batch_tokens`, or any.
         Returns:
-            batches that hold, over all processes, each row of the step once; none where there are fewer rows than
-            processes. With `group_by_length`, rows of a batch are of like length.
+            batches that hold, over all processes, each row of the step once, and at most `batch_tokens` encoder and decoder
+            tokens (a longer row is a batch of its own); none where there are fewer rows than processes. With
+            `group_by_length`, rows of a batch are of like length.
         """
         first = step * effective_batch_size
         row_numbers = self._order.rows(first, effective_batch_size)
@@ -263,7 +261,7 @@ class StepLoader:
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
             rows = self._rows(row_numbers[share], keys[share])
-        return [self._collate(group) for group in filled(rows, batch_size, max_tokens or self.max_tokens)]
+        return [self._collate(group) for group in filled(rows, batch_size, self.max_tokens)]
 
     def evaluation_batches(
         self, max_rows: int, batch_size: int, rank: int = 0, num_processes: int = 1, rows: range | None = None

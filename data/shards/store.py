@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
 from language import say
-from settings.consistency import HEADS, SEQUENCE, TOKEN
+from settings.consistency import SEQUENCE, TOKEN
 from settings.errors import UserError
-from storage import MOST_TABLE_BYTES, read_text
+from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -48,7 +48,6 @@ COLUMNS = {
 }  # fmt: skip
 ROW_TOKENS = 512
 BATCH_ROWS = 128
-PIECE_BYTES = 1024**2  # read of a file for its checksum
 LengthFacts = dict[str, Any]
 _sound: set[tuple[str, int, int]] = set()  # path, size and time of change of files that were checked
 
@@ -103,11 +102,6 @@ class Manifest:
     def label_names(self) -> tuple[str, ...]:
         """Of rows with labels, their names; none where they are numbers."""
         return tuple(self.content.get("labels", ()))
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether labels are numbers to be predicted."""
-        return self.kind in HEADS and not self.label_names
 
     def label_counts(self, split: str) -> tuple[int, ...]:
         """How often each label occurs in a split, in the order of their names."""

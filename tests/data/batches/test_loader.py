@@ -146,13 +146,11 @@ def test_micro_batches_are_filled_by_tokens(configure: Any, pairs_file: Path) ->
     arguments = {"effective_batch_size": 60, "num_processes": 3}
     for rank in range(3):
         alone = loader.micro_batches(2, batch_size=60, rank=rank, **arguments)
-        by_tokens = loader.micro_batches(2, batch_size=60, rank=rank, max_tokens=150, **arguments)
+        by_tokens = limited.micro_batches(2, batch_size=60, rank=rank, **arguments)
         assert rows_of(by_tokens) == rows_of(alone)
         assert all(batch.num_tokens <= 150 for batch in by_tokens)
         sizes = [batch.num_rows for batch in by_tokens]
         assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]  # short rows come first, and many at once
-        assert rows_of(limited.micro_batches(2, batch_size=60, rank=rank, **arguments)) == rows_of(alone)
-        assert [b.num_rows for b in limited.micro_batches(2, batch_size=60, rank=rank, **arguments)] == sizes
         assert max(b.num_rows for b in limited.micro_batches(2, batch_size=5, rank=rank, **arguments)) <= 5
 
 
