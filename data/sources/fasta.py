@@ -6,6 +6,7 @@ The labels of residues, and masks of them, may stand in further files of the sam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from data.sources.files import Source
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, place_of, too_long
@@ -34,7 +35,7 @@ def fasta_records(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Reco
 def _entries(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, str, str]]:
     """Line, id and sequence of each record that can be read."""
     begun, name, parts, size, problem = 0, "", list[str](), 0, ""
-    for number, line in numbered_lines(source):
+    for number, line in chain(numbered_lines(source), [(0, b">")]):  # behind the last record as before another
         try:
             text = line.decode("utf8").strip()
         except UnicodeDecodeError as error:
@@ -54,10 +55,6 @@ def _entries(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, str, str]
             if size >= LONGEST_LINE_BYTES:
                 problem, text = too_long(), ""
             parts.append("".join(text.split()))
-    if begun and not problem:
-        yield begun, name, "".join(parts)
-    elif begun:
-        bad_rows.add(source.path, place_of(source, begun), problem)
 
 
 class _ById:
