@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
@@ -256,11 +256,7 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
 # --- things made once ---
 
 
-class Once(Protocol):
-    """`make_once`, or `only_if_made` in its place."""
-
-    def __call__(self, target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
-        """`target`, made or found."""
+Once = Callable[..., Path]  # `make_once`, or `only_if_made` in its place
 
 
 class NotMade(Exception):

@@ -277,7 +277,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         self.columns = list(columns) if columns is not None else list(self._files[0].columns)
         self._check_columns()
         self._starts = starts(file.num_rows for file in self._files)
-        self._recent: deque[int] = deque()  # files that hold something open
+        self._recent: deque[int] = deque()  # files that hold something open, the one opened longest ago first
         self._pid = os.getpid()
 
     def _check_mode(self, ultra_low_mem: bool) -> None:
@@ -333,7 +333,11 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             self.close()
             self._pid = os.getpid()
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        file = self._recently(number)
+        if number not in self._recent:
+            if len(self._recent) == MOST_OPEN_FILES:
+                self._files[self._recent.popleft()].close()
+            self._recent.append(number)
+        file = self._files[number]
         with reading(file.source):
             values = file.read(row - int(self._starts[number]), self.columns)
         self._reads += 1
@@ -348,14 +352,6 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         for number in recent:
             with self._files[number].source.path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _recently(self, number: int) -> ArrowTable | ParquetTable:
-        """Give a file, and close the one that was opened longest ago if many are open."""
-        if number not in self._recent:
-            if len(self._recent) == MOST_OPEN_FILES:
-                self._files[self._recent.popleft()].close()
-            self._recent.append(number)
-        return self._files[number]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))

@@ -114,15 +114,12 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
                 continue
             try:
                 source = Path(folder, file).read_text(encoding="utf8")
-                yield source, _parse(source)
+                with warnings.catch_warnings():  # old escapes in the library are not the user's concern
+                    warnings.simplefilter("ignore")
+                    tree = ast.parse(source)
             except (OSError, ValueError, SyntaxError, RecursionError):
                 continue
-
-
-def _parse(source: str) -> ast.Module:
-    with warnings.catch_warnings():  # old escapes in the library are not the user's concern
-        warnings.simplefilter("ignore")
-        return ast.parse(source)
+            yield source, tree
 
 
 def _prose(source: str, tree: ast.Module) -> list[str]:
