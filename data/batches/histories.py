@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from config import DataConfig
-from data.batches.objectives import Lengths
-
 Counts = NDArray[np.int64]
 NUMBERS = 3  # of an item
 
@@ -47,11 +44,6 @@ class Reach:
 
     past_items: int
     input_tokens: int | None
-
-
-def reach_of(data: DataConfig, lengths: Lengths | None) -> Reach:
-    """How much of a history a prompt holds by the settings; without lengths any number of tokens."""
-    return Reach(data.history_items, None if lengths is None else lengths.input_tokens)
 
 
 class HistoryRows(Sequence[dict[str, Any]]):

@@ -27,7 +27,7 @@ from data.batches.collate import (
     collate_labels,
     collate_preferences,
 )
-from data.batches.histories import NUMBERS, HistoryRows, reach_of
+from data.batches.histories import NUMBERS, HistoryRows, Reach
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
@@ -142,7 +142,7 @@ class StepLoader:
         self._pairs: Sequence[dict[str, Any]] | None = None if manifest.kind == STREAM else rows
         if manifest.kind == HISTORIES:
             (items,) = list_lengths(files, ["item_lengths"])
-            reach = reach_of(data, self.lengths)
+            reach = Reach(data.history_items, self.lengths.input_tokens)
             self._pairs = HistoryRows(rows, items // NUMBERS, reach, self.special.eos, only_last=split != TRAIN)
         self._reverse = data.reverse_histories if split == TRAIN else 0.0
         how = config.generate

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from config import Config
-from data.batches.histories import reach_of
+from data.batches.histories import Reach
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder
 from data.prepare.task import (
@@ -119,7 +119,9 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     else:
         whole = (None,) * len(COLUMNS[task.kind])
         encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
-        sources, *targets = encoded.uncut or encoded.pair_lengths(reach_of(config.data, None), only_last=False)
+        sources, *targets = encoded.uncut or encoded.pair_lengths(
+            Reach(config.data.history_items, None), only_last=False
+        )
     if not len(sources):
         return None
     count = about_rows(task.sources)

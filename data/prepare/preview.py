@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from config import Config
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
-from data.batches.histories import NUMBERS, HistoryRows, reach_of
+from data.batches.histories import NUMBERS, HistoryRows, Reach
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
 from data.prepare.preparing import Prepared
 from data.prepare.task import Rows, Task, check_heeded, decide, examples_of, passed_over, tokenizer_folder
 from data.shards.store import COLUMNS, HISTORIES, PAIRS, STREAM, TRAIN, Manifest
-from data.sources.peek import Peek, peek
+from data.sources.peek import peek
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -66,51 +66,49 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         UserError: the data cannot be read. NotMade: by `only_if_made`.
     """
     task = decide(config, once)
-    check_heeded(config.data, task.kind, None if task.shards is not None else task.columns)
+    check_heeded(config.data, task)
     if task.shards is not None:
         return task, []
     found = peek(task.sources, task.columns, max(count, SAMPLED_ROWS), config.data.max_samples)
     folder = worded or tokenizer_folder(config, task, once)
+    table = _columns_row(task.kind, task.columns.sides())
     if task.kind in HEADS:
         encoder = None if worded else TextEncoder(Tokenizer.load(folder), config.data.prepare_text)
-        table = _columns_row(task.kind, task.columns.sides())
         for text, told in found.rows[:count]:
             table += _labelled_row(encoder, text, json.loads(told), task.kind)
-        return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
-    examples = examples_of(config, task.kind, task.columns, folder)
-    table = _columns_row(task.kind, task.columns.sides())
-    if worded is not None:
-        left = examples.usable(found.rows).texts
+    elif worded is not None:
+        left = examples_of(config, task.kind, task.columns, folder).usable(found.rows).texts
         table += [_side(place, text) for texts in left[:count] for place, text in enumerate(texts)]
     else:
-        tokenizer = Tokenizer.load(folder)
-        encoded = Encoder(tokenizer, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(found.rows)
-        sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
-        rows = list(zip(*sides, strict=True))[: encoded.num_rows]
-        if task.kind == HISTORIES:
-            stored = [dict(zip(COLUMNS[HISTORIES], row, strict=True)) for row in rows]
-            items = np.array([len(row["item_lengths"]) // NUMBERS for row in stored])
-            reach = reach_of(config.data, lengths_of(config.data, PAIRS))
-            pairs = HistoryRows(stored, items, reach, tokenizer.eos_id, only_last=False)
-            rows = [tuple(pairs[number].values()) for number in range(min(count, len(pairs)))]
-        for row in rows[:count]:
-            for place, ids in enumerate(row):
-                table.append(_side(place, tokenizer.decode_answer(ids), len(ids)))
-        if task.kind == HISTORIES:
-            return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
-        cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
-        table += _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
-    return task, [*table, *_bad_row(config, found), *passed_over(config, task.kind)]
+        table += _encoded_rows(config, task, folder, found.rows, count)
+    if found.bad_rows.count:
+        words = "{count} of the first rows, such as {example}"
+        if not config.data.skip_bad_rows:
+            words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
+        bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
+        table.append((say("cannot be read"), bad))
+    return task, [*table, *passed_over(config, task.kind)]
 
 
-def _bad_row(config: Config, found: Peek) -> Rows:
-    if not found.bad_rows.count:
-        return []
-    words = "{count} of the first rows, such as {example}"
-    if not config.data.skip_bad_rows:
-        words = "{count} of the first rows, such as {example}; training stops there without --skip_bad_rows=True"
-    bad = say(words, count=counted(found.bad_rows.count, "row"), example=found.bad_rows.examples[0])
-    return [(say("cannot be read"), bad)]
+def _encoded_rows(config: Config, task: Task, folder: Path, read: Sequence[tuple[str, ...]], count: int) -> Rows:
+    """The first rows with their tokens, and how many of all that were read are cut."""
+    tokenizer, examples = Tokenizer.load(folder), examples_of(config, task.kind, task.columns, folder)
+    encoded = Encoder(tokenizer, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(read)
+    sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
+    rows = list(zip(*sides, strict=True))[: encoded.num_rows]
+    if task.kind == HISTORIES:
+        stored = [dict(zip(COLUMNS[HISTORIES], row, strict=True)) for row in rows]
+        items = np.array([len(row["item_lengths"]) // NUMBERS for row in stored])
+        reach = Reach(config.data.history_items, lengths_of(config.data, PAIRS).input_tokens)
+        pairs = HistoryRows(stored, items, reach, tokenizer.eos_id, only_last=False)
+        rows = [tuple(pairs[number].values()) for number in range(min(count, len(pairs)))]
+    table = [
+        _side(place, tokenizer.decode_answer(ids), len(ids)) for row in rows[:count] for place, ids in enumerate(row)
+    ]
+    if task.kind == HISTORIES:
+        return table
+    cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
+    return table + _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
 
 
 def _labelled_row(encoder: TextEncoder | None, text: str, labels: list[str | None], kind: str) -> Rows:

@@ -177,19 +177,14 @@ def held_out_sources(data: DataConfig) -> list[Source]:
 
 def file_problems(data: DataConfig) -> list[str]:
     """Find what is wrong with the data and the tokenizer that the settings name, before any row is read, for `UserError`."""
-    problems = []
+    problems = list[str]()
     for name in ("train_file", "validation_file"):
-        spec = getattr(data, name)
-        if spec and not is_shards(spec):
-            try:
+        with collected(problems):
+            if (spec := getattr(data, name)) and not is_shards(spec):
                 find(spec, f"--{name}")
-            except UserError as error:
-                problems += error.problems
-    if data.tokenizer_dir != AUTO:
-        try:
+    with collected(problems):
+        if data.tokenizer_dir != AUTO:
             Tokenizer.load(data.tokenizer_dir)
-        except UserError as error:
-            problems += error.problems
     return problems
 
 
@@ -200,14 +195,9 @@ def _for_dpo(data: DataConfig) -> UserError:
     )
 
 
-def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
-    """Refuse settings that rows of this kind do not heed.
-
-    Args:
-        columns: of the rows; None: they are shards already.
-    Raises:
-        UserError: all of them at once.
-    """
+def check_heeded(data: DataConfig, task: Task) -> None:
+    """Refuse settings that the rows of a task do not heed; raises UserError."""
+    kind = task.kind
     turns = ("messages_column", "history_column", "items_column")
     worded = ("prompt_template", "source_prefix")
     idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
@@ -215,7 +205,7 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         idle = ("history_column",)
     idle = (*worded, "messages_column", "history_column") if kind == HISTORIES else (*idle, "item_file")
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
-    if data.expand_turns and columns is not None and (kind != PAIRS or columns.form == "plain"):
+    if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form == "plain"):
         problems.append("expand_turns")
     if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
         problems.append("prepare_text")
@@ -223,12 +213,13 @@ def check_heeded(data: DataConfig, kind: str, columns: Columns | None) -> None:
         problems += ["holdout"] * (data.holdout == LAST)
         problems += ["reverse_histories"] * (data.reverse_histories > 0)
     if problems:
-        what = {
+        kinds = {
             STREAM: "text for pretraining",
             PAIRS: "these pairs",
             PREFERENCES: "preferences",
             HISTORIES: "histories",
-        }.get(kind, "texts with labels")
+        }
+        what = kinds.get(kind, "texts with labels")
         raise UserError(*(f"--{name} = {getattr(data, name)}, has no effect on {what}; omit it" for name in problems))
 
 
