@@ -213,13 +213,8 @@ class StepLoader:
         ends = np.cumsum([0, *sizes]).tolist()
         rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
         if lacking := [name for name in names if not rows.get(name)]:
-            raise UserError(
-                say(
-                    "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text",
-                    spec=public(str(spec)),
-                    lacking=", ".join(lacking),
-                )
-            )
+            told = "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text"
+            raise UserError(say(told, spec=public(str(spec)), lacking=", ".join(lacking)))
         return {name: rows[name] for name in names}
 
     def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:

@@ -73,21 +73,11 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
         forget()
         files = public(" and ".join(_files(config)) or "the built-in sample")
         if died.reason == MEMORY:
-            raise DoesNotFit(
-                say(
-                    "{files}: reading the rows takes more than {size}, which is what there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before is kept. Look at the file named last, or give --memory_budget more",
-                    files=files,
-                    size=format_size(most),
-                )
-            ) from None
+            told = "{files}: reading the rows takes more than {size}, which is what there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before is kept. Look at the file named last, or give --memory_budget more"
+            raise DoesNotFit(say(told, files=files, size=format_size(most))) from None
         if died.reason == CRASHED:
-            raise UserError(
-                say(
-                    "{files}: reading the rows has crashed a library ({died}); fetch or write the file anew",
-                    files=files,
-                    died=died,
-                )
-            ) from None
+            told = "{files}: reading the rows has crashed a library ({died}); fetch or write the file anew"
+            raise UserError(say(told, files=files, died=died)) from None
         raise
     except KeyboardInterrupt:
         forget()

@@ -305,38 +305,19 @@ def _names_in(config: Config, task: Task) -> list[str]:
             progress.add(1, len(text))
             found.update(label for label in json.loads(told) if label is not None)
             if len(found) > MOST_LABELS:
-                raise UserError(
-                    say(
-                        "--labels = auto, column {label} has more than {most:,} labels, such as {found}; use --labels=regression for numbers",
-                        label=task.columns.label,
-                        most=MOST_LABELS,
-                        found=listed(sorted(found), 3),
-                    )
-                )
+                told = "--labels = auto, column {label} has more than {most:,} labels, such as {found}; use --labels=regression for numbers"
+                raise UserError(say(told, label=task.columns.label, most=MOST_LABELS, found=listed(sorted(found), 3)))
     if any(is_fraction(name) for name in found):
-        raise UserError(
-            say(
-                "--labels = auto, column {label} has numbers such as {found}; use --labels=regression, or name the classes",
-                label=task.columns.label,
-                found=next(filter(is_fraction, sorted(found))),
-            )
+        told = (
+            "--labels = auto, column {label} has numbers such as {found}; use --labels=regression, or name the classes"
         )
+        raise UserError(say(told, label=task.columns.label, found=next(filter(is_fraction, sorted(found)))))
     if commas := [name for name in found if "," in name]:
-        raise UserError(
-            say(
-                "--label_column = {label}, has the label {commas!r}; commas separate labels here: write it without",
-                label=task.columns.label,
-                commas=commas[0],
-            )
-        )
+        told = "--label_column = {label}, has the label {commas!r}; commas separate labels here: write it without"
+        raise UserError(say(told, label=task.columns.label, commas=commas[0]))
     if len(found) < 2:
-        raise UserError(
-            say(
-                "--label_column = {label}, has {labels}; a head needs two or more, or --labels=regression",
-                label=task.columns.label,
-                labels=counted(len(found), "label"),
-            )
-        )
+        told = "--label_column = {label}, has {labels}; a head needs two or more, or --labels=regression"
+        raise UserError(say(told, label=task.columns.label, labels=counted(len(found), "label")))
     return in_order(list(found))
 
 

@@ -298,15 +298,8 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
         wanted = SPLITS_OF.get(name, ("train",))
         split = next((split for split in wanted if split in splits), None)
         if split is None:
-            raise UserError(
-                say(
-                    "{name} = {folder}, has the splits {splits} and no {wanted}; give the folder of one",
-                    name=name,
-                    folder=folder,
-                    splits=listed(splits),
-                    wanted=wanted[0],
-                )
-            )
+            told = "{name} = {folder}, has the splits {splits} and no {wanted}; give the folder of one"
+            raise UserError(say(told, name=name, folder=folder, splits=listed(splits), wanted=wanted[0]))
         folder = folder / split
     state = _json(folder / "state.json")
     files = state.get("_data_files")
@@ -362,23 +355,12 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
     if files:
         return files
     if is_address(part) and local_path(part) is None:
-        raise UserError(
-            say(
-                "{name} = {part}, holds no data file; give a file, a folder or a glob with *",
-                name=name,
-                part=public(part),
-            )
-        )
+        told = "{name} = {part}, holds no data file; give a file, a folder or a glob with *"
+        raise UserError(say(told, name=name, part=public(part)))
     if Path(part).is_dir():
         endings = ", ".join(KINDS_OF_FOLDERS)
-        raise UserError(
-            say(
-                "{name} = {part}, holds no data file; give one with files that end in {endings}",
-                name=name,
-                part=part,
-                endings=endings,
-            )
-        )
+        told = "{name} = {part}, holds no data file; give one with files that end in {endings}"
+        raise UserError(say(told, name=name, part=part, endings=endings))
     beside: list[str] = []  # the first files of the folder where it was looked for
     with suppress(OSError):
         beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
@@ -397,13 +379,8 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
         UserError: it cannot be read, is empty, or no data.
     """
     if isinstance(path, Path) and not path.is_file():  # a pipe or a device has no end, or cannot be read twice
-        raise UserError(
-            say(
-                "{name} = {path}, is not an ordinary file; write its content to a file, and give that",
-                name=name,
-                path=path,
-            )
-        )
+        told = "{name} = {path}, is not an ordinary file; write its content to a file, and give that"
+        raise UserError(say(told, name=name, path=path))
     with readable(f"{name} = {path}", is_far=not isinstance(path, Path)), path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     kind = KIND_BY_SUFFIX.get(_data_suffix(path), TEXT)

@@ -139,9 +139,10 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
     if columns is None and data.text_column in head.names:
         columns = Columns((data.text_column,))
     if columns is None:
+        told = "{file}: has no {names}; its columns: {columns}; name one with --{flag}"
         raise UserError(
             say(
-                "{file}: has no {names}; its columns: {columns}; name one with --{flag}",
+                told,
                 file=source.path,
                 names=join(" or ", dict.fromkeys([data.prompt_column, data.text_column])),
                 columns=listed(head.names),
@@ -149,13 +150,8 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
             )
         )
     if twice := dict.fromkeys(name for name in head.names if name.strip() and head.names.count(name) > 1):
-        raise UserError(
-            say(
-                "{path}: several columns are called {twice}; give each a name of its own",
-                path=source.path,
-                twice=listed(twice),
-            )
-        )
+        told = "{path}: several columns are called {twice}; give each a name of its own"
+        raise UserError(say(told, path=source.path, twice=listed(twice)))
     names = head.all_names
     if head.schema is not None:
         wanted = columns.kinds(names)
