@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples, Row, Usable
 from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
-from data.text.templates import Turn
+from data.text.templates import SYSTEM, USER, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS, TOKEN
@@ -191,28 +191,30 @@ class Encoder:
         return Encoded(columns, [], np.array(unknown, np.int64), np.array(left.places, np.int64), left.blank, size)
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
-        template = self.examples.template
+        template, prepare = self.examples.template, self.examples.prepare
         if template is None:  # text to pretrain on
-            prepare = self.examples.prepare
-            return (
-                self.tokenizer.encode_batch(texts)
-                if prepare == "none"
-                else TextEncoder(self.tokenizer, prepare).encode(texts)
-            )
+            if prepare != "none":
+                return TextEncoder(self.tokenizer, prepare).encode(texts)
+            return self.tokenizer.encode_batch(texts)
         return self.tokenizer.encode_prompts(texts, is_chat=column == 0 and bool(template.jinja))
 
     def _shortened(self, turns: Sequence[Turn], ids: Ids, longest: int) -> Ids:
-        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left."""
-        if len(ids) < longest or not turns:
+        """Leave out the oldest turns of a conversation until it fits, or only its newest question is left; rules stay."""
+        template = self.examples.template
+        if len(ids) < longest or template is None:
             return ids
-        shorter = self.examples.shorter_prompts(turns)
+        rules = [turn for turn in turns if turn[0] == SYSTEM]
+        spoken = [turn for turn in turns if turn[0] != SYSTEM]
+        later = [place for place, (role, _) in enumerate(spoken) if role == USER and place]
+        if not later:
+            return ids
 
-        def ids_of(prompt: Callable[[], str]) -> Ids:
-            return self._ids([prompt()], 0)[0]
+        def ids_from(place: int) -> Ids:
+            return self._ids([template.prompt([*rules, *spoken[place:]])], 0)[0]
 
         # the later the fewer tokens, so that a long conversation is encoded a few times, not once for each turn
-        fits = bisect_left(shorter, True, key=lambda prompt: len(ids_of(prompt)) < longest)
-        return ids_of(shorter[min(fits, len(shorter) - 1)]) if shorter else ids
+        fits = bisect_left(later, True, key=lambda place: len(ids_from(place)) < longest)
+        return ids_from(later[min(fits, len(later) - 1)])
 
     def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
         """Lay rows end to end, each cut and with end of text."""
@@ -302,10 +304,7 @@ def unknown_warning(unknown: int, tokens: int) -> str | None:
 def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
     """Per column of shards of a kind, the most tokens with end of text; None: any."""
     inputs, targets = lengths.input_tokens, lengths.target_tokens
-    labelled = dict.fromkeys(HEADS, (inputs, None))
-    return {
-        PAIRS: (inputs, targets),
-        HISTORIES: (inputs, targets, None),
-        PREFERENCES: (inputs, targets, targets),
-        **labelled,
-    }.get(kind, (None,))
+    if kind in HEADS:
+        return inputs, None
+    pairs, histories, preferences = (inputs, targets), (inputs, targets, None), (inputs, targets, targets)
+    return {PAIRS: pairs, HISTORIES: histories, PREFERENCES: preferences}.get(kind, (None,))

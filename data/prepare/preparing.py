@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from config import Config, DataConfig
+from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
@@ -40,7 +40,6 @@ from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import HISTORIES, PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, set_names, source_facts, sources_fingerprint
-from data.sources.layouts import Columns
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -269,10 +268,16 @@ def _make_shards(
     if task.shards is not None:
         columns = replace(columns_of(data, task.kind, validation), names=columns.names)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
+    histories = dict[str, Any]()  # by which the prompts of histories are made, for whoever uses the model
+    if columns.items:
+        histories = {
+            "items_column": columns.items,
+            "item_separator": data.item_separator,
+            "history_items": data.history_items,
+        }
     tokenizer.template = replace(
-        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken,
-        histories=_histories(data, columns),
-    )  # fmt: skip
+        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken, histories=histories
+    )
     hold_out = data.holdout if data.holdout != AUTO else LAST if task.kind == HISTORIES else "rows"
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
@@ -316,17 +321,6 @@ def _make_shards(
     if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
         raise UserError(_of_others(target))
     return made
-
-
-def _histories(data: DataConfig, columns: Columns) -> dict[str, Any]:
-    """Settings by which the prompts of histories are made, for whoever uses the model."""
-    if not columns.items:
-        return {}
-    return {
-        "items_column": columns.items,
-        "item_separator": data.item_separator,
-        "history_items": data.history_items,
-    }
 
 
 def _keep_own(folder: Path, identity: str) -> None:

@@ -82,6 +82,14 @@ class RemoteFile:
 
 Place = Path | RemoteFile
 HUB = "hf://"
+OF_THE_WEB = (
+    "httpx",
+    "httpcore",
+    "httpx2",
+    "httpcore2",
+    "requests",
+    "huggingface_hub",
+)  # whose errors its client lets pass
 HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # an address without one of these means a data set
 
 
@@ -169,25 +177,14 @@ def _system(uri: str) -> Any:
     return _system_of(f"{parts.scheme}://{parts.netloc}/" + (f"?{parts.query}" if parts.query else ""))
 
 
-def _is_of_the_web(error: Exception) -> bool:
-    """Whether an error is one that the hub's client lets pass."""
-    return type(error).__module__.partition(".")[0] in (
-        "httpx",
-        "httpcore",
-        "httpx2",
-        "httpcore2",
-        "requests",
-        "huggingface_hub",
-    )
-
-
 @contextmanager
 def readable(what: str, is_far: bool = True) -> Iterator[None]:
     """A context in which the complaint of a service, or of this machine, becomes one sentence."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, (pa.ArrowException, OSError)) and not _is_of_the_web(error):
+        library = type(error).__module__.partition(".")[0]
+        if not isinstance(error, (pa.ArrowException, OSError)) and library not in OF_THE_WEB:
             raise
         told = f"cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
         raise UserError(f"{what}, {told if is_far else f'cannot be read: {reason_of(error)}'}") from None

@@ -11,9 +11,8 @@ last answer of a conversation is learnt, or every one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from data.text.cells import parsed
 from data.text.clean import Cleaning, Dropped
@@ -158,14 +157,6 @@ class Examples:
                     left.turns.append(turns)
                     left.places.append(place)
         return left
-
-    def shorter_prompts(self, turns: Sequence[Turn]) -> list[Callable[[], str]]:
-        """What words turns from a later question on, each shorter than the one before; rules stay."""
-        assert self.template is not None
-        template, rules = self.template, [turn for turn in turns if turn[0] == SYSTEM]
-        spoken = [turn for turn in turns if turn[0] != SYSTEM]
-        later = [place for place, (role, _) in enumerate(spoken) if role == USER and place]
-        return [partial(template.prompt, [*rules, *spoken[place:]]) for place in later]
 
     def texts(self, row: Row) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""
