@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+
 from config import DataConfig
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
@@ -146,7 +148,5 @@ def _lengths(lengths: list[int]) -> dict[str, Any]:
     ordered = sorted(lengths)
     most = ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]  # the few longest would press all others together
     bar = max(1, -(-most // BARS))
-    bars = [0] * BARS
-    for length in lengths:
-        bars[min(BARS - 1, length // bar)] += 1
+    bars = np.bincount(np.minimum(np.array(lengths) // bar, BARS - 1), minlength=BARS).tolist()
     return {"median": int(statistics.median(ordered)), "longest": ordered[-1], "bars": bars, "bar": bar}

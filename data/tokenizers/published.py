@@ -106,11 +106,8 @@ def read_published(place: str | Path) -> Published:
 
 
 def _names_byt5(folder: Path) -> bool:
-    about = [
-        _read_object(folder / CONFIG_FILE),
-        {"tokenizer_class": _read_object(folder / MODEL_FILE).get("tokenizer_class")},
-    ]
-    return "byt5" in json.dumps(about).lower()
+    config, model = (_read_object(folder / name) for name in (CONFIG_FILE, MODEL_FILE))
+    return "byt5" in json.dumps([config, model.get("tokenizer_class")]).lower()
 
 
 class _Stated:
