@@ -45,7 +45,7 @@ def reading(path: str, mode: str) -> dict[str, Any]:
     rows = len(dataset)
 
     def read(first: int, count: int) -> float:
-        numbers = (order.rows(first, count) % rows).tolist()
+        numbers = (order.rows(first + np.arange(count)) % rows).tolist()
         began = time.perf_counter()
         for number in numbers:
             dataset[number]
@@ -82,7 +82,7 @@ def _ours(path: str, system: str) -> Any:
     def read(first: int = 0) -> Iterator[Any]:
         order = Order(len(dataset), 1)
         while first < len(dataset):
-            for row in order.rows(first, 256)[: len(dataset) - first].tolist():
+            for row in order.rows(first + np.arange(256))[: len(dataset) - first].tolist():
                 yield dataset[row]
             first += 256
 

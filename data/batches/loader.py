@@ -246,9 +246,9 @@ class StepLoader:
             tokens (a longer row is a batch of its own); none where there are fewer rows than processes. With
             `group_by_length`, rows of a batch are of like length.
         """
-        first = step * effective_batch_size
-        row_numbers = self._order.rows(first, effective_batch_size)
-        keys = row_keys(self.seed, np.arange(first, first + effective_batch_size))
+        places = step * effective_batch_size + np.arange(effective_batch_size)
+        row_numbers = self._order.rows(places)
+        keys = row_keys(self.seed, places)
         if self.sorts_rows:  # ties stay in the order of places
             sorted_rows = sorted(self._rows(row_numbers, keys), key=lambda row: row.lengths)[rank::num_processes]
             sorted_rows.reverse()
@@ -277,7 +277,7 @@ class StepLoader:
     def rows_of_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
         """Numbers of the rows that steps (S,) see: (S, effective_batch_size)."""
         places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
-        return self._order.rows_at(places.ravel()).reshape(places.shape)
+        return self._order.rows(places.ravel()).reshape(places.shape)
 
     def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
         """Read rows, each when it is asked for."""

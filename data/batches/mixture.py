@@ -72,12 +72,8 @@ class Mixture:
         seeds = mix(np.arange(len(sizes), dtype=np.uint64) ^ mix(np.full(len(sizes), seed, np.uint64)))
         self._orders = [Order(size, int(own), block_rows) for size, own in zip(sizes, seeds, strict=True)]
 
-    def rows(self, position: int, count: int) -> NDArray[np.int64]:
-        """Say which rows stand at places position .. position + count, counted through all sources: (count,) int64."""
-        return self.rows_at(np.arange(position, position + count, dtype=np.int64))
-
-    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for any places, (count,) int64."""
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows stand at places (count,) of the run, counted through all sources: (count,) int64."""
         turns, inside = np.divmod(places, TURN)
         keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ turns.astype(np.uint64))
         slots = permute(inside.astype(np.uint64), TURN, keys)
@@ -86,5 +82,5 @@ class Mixture:
         for number in np.unique(sources):
             here = sources == number
             own = turns[here] * self.quotas[number] + slots[here] - self._begins[number]
-            found[here] = self._firsts[number] + self._orders[number].rows_at(own)
+            found[here] = self._firsts[number] + self._orders[number].rows(own)
         return found

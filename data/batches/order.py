@@ -88,19 +88,14 @@ class Order:
         self.num_rows, self.seed = num_rows, seed
         self.block_rows = block_rows if num_rows > block_rows * WINDOW_BLOCKS else 0
 
-    def rows(self, position: int, count: int) -> NDArray[np.int64]:
-        """Say which rows stand at places position .. position + count.
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows stand at places of the run.
 
         Args:
-            position: first global sample position, 0 or more, counted over all epochs.
-            count: 0 or more.
+            places: (count,) 0 or more, counted over all epochs.
         Returns:
             (count,) int64, each in 0 .. num_rows - 1.
         """
-        return self.rows_at(np.arange(position, position + count, dtype=np.int64))
-
-    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for any places, (count,) int64."""
         epochs, inside = np.divmod(places, self.num_rows)
         keys = mix(mix(np.full(len(places), self.seed, np.uint64)) ^ epochs.astype(np.uint64))
         if not self.block_rows:

@@ -71,7 +71,7 @@ def test_an_epoch_sees_every_row_once(loader: StepLoader) -> None:
     expected = row_keys(loader.seed, np.arange(7 * steps)).view(np.int64).tolist()
     assert sorted(keys) == sorted(expected)
     order = Order(loader.num_rows, loader.seed)
-    assert len(set(order.rows(0, loader.num_rows).tolist())) == loader.num_rows <= 7 * steps
+    assert len(set(order.rows(np.arange(loader.num_rows)).tolist())) == loader.num_rows <= 7 * steps
 
 
 def test_grouping_by_length_leaves_each_step_its_rows(configure: Any, pairs_file: Path) -> None:
@@ -91,7 +91,7 @@ def test_masks_change_with_the_epoch_and_the_seed(configure: Any, text_file: Pat
     prepared = prepare(config)
     loader = StepLoader(prepared.train_dir, "span", config)
     n = loader.num_rows
-    places = [int(np.flatnonzero(loader._order.rows(epoch * n, n) == 5)[0]) + epoch * n for epoch in (0, 1)]
+    places = [int(np.flatnonzero(loader._order.rows(epoch * n + np.arange(n)) == 5)[0]) + epoch * n for epoch in (0, 1)]
     first, second = (rows_of(step(loader, place, 1, 1)[0])[0] for place in places)
     assert first[0] != second[0] and first[1] != second[1]
     other = StepLoader(prepared.train_dir, "span", configure(train_file=text_file, seed=7))

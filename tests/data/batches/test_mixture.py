@@ -25,7 +25,7 @@ def test_quotas_fill_a_turn_and_leave_nobody_out(weights: list[float]) -> None:
 
 
 def test_a_turn_is_mixed_exactly_by_weight() -> None:
-    rows = Mixture([1000, 50, 7], [0.5, 0.3, 0.2], seed=3).rows(0, TURN)
+    rows = Mixture([1000, 50, 7], [0.5, 0.3, 0.2], seed=3).rows(np.arange(TURN))
     sources = np.digitize(rows, [1000, 1050])
     assert np.abs(np.bincount(sources) / TURN - [0.5, 0.3, 0.2]).max() < 1e-4
     for part in np.array_split(sources, 16):  # evenly, not one source after the other
@@ -36,14 +36,14 @@ def test_every_row_of_a_source_comes_as_often(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mixture_module, "TURN", 64)
     mixture = Mixture([300, 20], [0.5, 0.5], seed=1)
     mixture.quotas, mixture._begins = [32, 32], np.array([0, 32, 64])
-    counts = np.bincount(mixture.rows(0, 64 * 75), minlength=320)  # 2400 places of each: 8 and 120 epochs
+    counts = np.bincount(mixture.rows(np.arange(64 * 75)), minlength=320)  # 2400 places of each: 8 and 120 epochs
     assert set(counts[:300].tolist()) == {8} and set(counts[300:].tolist()) == {120}
 
 
 @given(st.integers(0, 3 * TURN), st.integers(0, 500), st.integers(0, 9))
 def test_any_part_of_the_run_is_what_the_whole_run_says(position: int, count: int, seed: int) -> None:
-    mixture = Mixture([40, 3000], [2, 1], seed)
-    assert mixture.rows(position, count + 7)[:count].tolist() == mixture.rows(position, count).tolist()
+    mixture, places = Mixture([40, 3000], [2, 1], seed), position + np.arange(count + 7)
+    assert mixture.rows(places)[:count].tolist() == mixture.rows(places[:count]).tolist()
 
 
 def files(tmp_path: Path, kind: str) -> str:
@@ -79,5 +79,5 @@ def test_weights_must_fit_the_parts(configure: Any, tmp_path: Path) -> None:
             find_prepared(configure(train_file=spec, mixture_weights=weights))
     plain = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec))
     warm = StepLoader(prepared.train_dir, "pairs", configure(train_file=spec, mixture_temperature=100))
-    few = [int((loader._order.rows(0, 400) >= 396).sum()) for loader in (plain, warm)]
+    few = [int((loader._order.rows(np.arange(400)) >= 396).sum()) for loader in (plain, warm)]
     assert few[0] < 60 and 150 < few[1] < 250
