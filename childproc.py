@@ -119,7 +119,6 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the child."""
         assert self._process.stdin is not None and self._process.stdout is not None
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):

@@ -123,7 +123,6 @@ class ArrowTable:
         return rows
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
-        """Give one row as plain values."""
         if self._rows_per_batch:
             number, inside = divmod(row, self._rows_per_batch)
         else:
@@ -148,7 +147,6 @@ class ArrowTable:
         return _plain_row(batch, inside, columns)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._open is not None:
             self._open[0].close()
             self._open = None
@@ -179,7 +177,6 @@ class ParquetTable:
         self._later: Iterator[pa.RecordBatch] = iter(())
 
     def read(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
-        """Give one row as plain values."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         inside, wanted = row - int(self._starts[number]), (number, tuple(columns))
         if self._at != wanted or not self._kept or inside < self._kept[0][0]:
@@ -212,7 +209,6 @@ class ParquetTable:
         self._kept.clear()
 
     def close(self) -> None:
-        """Let go of the file and of the rows."""
         self._forget()
         if self._file is not None:
             self._file.close()

@@ -55,7 +55,6 @@ class PreferenceRow:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Encoder and decoder tokens."""
         return len(self.input_ids), len(self.chosen) + len(self.rejected)
 
 
@@ -77,7 +76,6 @@ class LabelledRow:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Encoder and decoder tokens."""
         return len(self.input_ids), len(self.input_ids) * self.decodes
 
 
@@ -103,7 +101,6 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch."""
         return len(self.input_ids)
 
     @property
@@ -140,7 +137,6 @@ class PreferenceBatch(Batch):
 
     @property
     def decoder_lengths(self) -> NDArray[np.int64]:
-        """See `Batch`."""
         both: NDArray[np.int64] = self.target_lengths.reshape(2, -1).sum(axis=0)
         return both
 
@@ -158,7 +154,6 @@ class LabelledBatch(Batch):
 
     @property
     def num_labels(self) -> int:
-        """What the loss is averaged over: labels that carry one."""
         is_masked = np.isnan(self.labels) if self.labels.dtype.kind == "f" else self.labels == IGNORED_LABEL
         return int((~is_masked).sum())
 

@@ -53,7 +53,6 @@ class Encoded:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are left."""
         return len(self.unknown)
 
     def pair_lengths(self, reach: Reach, only_last: bool, is_reversed: bool = False) -> list[Counts]:
@@ -65,7 +64,6 @@ class Encoded:
         return list(pair_lengths(rows, reach, only_last))
 
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
-        """Keep some rows."""
         if rows.all():
             return self
         columns = [(ids[np.repeat(rows, lengths)], lengths[rows]) for ids, lengths in self.columns]
@@ -228,7 +226,6 @@ class Encoder:
 
 
 def _joined(parts: Sequence[Ids]) -> tuple[Ids, Counts]:
-    """Rows end to end, and the length of each."""
     return np.concatenate([np.zeros(0, np.int32), *parts]), np.array([len(part) for part in parts], np.int64)
 
 
@@ -249,7 +246,6 @@ class TextEncoder:
     prepare: str = "none"
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text."""
         if self.prepare == ANKH:
             return [self._letter_by_letter(text)[0] for text in texts]
         if self.prepare in PREPARATIONS:

@@ -76,7 +76,6 @@ class LengthEstimate:
         return min(times * int(self.sources.max()), limits.input_tokens), sum(targets)
 
     def describe(self) -> str:
-        """What was looked at, in some words."""
         rows = counted(len(self.sources), "row")
         return say("all {rows}", rows=rows) if self.is_all else say("the first {rows} of the data", rows=rows)
 

@@ -100,7 +100,6 @@ def child_bytes(config: Config) -> int:
 
 
 def tokenizer_limits(config: Config) -> TrainingLimits:
-    """What training a tokenizer may hold."""
     return LARGE if _memory(config) >= LARGE_FROM else SMALL
 
 

@@ -190,7 +190,6 @@ def _prepare(config: Config, once: Once) -> Prepared:
 
 
 def _with_names(config: Config, task: Task, once: Once) -> Task:
-    """The task with the names of its labels, if its rows have some."""
     if task.kind not in HEADS:
         return task
     return replace(task, columns=replace(task.columns, names=label_names(config, task, once)))
@@ -228,7 +227,6 @@ def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
 
 
 def _check_extra_tokens(config: Config, folder: Path) -> None:
-    """Refuse shards whose tokenizer lacks tokens that the settings add."""
     if config.data.extra_tokens is not None:
         tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
         if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:

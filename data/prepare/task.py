@@ -439,7 +439,6 @@ def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[
 
 
 def first_chars(texts: Iterable[str], most: int) -> Iterator[str]:
-    """Texts up to so many characters in all."""
     left = most
     for text in texts:
         yield text[:left]

@@ -145,7 +145,6 @@ class Split:
         self.kept: int = state["kept"] if state else 0
 
     def add(self, encoded: Encoded, part: str) -> None:
-        """Append rows that belong to a part."""
         if not self.parts or self.parts[-1]["name"] != part:
             self.parts.append({"name": part, "rows": 0, "tokens": 0})
         if self.label_counts:
@@ -279,7 +278,6 @@ class Writing:
         split.position = Position(len(sources))
 
     def _add(self, name: str, part: str, batch: Batch, encoded: Encoded, doubles: NDArray[np.bool_] | None) -> None:
-        """Give each row of a batch to its split."""
         split = self.splits[name]
         split.counts["empty_rows"] += encoded.empty
         split.counts["dropped_rows"] += encoded.dropped.count

@@ -64,7 +64,6 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
 
 
 def _up_to(rows: Iterator[Row], chars: int) -> Iterator[Row]:
-    """Rows until they have so many characters."""
     for row in rows:
         yield row
         chars -= sum(map(len, row))
@@ -135,7 +134,6 @@ def preview(spec: str) -> dict[str, Any]:
 
 
 def _is_text(source: Source, column: str) -> bool:
-    """Whether the first rows of a column can be read as text."""
     try:
         return bool(peek([source], [column], 1).rows)
     except UserError:

@@ -53,16 +53,13 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
         return PurePosixPath(self.path).name
 
     @property
     def suffixes(self) -> list[str]:
-        """Endings of the name, each with its dot."""
         return PurePosixPath(self.path).suffixes
 
     def open(self, mode: str = "rb") -> pa.NativeFile:
-        """Open for reading in ranges."""
         assert mode == "rb"
         return _system(self.uri).open_input_file(self.path)
 

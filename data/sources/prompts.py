@@ -53,7 +53,6 @@ class Prompt:
 
     @property
     def turns(self) -> list[Turn]:
-        """Those before the prompt, and the prompt."""
         return [*self.before, (USER, self.text)]
 
 

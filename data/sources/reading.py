@@ -63,7 +63,6 @@ class Head:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether its dialect has cells in quotes."""
         return self.dialect is not None and "quoting" not in self.dialect[0]
 
 

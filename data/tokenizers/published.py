@@ -252,7 +252,6 @@ def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) ->
 
 
 def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
-    """Byte-level BPE from a vocabulary and its merges."""
     try:
         vocabulary = json.loads(read_text(folder / VOCABULARY, MOST_TABLE_BYTES))
         lines = read_text(folder / MERGES, MOST_TABLE_BYTES).split("\n")  # the library's own reader takes no blank line

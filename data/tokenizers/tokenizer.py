@@ -160,7 +160,6 @@ class Tokenizer:
 
     @property
     def num_sentinels(self) -> int:
-        """How many masks span corruption has."""
         return len(self.sentinel_ids)
 
     @property
@@ -169,11 +168,9 @@ class Tokenizer:
         return self.sentinel_ids != self._named_sentinels
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token by its name; None where there is none."""
         return self.backend.token_to_id(token)
 
     def id_to_token(self, number: int) -> str | None:
-        """The name of a token; None where there is none."""
         return self.backend.id_to_token(number)
 
     def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
@@ -332,7 +329,6 @@ def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:
 
 
 def _described(token: AddedToken) -> dict[str, Any]:
-    """An entry of `added_tokens_decoder`."""
     names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     return {name: getattr(token, name) for name in names}
 
