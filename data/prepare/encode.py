@@ -27,6 +27,7 @@ from settings.errors import UserError
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
+Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
 MOST_UNKNOWN_SHARE = 0.2  # of a protein without blanks, ProtT5's tokenizer knows the first letter
 
 
@@ -43,7 +44,7 @@ class Encoded:
         text_bytes: UTF-8 of what came in.
     """
 
-    columns: Sequence[tuple[Ids | Labels, Counts]]
+    columns: Sequence[Column]
     uncut: list[Counts]
     unknown: Counts
     places: Counts
@@ -109,12 +110,16 @@ class Encoder:
         return cls(Tokenizer.load(tokenizer_dir), examples, longest)
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
-        left = self.examples.usable(rows)
-        if self.examples.form in HEADS:
-            return self._labelled(rows, left)
-        if self.examples.form == HISTORIES:
-            return self._histories(rows, left)
-        columns, uncut, unknown = [], [], np.zeros(len(left.texts), np.int64)
+        left, form = self.examples.usable(rows), self.examples.form
+        encode = self._labelled if form in HEADS else self._histories if form == HISTORIES else self._plain
+        columns, uncut, unknown = encode(left)
+        texts = (row[:1] if form in HEADS else row for row in rows)
+        size = sum(len(text.encode("utf8", "replace")) for row in texts for text in row)
+        return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
+
+    def _plain(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
+        """Columns, their lengths before they were cut, and the unknown tokens of each row."""
+        columns, uncut, unknown = list[Column](), list[Counts](), np.zeros(len(left.texts), np.int64)
         for place, longest in enumerate(self.longest):
             sides = self._ids([row[place] for row in left.texts], place)
             uncut.append(_lengths(sides))
@@ -122,14 +127,10 @@ class Encoder:
                 sides = [self._shortened(turns, ids, longest) for turns, ids in zip(left.turns, sides, strict=True)]
             lengths = _lengths(sides)
             columns.append(self._ended(sides, lengths, longest))
-            if sides and self.tokenizer.unk_id is not None:
-                found = np.flatnonzero(np.concatenate(sides) == self.tokenizer.unk_id)
-                ends = np.cumsum(lengths - 1)
-                unknown += np.bincount(np.searchsorted(ends, found, side="right"), minlength=len(sides))
-        size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
-        return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
+            unknown += self._unknown(sides)
+        return columns, uncut, unknown
 
-    def _labelled(self, rows: Sequence[Row], left: Usable) -> Encoded:
+    def _labelled(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Rows of a text and JSON of its labels; those of letters or words go to the first token of each."""
         texts, labels = [text for text, _ in left.texts], [json.loads(told) for _, told in left.texts]
         encoder, is_token = TextEncoder(self.tokenizer, self.examples.prepare), self.examples.form == TOKEN
@@ -149,15 +150,10 @@ class Encoder:
                 row[longest - 1 :] = np.nan
             placed = [row[:longest] for row in placed]
         held = np.array([len(row) for row in placed], np.int64)
-        unknown = [int(np.count_nonzero(ids == self.tokenizer.unk_id)) for ids in sides]
         flat = np.concatenate([*placed, np.zeros(0)])
-        size = sum(len(row[0].encode("utf8", "replace")) for row in rows)
-        return Encoded(
-            [inputs, (flat, held)], [lengths, held], np.array(unknown, np.int64), np.array(left.places, np.int64), left.blank, size,
-            left.dropped,
-        )  # fmt: skip
+        return [inputs, (flat, held)], [lengths, held], self._unknown(sides)
 
-    def _histories(self, rows: Sequence[Row], left: Usable) -> Encoded:
+    def _histories(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Histories as `data.batches.histories` reads them; an item that is too long for a prompt or an answer is cut."""
         writing = self.examples.writing
         assert writing is not None
@@ -165,8 +161,7 @@ class Encoder:
         histories = [json.loads(text) for (text,) in left.texts]
         distinct = list(dict.fromkeys(text for texts in histories for text in texts))
         of_answer = dict(zip(distinct, self.tokenizer.encode_prompts(distinct), strict=True))
-        flat = tuple[list[Ids], ...]([] for _ in self.longest)
-        unknown = list[int]()
+        flat, encoded = tuple[list[Ids], ...]([] for _ in self.longest), list[Ids]()
         for texts in histories:
             sizes = np.array([len(text) for text in texts])
             ends = np.cumsum(sizes + len(writing.separator))
@@ -183,10 +178,11 @@ class Encoder:
             numbers = np.stack([gaps, np.minimum(own, inputs or own.max()), [len(ids) for ids in answers]], axis=1)
             for column, found in zip(flat, (ids[is_kept], np.concatenate(answers), numbers.ravel()), strict=True):
                 column.append(found.astype(np.int32))
-            unknown.append(int(np.count_nonzero(ids == self.tokenizer.unk_id)))
-        size = sum(len(row[0].encode("utf8", "replace")) for row in rows)
-        columns = list(map(_joined, flat))
-        return Encoded(columns, [], np.array(unknown, np.int64), np.array(left.places, np.int64), left.blank, size)
+            encoded.append(ids)
+        return list(map(_joined, flat)), [], self._unknown(encoded)
+
+    def _unknown(self, sides: Sequence[Ids]) -> Counts:
+        return np.array([np.count_nonzero(ids == self.tokenizer.unk_id) for ids in sides], np.int64)
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
         template, prepare = self.examples.template, self.examples.prepare
