@@ -34,6 +34,7 @@ from settings.fields import listed
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
+OPENED = {MMAP: pa.memory_map, FILE: pa.OSFile}
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
@@ -46,7 +47,7 @@ class Reopened:
 
     closed = False
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: str, size: int) -> None:
         self._path, self._size, self._place = path, size, 0
 
     def read(self, count: int) -> bytes:
@@ -129,11 +130,8 @@ class ArrowTable:
             number = int(np.searchsorted(self._starts, row, side="right")) - 1
             inside = row - int(self._starts[number])
         if self._open is None:
-            file = (
-                pa.PythonFile(Reopened(Path(str(self.source.path)), self._size), "r")
-                if self.mode == REOPEN
-                else (pa.memory_map if self.mode == MMAP else pa.OSFile)(str(self.source.path))
-            )
+            path = str(self.source.path)
+            file = pa.PythonFile(Reopened(path, self._size), "r") if self.mode == REOPEN else OPENED[self.mode](path)
             if file.size() != self._size:
                 raise pa.ArrowInvalid(CHANGED)
             self._open = file, pa.ipc.open_file(file) if self._offsets is None else None

@@ -114,13 +114,14 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
     if is_shards(data.train_file):
         return _shards_task(data, asked)
     sources = with_labels(data, find(data.train_file, flag), asked)
-    objective = _objective(data, sources[0]) if asked == AUTO else asked
-    return Task(
-        objective,
-        sources,
-        columns_of(data, kind_of(objective), sources),
-        parts=[public(part) for part in parts_of(data.train_file)],
-    )
+    objective = asked
+    if asked == AUTO:
+        taught, _ = what_it_teaches(data, sources[0])
+        if taught == PREFERENCES:
+            raise _for_dpo(data)
+        objective = PAIRS if taught in (PAIRS, CONVERSATIONS, HISTORIES) else "span"
+    columns, parts = columns_of(data, kind_of(objective), sources), parts_of(data.train_file)
+    return Task(objective, sources, columns, parts=[public(part) for part in parts])
 
 
 def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_held_out: bool = False) -> list[Source]:
@@ -147,14 +148,6 @@ def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_
         raise UserError(*problems)
     labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
     return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
-
-
-def _objective(data: DataConfig, source: Source) -> str:
-    """What the columns of a file are for: pairs, or text that is masked."""
-    taught, _ = what_it_teaches(data, source)
-    if taught == PREFERENCES:
-        raise _for_dpo(data)
-    return PAIRS if taught in (PAIRS, CONVERSATIONS, HISTORIES) else "span"
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
