@@ -88,19 +88,15 @@ def span_corruption_lengths(
         `random_spans_helper` of T5. Both lengths grow by 0 or 1 with each token, so bisection finds the same as its
         loop.
     """
+
+    def corrupted(raw: int) -> tuple[int, int]:
+        return corrupted_lengths(raw, density, mean_span, num_sentinels)
+
     most = int(max_seq_len / (1 - density)) + 8
-    raw = (
-        bisect_right(
-            range(2, most), max_seq_len, key=lambda n: corrupted_lengths(n, density, mean_span, num_sentinels)[0]
-        )
-        + 1
-    )
+    raw = 1 + bisect_right(range(2, most), max_seq_len, key=lambda raw: corrupted(raw)[0])
     if max_target_len is not None:
-        fits = bisect_right(
-            range(2, raw + 1), max_target_len, key=lambda n: corrupted_lengths(n, density, mean_span, num_sentinels)[1]
-        )
-        raw = fits + 1
-    return raw, *corrupted_lengths(raw, density, mean_span, num_sentinels)
+        raw = 1 + bisect_right(range(2, raw + 1), max_target_len, key=lambda raw: corrupted(raw)[1])
+    return raw, *corrupted(raw)
 
 
 def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Lengths:

@@ -352,11 +352,8 @@ def _settings(job: Job) -> dict[str, object]:
     if job.dedup == NEAR and facts.keys() & {"prompt_template", "expand_turns"}:
         facts["near"] = "rows"  # what was made while examples were compared as they are worded is made anew
     if job.kind in HEADS:
-        facts |= {
-            "labels": job.columns.names,
-            "prepare_text": job.examples.prepare,
-            "max_seq_len": job.lengths.input_tokens,
-        }
+        facts |= {"labels": job.columns.names, "prepare_text": job.examples.prepare}
+        facts["max_seq_len"] = job.lengths.input_tokens
     elif job.kind != STREAM:
         facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
     elif job.examples.prepare != "none":

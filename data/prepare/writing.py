@@ -320,22 +320,11 @@ class Writing:
             left_out = counts["dropped_rows"] + counts["duplicate_rows"]
             remedy = say("a history needs two items or more") if job.reach else say("name a file with text")
             if name == VALIDATION and not job.validation:
-                remedy = say(
-                    "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
-                )
+                words = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
+                remedy = say(words)
             told = "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by cleaning: {left_out}); {remedy}"
-            problems.append(
-                say(
-                    told,
-                    files=_named(sources),
-                    split=name,
-                    texts=counts["texts"],
-                    blank=counts["empty_rows"],
-                    broken=counts["bad_rows"],
-                    left_out=left_out,
-                    remedy=remedy,
-                )
-            )
+            rows = {"texts": counts["texts"], "blank": counts["empty_rows"], "broken": counts["bad_rows"]}
+            problems.append(say(told, files=_named(sources), split=name, left_out=left_out, remedy=remedy, **rows))
         if problems:
             raise UserError(*problems)
 

@@ -168,9 +168,6 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
                 raise ValueError(f"{columns.sides()[0]} holds half of a surrogate pair")
         except ValueError as error:
             bad_rows.add(source.path, place, str(error))
-            record, before, text = (
-                {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()},
-                [],
-                "",
-            )
+            record = {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()}
+            before, text = [], ""
         yield Prompt(f"{source.path}, {place}", text, record, before, bool(columns.items))

@@ -35,12 +35,8 @@ def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = N
     """
     from data.text.jinja_sandbox import rendered, try_in_child
 
-    given = {
-        "tools": None,
-        "documents": None,
-        "add_generation_prompt": True,
-        **(T5_TOKENS if tokens is None else tokens),
-    }
+    tokens = T5_TOKENS if tokens is None else tokens
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
     try:
         if source not in _tried:
             few = [{**message, "content": message["content"][:4096]} for message in messages[:64]]

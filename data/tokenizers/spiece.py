@@ -98,13 +98,11 @@ class SentencePieceBackend:
         encoded = iter(self._model.encode(plain, return_type="numpy", num_threads=1))
         found = []
         for row in rows:
-            pieces = [
-                np.array([token], np.int32)
-                if token is not None
-                else next(encoded)[self._anchor_tokens * bool(anchor) :]
-                for token, anchor, _, _ in row
-            ]
-            found.append(np.concatenate(pieces) if pieces else np.zeros(0, np.int32))
+            pieces = [np.zeros(0, np.int32)]
+            for token, anchor, _, _ in row:
+                ids = next(encoded)[self._anchor_tokens * bool(anchor) :] if token is None else [token]
+                pieces.append(np.asarray(ids, np.int32))
+            found.append(np.concatenate(pieces))
         return found
 
     def encode_with_ends(self, text: str, special: bool) -> tuple[Ids, NDArray[np.int64]]:

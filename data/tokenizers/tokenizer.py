@@ -115,16 +115,11 @@ class Tokenizer:
         Path(folder).mkdir(parents=True, exist_ok=True)
         files, config = self._files()
         new = [token for token in dict.fromkeys(tokens) if self.token_to_id(token) is None]
-        added = {
-            **self.backend.added_tokens(),
-            **{self.size + number: AddedToken(token, normalized=False) for number, token in enumerate(new)},
-        }
+        added = dict(self.backend.added_tokens())
+        added |= {number: AddedToken(token, normalized=False) for number, token in enumerate(new, self.size)}
         if self._published.path.name == CONFIG_FILE:  # bytes: transformers takes no further tokens beside `extra_ids`
-            config |= {
-                "tokenizer_class": "ByT5Tokenizer",
-                "extra_ids": 0,
-                "additional_special_tokens": self._sentinel_names(),
-            }
+            config |= {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
+            config["additional_special_tokens"] = self._sentinel_names()
         # where it is there, transformers reads no other list of added tokens
         config["added_tokens_decoder"] = {str(number): _described(token) for number, token in sorted(added.items())}
         for name, content in {**files, CONFIG_FILE: _json(config)}.items():
