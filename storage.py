@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -239,18 +239,15 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
     from filelock import Timeout
 
     lock = lock_at(path)
-    if lock is None:
+    with ExitStack() as stack:
+        if lock is not None:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                print(visible(waiting), file=sys.stderr, flush=True)
+                lock.acquire()
+            stack.callback(lock.release)
         yield
-        return
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(visible(waiting), file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # --- things made once ---

@@ -10,6 +10,7 @@ so that what occurs often inside rare words still counts.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -58,8 +59,9 @@ def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | N
         8 MiB, whatever the number of rows.
     """
     spool = _Spool(folder)
+    keys = (key for first in itertools.count(0, 1024) for key in row_keys(0, np.arange(first, first + 1024)).tolist())
     try:
-        for key, text in _with_keys(texts):
+        for key, text in zip(keys, texts, strict=False):  # there are always more keys
             if key < spool.top:
                 spool.add(key, text[:LONGEST_SAMPLE_CHARS].encode())
             if spool.bytes > 2 * sample_bytes:
@@ -70,15 +72,6 @@ def sample_texts(texts: Iterable[str], sample_bytes: int, folder: str | Path | N
             yield data.decode()
     finally:
         spool.close()
-
-
-def _with_keys(texts: Iterable[str]) -> Iterator[tuple[int, str]]:
-    first = 0
-    keys: list[int] = []
-    for number, text in enumerate(texts):
-        if number - first >= len(keys):
-            first, keys = number, row_keys(0, np.arange(number, number + 1024)).tolist()
-        yield keys[number - first], text
 
 
 class _Spool:
