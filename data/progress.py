@@ -91,8 +91,7 @@ class ProgressLine:
 
     def _columns(self) -> int:
         """What the line may take: one that is wider than its terminal would leave its first part behind each time."""
-        try:
+        columns = 0
+        with suppress(OSError, ValueError):
             columns = os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError):
-            columns = 0
         return min(WIDEST, max(NARROWEST, columns - 1)) if columns else WIDEST

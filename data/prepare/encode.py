@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import NUMBERS, Reach, pair_lengths, reversed_numbers, spans
+from data.batches.histories import NUMBERS, Counts, Reach, pair_lengths, reversed_numbers, spans
 from data.batches.objectives import Lengths
 from data.shards.store import HISTORIES, PAIRS, PREFERENCES
 from data.text.clean import Dropped
@@ -19,13 +19,12 @@ from data.text.conversations import Examples, Row, Usable
 from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import SYSTEM, USER, Turn
+from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS, TOKEN
 from settings.errors import UserError
 
-Ids = NDArray[np.int32]
-Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
 Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
 MOST_UNKNOWN_SHARE = 0.2  # of a protein without blanks, ProtT5's tokenizer knows the first letter

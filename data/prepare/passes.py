@@ -22,7 +22,8 @@ from childproc import MEMORY, ChildDied, Worker
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
-from data.sources.reading import Row, read_source
+from data.sources.reading import read_source
+from data.text.conversations import Row
 from settings.errors import DoesNotFit
 from storage import write_text
 

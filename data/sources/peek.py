@@ -15,8 +15,9 @@ from config import DataConfig
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
 from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
-from data.sources.reading import Row, head_of, read_rows, reading, what_it_teaches
+from data.sources.reading import head_of, read_rows, reading, what_it_teaches
 from data.sources.tables import parquet_file
+from data.text.conversations import Row
 from formats import FASTA, JSON, PARQUET, TEXT
 from settings.errors import UserError
 

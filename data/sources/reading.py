@@ -26,6 +26,7 @@ from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
+from data.text.conversations import Row
 from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, item_name, separator_of
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
@@ -41,7 +42,6 @@ TOO_LARGE = (
     "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the file anew in smaller "
     "pieces, or give --memory_budget more"
 )
-Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
-from data.tokenizers.backends import SPIECE_FILE
+from data.tokenizers.backends import SPIECE_FILE, Ids
 
 BLANK = "▁"
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }: appended messages are merged
-Ids = NDArray[np.int32]
 
 
 def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcessor:
