@@ -65,11 +65,9 @@ def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadR
     files = ", ".join(dict.fromkeys(str(source.path) for source in sources))
     try:
         with Worker(_reader, sources, data, bad_rows.skip, max_bytes=CHILD_BYTES) as worker:
-            while True:
-                prompts, bad_rows.count, bad_rows.examples = worker.ask(None)
+            while (answer := worker.ask(None)) is not None:
+                prompts, bad_rows.count, bad_rows.examples = answer
                 yield from prompts
-                if not prompts:
-                    return
     except ChildDied as died:
         if died.reason == MEMORY:
             raise DoesNotFit(f"{files}: reading takes more than {format_size(CHILD_BYTES)}; {TOO_LARGE}") from None
@@ -78,27 +76,27 @@ def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadR
         raise
 
 
-def _reader(
-    sources: Sequence[Source], data: DataConfig, skip: bool
-) -> Callable[[None], tuple[list[Prompt], int, list[str]]]:
-    bad_rows, failed = BadRows(skip), list[UserError]()
-    coming = read_prompts(sources, data, bad_rows)
+def _reader(sources: Sequence[Source], data: DataConfig, skip: bool) -> Callable[[None], object]:
+    batches = _batches(sources, data, BadRows(skip))
+    return lambda _: next(batches, None)
 
-    def some(_: None) -> tuple[list[Prompt], int, list[str]]:
-        found, chars = list[Prompt](), 0
-        try:
-            while len(found) < BATCH_ROWS and chars < BATCH_CHARS and not failed:
-                found.append(next(coming))
-                chars += len(found[-1].text)
-        except StopIteration:
-            pass
-        except UserError as error:  # told once those before it are answered
-            failed.append(error)
-        if failed and not found:
-            raise failed[0]
-        return found, bad_rows.count, bad_rows.examples
 
-    return some
+def _batches(
+    sources: Sequence[Source], data: DataConfig, bad_rows: BadRows
+) -> Iterator[tuple[list[Prompt], int, list[str]]]:
+    """Some prompts, and the number and examples of the bad rows so far; an error comes behind the prompts before it."""
+    batch, chars = list[Prompt](), 0
+    try:
+        for prompt in read_prompts(sources, data, bad_rows):
+            batch.append(prompt)
+            chars += len(prompt.text)
+            if len(batch) == BATCH_ROWS or chars >= BATCH_CHARS:
+                yield batch, bad_rows.count, bad_rows.examples
+                batch, chars = [], 0
+    except UserError:
+        yield batch, bad_rows.count, bad_rows.examples
+        raise
+    yield batch, bad_rows.count, bad_rows.examples
 
 
 def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
