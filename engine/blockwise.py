@@ -388,21 +388,17 @@ class Stage:
     """A block, or the norm after the last one, which is as good as a block.
 
     Args:
-        number: of the block, counted over both stacks. output_scale: factor on what the norm gives.
+        number: of the block, counted over both stacks.
     """
 
-    def __init__(self, stack: Stack, module: nn.Module, number: int, output_scale: float | None = None) -> None:
-        self.stack, self.module, self.number, self.output_scale = stack, module, number, output_scale
+    def __init__(self, stack: Stack, module: nn.Module, number: int) -> None:
+        self.stack, self.module, self.number = stack, module, number
         self.weights = list(module.parameters())
         self.is_norm = module is stack.final_norm
 
     def function(self, inputs: Mapping[str, Any]) -> BlockFunction:
         """The block with everything but its input given."""
-        return partial(self._norm, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
-
-    def _norm(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
-        left = self.stack.leave(x, dropout, graph_only=graph_only)
-        return left if self.output_scale is None else left * self.output_scale
+        return partial(self.stack.leave, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
 
 
 class StackSchedule:
@@ -416,9 +412,9 @@ class StackSchedule:
     def __init__(self, model: T5, is_decoder: bool, entry_learns: bool, all_learn: bool) -> None:
         self.is_decoder, self.entry_learns = is_decoder, entry_learns
         self.stack = stack = model.decoder if is_decoder else model.encoder
-        number, scale = (len(model.encoder.blocks), model.output_scale) if is_decoder else (0, None)
+        first = len(model.encoder.blocks) if is_decoder else 0
         modules = [*stack.blocks, stack.final_norm]
-        self.stages = [Stage(stack, module, number + index, scale) for index, module in enumerate(modules)]
+        self.stages = [Stage(stack, module, number) for number, module in enumerate(modules, first)]
         bias_learns = stack.bias is not None and stack.bias.table.requires_grad
         learning = [i for i, stage in enumerate(self.stages) if any(w.requires_grad for w in stage.weights)]
         # the lowest stage that backward runs; the number of stages: none

@@ -56,15 +56,19 @@ def in_place(weights: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward, each after a norm and beside the residual stream."""
+class Block(nn.Module):
+    """Self-attention, in the decoder attention to the encoder's output, and feed-forward: x + f(norm(x)) each."""
 
-    def __init__(self, config: T5ModelConfig, index: int) -> None:
+    def __init__(self, config: T5ModelConfig, index: int, is_decoder: bool) -> None:
         super().__init__()
-        self.site = (index + 1) * SITES_PER_BLOCK
+        self.site = (DECODER_SITES if is_decoder else 0) + (index + 1) * SITES_PER_BLOCK
+        self.is_decoder = is_decoder
         self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.attention = Attention(config)
-        self.bias = PositionBias(config, bidirectional=True) if config.bias_in_every_layer else None
+        self.bias = PositionBias(config, bidirectional=not is_decoder) if config.bias_in_every_layer else None
+        if is_decoder:
+            self.cross_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+            self.cross_attention = Attention(config)
         self.feed_forward_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
@@ -74,11 +78,13 @@ class EncoderBlock(nn.Module):
         bias: Tensor | None,
         rows: Rows,
         dropout: Dropout,
+        encoder_output: Tensor | None = None,
+        encoder_rows: Rows | None = None,
         *,
         dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D), bias (H, R) unless the block has its own -> (N, D).
+        """x (N, D), bias (H, R) unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
 
         Args:
             dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its result
@@ -87,50 +93,10 @@ class EncoderBlock(nn.Module):
         bias = self.bias(rows.longest) if self.bias is not None else bias
         drop = dropout.at(self.site)
         normed = self.attention_norm(x, dtype)
-        x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), False, drop))
-        inner = self.feed_forward(self.feed_forward_norm(x, dtype), drop.at(3), graph_only)
-        return x + drop.at(2)(inner, graph_only)
-
-
-class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the encoder's output, feed-forward."""
-
-    def __init__(self, config: T5ModelConfig, index: int) -> None:
-        super().__init__()
-        self.site = DECODER_SITES + (index + 1) * SITES_PER_BLOCK
-        self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.attention = Attention(config)
-        self.bias = PositionBias(config, bidirectional=False) if config.bias_in_every_layer else None
-        self.cross_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.cross_attention = Attention(config)
-        self.feed_forward_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.feed_forward = FeedForward(config)
-
-    def forward(
-        self,
-        x: Tensor,
-        encoder_output: Tensor,
-        bias: Tensor | None,
-        rows: Rows,
-        encoder_rows: Rows,
-        dropout: Dropout,
-        *,
-        dtype: torch.dtype | None = None,
-        graph_only: bool = False,
-    ) -> Tensor:
-        """x (N, D), encoder_output (N', D), bias (H, R) unless the block has its own -> (N, D).
-
-        Args:
-            dtype, graph_only: as in `EncoderBlock`.
-        """
-        bias = self.bias(rows.longest) if self.bias is not None else bias
-        drop = dropout.at(self.site)
-        normed = self.attention_norm(x, dtype)
-        x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), True, drop))
-        crossed = self.cross_attention(
-            self.cross_norm(x, dtype), encoder_output, None, (rows, encoder_rows), False, drop.at(4)
-        )
-        x = x + drop.at(5)(crossed)
+        x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), self.is_decoder, drop))
+        if self.is_decoder:
+            normed, sides = self.cross_norm(x, dtype), (rows, encoder_rows)
+            x = x + drop.at(5)(self.cross_attention(normed, encoder_output, None, sides, False, drop.at(4)))
         inner = self.feed_forward(self.feed_forward_norm(x, dtype), drop.at(3), graph_only)
         return x + drop.at(2)(inner, graph_only)
 
@@ -140,10 +106,13 @@ class Stack(nn.Module):
 
     def __init__(self, config: T5ModelConfig, is_decoder: bool) -> None:
         super().__init__()
-        count, block = (config.num_decoder_layers, DecoderBlock) if is_decoder else (config.num_layers, EncoderBlock)
+        count = config.num_decoder_layers if is_decoder else config.num_layers
         self.site = DECODER_SITES if is_decoder else 0
+        # factor on the decoder's hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere
+        is_scaled = config.scale_decoder_outputs and config.is_text
+        self.output_scale = (config.d_model**-0.5 if is_scaled else 1.0) if is_decoder else None
         self.bias = None if config.bias_in_every_layer else PositionBias(config, bidirectional=not is_decoder)
-        self.blocks = nn.ModuleList(block(config, index) for index in range(count))
+        self.blocks = nn.ModuleList(Block(config, index, is_decoder) for index in range(count))
         self.final_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def enter(self, x: Tensor, dropout: Dropout) -> Tensor:
@@ -151,8 +120,31 @@ class Stack(nn.Module):
         return dropout.at(self.site)(x)
 
     def leave(self, x: Tensor, dropout: Dropout, *, graph_only: bool = False) -> Tensor:
-        """The norm after the last block, and its dropout: (N, D); `graph_only` as in `EncoderBlock`."""
-        return dropout.at(self.site + 1)(self.final_norm(x), graph_only)
+        """The norm after the last block, its dropout, and the decoder's factor: (N, D); `graph_only` as in `Block`."""
+        x = dropout.at(self.site + 1)(self.final_norm(x), graph_only)
+        return x if self.output_scale is None else x * self.output_scale
+
+    def forward(
+        self,
+        x: Tensor,
+        dropout: Dropout,
+        encoder_output: Tensor | None = None,
+        encoder_rows: Rows | None = None,
+        *,
+        dtype: torch.dtype,
+        with_weights: WithWeights = in_place,
+    ) -> Tensor:
+        """Embedded tokens (N, D) of `dropout.rows` through all blocks: (N, D) in `dtype`, in which products are formed.
+
+        Args:
+            with_weights: a context around each use of a block, made of its weights.
+        """
+        x, rows = self.enter(x, dropout), dropout.rows
+        bias = None if self.bias is None else self.bias(rows.longest)
+        for block in self.blocks:
+            with with_weights(block.parameters()):
+                x = block(x, bias, rows, dropout, encoder_output, encoder_rows, dtype=dtype)
+        return self.leave(x, dropout).to(dtype)
 
 
 class T5(nn.Module):
@@ -213,11 +205,6 @@ class T5(nn.Module):
         """What the model computes in where no weight store widens its weights: their dtype, fp32 where they are int8."""
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
-    @property
-    def output_scale(self) -> float:
-        """Factor on the hidden states before the head: d_model^-0.5 in T5 1.0, 1 elsewhere."""
-        return self.config.d_model**-0.5 if self.config.scale_decoder_outputs and self.config.is_text else 1.0
-
     @torch.no_grad()
     def initialise(self, seed: int, parts: Parts | None = None, filling: Filling = in_memory, only: str = "") -> T5:
         """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
@@ -266,46 +253,38 @@ class T5(nn.Module):
 
     def encode(self, ids: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
         """Encoder output (N, D) of ids (N,)."""
-        stack, dropout, dtype = self.encoder, Dropout(rate, rows), self.float_dtype
-        x = stack.enter(embed(ids, self.embedding, residual_dtype(dtype)), dropout)
-        bias = None if stack.bias is None else stack.bias(rows.longest)
-        for block in stack.blocks:
-            x = block(x, bias, rows, dropout, dtype=dtype)
-        return stack.leave(x, dropout).to(dtype)
+        x = embed(ids, self.embedding, residual_dtype(self.float_dtype))
+        hidden: Tensor = self.encoder(x, Dropout(rate, rows), dtype=self.float_dtype)
+        return hidden
 
     def decode(self, ids: Tensor, encoder_output: Tensor, rows: Rows, encoder_rows: Rows, rate: float = 0.0) -> Tensor:
         """What the head multiplies (N, D), for decoder ids (N,) and the encoder's output (N', D)."""
-        stack, dropout, dtype = self.decoder, Dropout(rate, rows), self.float_dtype
-        x = stack.enter(embed(ids, self.embedding, residual_dtype(dtype)), dropout)
-        bias = None if stack.bias is None else stack.bias(rows.longest)
-        for block in stack.blocks:
-            x = block(x, encoder_output, bias, rows, encoder_rows, dropout, dtype=dtype)
-        return (stack.leave(x, dropout) * self.output_scale).to(dtype)
+        x = embed(ids, self.embedding, residual_dtype(self.float_dtype))
+        hidden: Tensor = self.decoder(x, Dropout(rate, rows), encoder_output, encoder_rows, dtype=self.float_dtype)
+        return hidden
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
-        keys = torch.randint(-(2**62), 2**62, (len(input_ids),), device=input_ids.device) if rate else None
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        source = Rows(_lengths(mask), keys)
-        target = Rows((decoder_ids.shape[1],) * len(decoder_ids), keys)
+        source = _rows(input_ids, attention_mask, rate)
+        target = Rows((decoder_ids.shape[1],) * len(decoder_ids), source.keys)
         encoder_output = self.encode(source.flatten(input_ids), source, rate)
         return self.decode(decoder_ids.reshape(-1), encoder_output, target, source, rate)
 
-    def label_logits(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits of a head over labels, fp32: (B, L), or (B, S, L) of a token head, 0 for padding; arguments as of `forward`."""
-        return self._label_logits(input_ids, attention_mask, 0.0)
+    def label_logits(self, input_ids: Tensor, attention_mask: Tensor | None = None, rate: float = 0.0) -> Tensor:
+        """Logits of a head over labels, fp32: (B, L), or (B, S, L) of a token head, 0 for padding.
 
-    def _label_logits(self, input_ids: Tensor, attention_mask: Tensor | None, rate: float) -> Tensor:
+        Args:
+            input_ids, attention_mask: as of `forward`. rate: of dropout.
+        """
         if self.label_head is None:
             raise ValueError("the model has no head over labels")
-        keys = torch.randint(-(2**62), 2**62, (len(input_ids),), device=input_ids.device) if rate else None
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        rows = Rows(_lengths(mask), keys)
+        rows = _rows(input_ids, attention_mask, rate)
         hidden = self.encode(rows.flatten(input_ids), rows, rate)
         if self.config.num_decoder_layers:
             hidden = self.decode(rows.flatten(self.shift_right(input_ids)), hidden, rows, rows, rate)
         logits: Tensor = self.label_head(hidden, rows, rate)
         if self.label_head.pooling is not None:
             return logits
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         return logits.new_zeros(*mask.shape, logits.shape[1]).masked_scatter(mask.bool().unsqueeze(2), logits)
 
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -330,7 +309,7 @@ class T5(nn.Module):
         if self.label_head is not None:
             labels = labels.reshape(-1)
             count = (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum().clamp(min=1)
-            logits = self._label_logits(input_ids, attention_mask, rate)
+            logits = self.label_logits(input_ids, attention_mask, rate)
             return label_loss(logits.reshape(len(labels), -1), labels) / count
         hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
         if self.token_rows is not None:
@@ -340,9 +319,12 @@ class T5(nn.Module):
         return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 
 
-def _lengths(mask: Tensor) -> tuple[int, ...]:
+def _rows(ids: Tensor, mask: Tensor | None, rate: float) -> Rows:
+    """The rows of padded ids (B, S), with keys drawn anew where dropout needs some."""
+    keys = torch.randint(-(2**62), 2**62, (len(ids),), device=ids.device) if rate else None
+    mask = torch.ones_like(ids) if mask is None else mask
     lengths = mask.sum(1)
     places = torch.arange(mask.shape[1], device=mask.device)
     if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:
         raise ValueError("attention_mask: each row must be ones, then zeros, with at least one one (pad on the right)")
-    return tuple(lengths.tolist())
+    return Rows(tuple(lengths.tolist()), keys)

@@ -22,7 +22,7 @@ from model.dropout import Dropout
 from model.layers import residual_dtype
 from model.quantization import embed, few_rows, product
 from model.rows import Rows
-from model.t5 import T5, DecoderBlock, WithWeights, in_place
+from model.t5 import T5, Block, WithWeights, in_place
 from settings.errors import UserError
 
 
@@ -50,7 +50,7 @@ class Decoder:
         self.model, self.with_weights, self.others = model, with_weights, others
         self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
         self.cache = KVCache(model, self.dtype, num_beams)
-        self.blocks: list[DecoderBlock] = list(model.decoder.blocks)  # type: ignore[arg-type]
+        self.blocks: list[Block] = list(model.decoder.blocks)  # type: ignore[arg-type]
         self._prompts: list[tuple[int, ...]] = []
 
     @torch.no_grad()
@@ -100,14 +100,9 @@ class Decoder:
 
     def _encode(self, ids: list[int], rows: Rows) -> Tensor:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
-        stack, dropout = self.model.encoder, Dropout(0.0, rows)
         self._trim()
         x = embed(torch.tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
-        bias = None if stack.bias is None else stack.bias(rows.longest)
-        for block in stack.blocks:
-            with self.with_weights(block.parameters()):
-                x = block(x, bias, rows, dropout, dtype=self.dtype)
-        output = stack.leave(x, dropout).to(self.dtype)
+        output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
         self._trim()
         return output
 
@@ -153,7 +148,7 @@ class Decoder:
                     q = cross.heads(cross.q(block.cross_norm(x, self.dtype)))
                     x = x + cross.o(self.cache.attend_source(number, q))
                     x = x + block.feed_forward(block.feed_forward_norm(x, self.dtype), no_drop)
-            hidden = (self.model.decoder.final_norm(x) * self.model.output_scale).to(self.dtype)
+            hidden = self.model.decoder.leave(x, no_drop).to(self.dtype)
             if choices is not None:
                 return self._some(hidden, choices)
             return product(hidden, self.model.output_weight).float()
