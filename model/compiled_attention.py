@@ -18,12 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from devices.kernels.calls import Kernels, RowsCall, TileCall, kernels, pointer
+from devices.kernels.calls import PARTS, Kernels, kernels
 from limits import LONGEST_SHORT, long_tile
 from model.dropout import Dropout
 from model.rows import Rows
-
-PARTS = 16  # of the short rows, whose gradients of the bias are summed apart, whatever the number of threads
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,11 @@ class _Long:
     count: Tensor
     block: int
     heads: int
+
+    @property
+    def reach(self) -> int:
+        """How far apart padded queries and keys can lie, and 1."""
+        return max(self.queries.shape[1], self.keys.shape[1])
 
     def parts(self) -> Iterator[slice]:
         """The places of the queries of each tile."""
@@ -92,14 +95,8 @@ def _long(rows: tuple[Rows, Rows], row: int, heads: int) -> _Long:
     queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
     keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
     queries = np.ascontiguousarray(queries[::-1])  # last first
-    return _Long(
-        row,
-        torch.from_numpy(queries)[None],
-        torch.from_numpy(keys)[None],
-        torch.tensor([num_keys], dtype=torch.int32),
-        block,
-        tile_heads,
-    )
+    count = torch.tensor([num_keys], dtype=torch.int32)
+    return _Long(row, torch.from_numpy(queries)[None], torch.from_numpy(keys)[None], count, block, tile_heads)
 
 
 class _Call:
@@ -135,19 +132,17 @@ class _Call:
         short = self.short
         if short is None:
             return
+        # gradients of the bias are summed apart in parts of the rows, whatever the number of threads
         bias, parts = self.widened(short.longest), min(PARTS, len(short.rows))
         sums = None if dbias is None or bias is None else bias.new_zeros(parts, *bias.shape)
-        row_keys = None if self.row_keys is None else self.row_keys[short.rows]
-        call = RowsCall(
-            q=pointer(self.q), k=pointer(self.k), v=pointer(self.v), bias=pointer(bias), dbias=pointer(sums),
-            query_starts=pointer(short.query_starts), query_lengths=pointer(short.query_lengths),
-            key_starts=pointer(short.key_starts), key_lengths=pointer(short.key_lengths), row_keys=pointer(row_keys),
+        self.kernels.attend_rows(
+            q=self.q, k=self.k, v=self.v, bias=bias, dbias=sums, query_starts=short.query_starts,
+            query_lengths=short.query_lengths, key_starts=short.key_starts, key_lengths=short.key_lengths,
+            row_keys=None if self.row_keys is None else self.row_keys[short.rows],
             is_bf16=self.q.dtype == torch.bfloat16, num_rows=len(short.rows), heads=self.heads, width=self.width,
             distances=2 * short.longest - 1, longest=short.longest, parts=parts, threshold=self.dropout.threshold,
-            is_backward="grad" in tensors, threads=torch.get_num_threads(), scale=self.dropout.scale,
-            **{name: tensor.data_ptr() for name, tensor in tensors.items()},
+            is_backward="grad" in tensors, scale=self.dropout.scale, **tensors,
         )  # fmt: skip
-        self.kernels.attend_rows(call)
         self.add_to_bias(dbias, None if sums is None else sums.sum(0))
 
     def groups(self, long: _Long) -> Iterator[range]:
@@ -165,19 +160,24 @@ class _Call:
         """Write (h, L, K) to tokens (1, L) of x (N, H, K)."""
         self.kernels.gather_heads(x, tile, tokens.contiguous(), heads.start, is_back=True)
 
-    def tile(
-        self, long: _Long, heads: range, part: slice, bias: Tensor | None, seen: int, tensors: dict[str, Tensor | None]
-    ) -> TileCall:
-        """The structure of a tile of a long row."""
-        length = long.queries.shape[1]
-        zero = 0 if bias is None else bias.shape[1] // 2
-        tensors = {**tensors, "row_keys": None if self.row_keys is None else self.row_keys[long.row :]}
-        return TileCall(
-            bias=pointer(bias), key_lengths=pointer(long.count), is_bf16=self.q.dtype == torch.bfloat16, num_rows=1,
-            heads=len(heads), first_head=heads.start, queries=part.stop - part.start, keys=seen, distances=0 if bias is None else bias.shape[1],
-            start=zero - length + 1 + part.start, last_query=length - 1 - part.start, threshold=self.dropout.threshold,
-            threads=torch.get_num_threads(), scale=self.dropout.scale,
-            **{name: pointer(tensor) for name, tensor in tensors.items()},
+    def weigh_tile(
+        self,
+        is_backward: bool,
+        long: _Long,
+        heads: range,
+        part: slice,
+        bias: Tensor | None,
+        seen: int,
+        **tensors: Tensor | None,
+    ) -> None:
+        """What stands between the products of a tile of a long row."""
+        length, distances = long.queries.shape[1], 0 if bias is None else bias.shape[1]
+        self.kernels.weigh_tile(
+            is_backward, bias=bias, key_lengths=long.count, is_bf16=self.q.dtype == torch.bfloat16, num_rows=1,
+            heads=len(heads), first_head=heads.start, queries=part.stop - part.start, keys=seen, distances=distances,
+            start=distances // 2 - length + 1 + part.start, last_query=length - 1 - part.start,
+            threshold=self.dropout.threshold, scale=self.dropout.scale,
+            row_keys=None if self.row_keys is None else self.row_keys[long.row :], **tensors,
         )  # fmt: skip
 
     def seen(self, long: _Long, part: slice) -> int:
@@ -185,23 +185,18 @@ class _Call:
         num_keys = long.keys.shape[1]
         return num_keys if not self.causal or part.start == 0 else min(num_keys, long.queries.shape[1] - part.start)
 
-    def reach(self, long: _Long) -> int:
-        """How far apart padded queries and keys of a long row can lie, and 1."""
-        return max(long.queries.shape[1], long.keys.shape[1])
-
     def weigh(
         self, q: Tensor, k: Tensor, long: _Long, heads: range, part: slice, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Weights (h, t, M) of a tile, and what dropout leaves of them; q (h, t, K) last query first, k (h, M, K)."""
         weights = torch.bmm(q, k.transpose(1, 2))
         used = weights if self.row_keys is None else torch.empty_like(weights)
-        tensors: dict[str, Tensor | None] = {"scores": weights, "weights": weights, "used": used}
-        self.kernels.weigh_tile(self.tile(long, heads, part, bias, k.shape[1], tensors), is_backward=False)
+        self.weigh_tile(False, long, heads, part, bias, k.shape[1], scores=weights, weights=weights, used=used)
         return weights, used
 
     def attend_long(self, long: _Long, out: Tensor) -> None:
         """Write the output of a long row."""
-        bias = self.widened(self.reach(long))
+        bias = self.widened(long.reach)
         for heads in self.groups(long):
             k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
             for part in long.parts():
@@ -212,30 +207,24 @@ class _Call:
 
     def attend_long_back(self, long: _Long, grad: Tensor, grads: tuple[Tensor, ...], dbias: Tensor | None) -> None:
         """Write the gradients of a long row's q, k and v, and add that of its bias (H, R)."""
-        bias = self.widened(self.reach(long))
+        bias = self.widened(long.reach)
         sums = None if dbias is None or bias is None else torch.zeros_like(bias)
         for heads in self.groups(long):
-            self._tiles_back(long, heads, grad, grads, bias, sums)
+            k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
+            dk, dv = torch.empty_like(k), torch.empty_like(v)
+            for part in long.parts():
+                seen, tokens = self.seen(long, part), long.queries[:, part]
+                q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
+                weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
+                dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
+                _add_product(dv, used.transpose(1, 2), g, part.start == 0)
+                tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
+                self.weigh_tile(True, long, heads, part, bias, seen, **tensors)
+                self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens, heads)
+                _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
+            self.put(dk, grads[1], long.keys, heads)
+            self.put(dv, grads[2], long.keys, heads)
         self.add_to_bias(dbias, sums)
-
-    def _tiles_back(
-        self, long: _Long, heads: range, grad: Tensor, grads: tuple[Tensor, ...], bias: Tensor | None, sums: Tensor | None
-    ) -> None:  # fmt: skip
-        """The gradients of some heads of a long row; adds to those of its bias (H, R'')."""
-        k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-        for part in long.parts():
-            seen, tokens = self.seen(long, part), long.queries[:, part]
-            q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
-            weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
-            dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))
-            _add_product(dv, used.transpose(1, 2), g, part.start == 0)
-            tensors = {"scores": dweights, "weights": weights, "dweights": dweights, "dbias": sums}
-            self.kernels.weigh_tile(self.tile(long, heads, part, bias, seen, tensors), is_backward=True)
-            self.put(torch.bmm(dweights, k[:, :seen]), grads[0], tokens, heads)
-            _add_product(dk, dweights.transpose(1, 2), q, part.start == 0)
-        self.put(dk, grads[1], long.keys, heads)
-        self.put(dv, grads[2], long.keys, heads)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

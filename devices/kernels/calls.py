@@ -9,9 +9,10 @@ Source: the operations are those of the torch code beside each call, which also 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ KINDS = (torch.float32, torch.bfloat16, torch.int8)  # of a matrix, in the order
 WIDEST_VECTOR = 16  # numbers
 
 
-class RowsCall(Structure):
+class _Rows(Structure):
     """As `Rows` in attention.c."""
 
     _fields_ = (
@@ -40,14 +41,12 @@ class RowsCall(Structure):
     )
 
 
-class TileCall(Structure):
+class _Tile(Structure):
     """As `Tile` in attention.c."""
 
     _fields_ = (
-        [
-            (name, c_void_p)
-            for name in ("scores", "weights", "used", "dweights", "bias", "dbias", "key_lengths", "row_keys")
-        ]
+        [(name, c_void_p) for name in ("scores", "weights", "used", "dweights", "bias", "dbias")]
+        + [(name, c_void_p) for name in ("key_lengths", "row_keys")]
         + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "first_head", "queries", "keys", "distances")]
         + [(name, c_int32) for name in ("start", "last_query", "threshold", "threads")]
         + [("scale", c_float)]
@@ -59,8 +58,8 @@ class Kernels:
         self.library = found = ctypes.CDLL(path)
         p, n, i, f = c_void_p, c_long, c_int, c_float
         for name, arguments, result in (
-            ("attend_rows", [POINTER(RowsCall)], i), ("weigh_tile", [POINTER(TileCall)], i),
-            ("weigh_tile_back", [POINTER(TileCall)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i, i], None),
+            ("attend_rows", [POINTER(_Rows)], i), ("weigh_tile", [POINTER(_Tile)], i),
+            ("weigh_tile_back", [POINTER(_Tile)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i, i], None),
             ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
             ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
@@ -74,26 +73,20 @@ class Kernels:
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, result
 
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Call a kernel: of tensors it gets the address, and last the number of threads."""
+        _check(getattr(self.library, name)(*map(_plain, arguments), torch.get_num_threads()))
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """The norm of x (N, D) times weight (D), and the inverse root of each token (N), fp32."""
         y, inverse = torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
-        _check(
-            self.library.rms_norm(
-                x.data_ptr(), weight.data_ptr(), y.data_ptr(), inverse.data_ptr(), *x.shape, epsilon,
-                _is_bf16(x), _is_bf16(weight), torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        self._run("rms_norm", x, weight, y, inverse, *x.shape, epsilon, _is_bf16(x), _is_bf16(weight))
         return y, inverse
 
     def rms_norm_back(self, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of x (N, D) and, fp32, of weight (D)."""
         dx, parts = torch.empty_like(x), x.new_empty(PARTS, x.shape[1], dtype=torch.float32)
-        _check(
-            self.library.rms_norm_back(
-                grad.data_ptr(), x.data_ptr(), weight.data_ptr(), inverse.data_ptr(), dx.data_ptr(), parts.data_ptr(),
-                *x.shape, _is_bf16(x), _is_bf16(weight), torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        self._run("rms_norm_back", grad, x, weight, inverse, dx, parts, *x.shape, _is_bf16(x), _is_bf16(weight))
         return dx, parts.sum(0)
 
     def drop_tokens(
@@ -105,18 +98,11 @@ class Kernels:
             keys: (B,) int64, of the rows. rows, places: (N,) int64, each token's row and its place in it.
             site: what a row's key is moved on by at this place of the model.
         """
-        _check(
-            self.library.drop_tokens(
-                x.data_ptr(), keys.data_ptr(), rows.data_ptr(), places.data_ptr(), site % 2**64, *x.shape, threshold,
-                scale, _is_bf16(x), torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        self._run("drop_tokens", x, keys, rows, places, site % 2**64, *x.shape, threshold, scale, _is_bf16(x))
 
     def round_weights(self, values: Tensor, weight: Tensor, key: int, first: int) -> None:
         """Write fp32 values into a bf16 weight, rounded by chance; `first`: place of the first in the whole weight."""
-        self.library.round_weights(
-            values.data_ptr(), weight.data_ptr(), values.numel(), key % 2**64, first, torch.get_num_threads()
-        )
+        self._run("round_weights", values, weight, values.numel(), key % 2**64, first)
 
     def square_sum(self, x: Tensor) -> float:
         return float(self.library.square_sum(x.data_ptr(), x.numel(), _is_bf16(x), torch.get_num_threads()))
@@ -125,12 +111,7 @@ class Kernels:
         """Of a gradient (n, m): the mean of squares of each row (n), and the sums of squares of each column (m), fp32."""
         n, m = grad.shape
         rows, columns = (grad.new_empty(*shape, dtype=torch.float32) for shape in ((n,), (PARTS, m)))
-        threads = torch.get_num_threads()
-        _check(
-            self.library.adafactor_sums(
-                grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), n, m, _is_bf16(grad), threads
-            )
-        )
+        self._run("adafactor_sums", grad, rows, columns, n, m, _is_bf16(grad))
         return rows, columns.sum(0)
 
     def adafactor_norm(self, grad: Tensor, rows: Tensor, columns: Tensor) -> float:
@@ -144,23 +125,11 @@ class Kernels:
         return float(total)
 
     def adafactor_apply(
-        self,
-        weight: Tensor,
-        grad: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-        keep: float,
-        rate: float,
-        key: int,
-        first: int,
-    ) -> None:
+        self, weight: Tensor, grad: Tensor, rows: Tensor, columns: Tensor, keep: float, rate: float, key: int, first: int
+    ) -> None:  # fmt: skip
         """weight (n, m) = keep weight - rate grad_ij rows_i columns_j; a bf16 weight is rounded by chance."""
-        _check(
-            self.library.adafactor_apply(
-                weight.data_ptr(), grad.data_ptr(), rows.data_ptr(), columns.data_ptr(), *weight.shape, keep, rate,
-                key % 2**64, first, _is_bf16(weight), _is_bf16(grad), torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        kinds = _is_bf16(weight), _is_bf16(grad)
+        self._run("adafactor_apply", weight, grad, rows, columns, *weight.shape, keep, rate, key % 2**64, first, *kinds)
 
     def chunk_loss(
         self,
@@ -181,12 +150,10 @@ class Kernels:
         if len(labels) and int(labels.max()) >= logits.shape[1]:
             raise IndexError(f"label {int(labels.max())} is out of bounds for {logits.shape[1]} words")
         losses = logits.new_empty(len(logits), dtype=torch.float32)
-        _check(
-            self.library.chunk_loss(
-                logits.data_ptr(), labels.data_ptr(), pointer(weights), losses.data_ptr(), *logits.shape, smoothing,
-                z_loss, scale or 0.0, scale is not None, _is_bf16(logits), torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        factors = smoothing, z_loss, scale or 0.0
+        self._run(
+            "chunk_loss", logits, labels, weights, losses, *logits.shape, *factors, scale is not None, _is_bf16(logits)
+        )
         return losses
 
     def few_rows(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -195,16 +162,12 @@ class Kernels:
         A row's result is the same bits whatever rows are beside it.
         """
         y = x.new_empty(len(x), len(weight))
-        self.library.few_rows(
-            x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(x), *weight.shape, KINDS.index(weight.dtype),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        self._run("few_rows", x, weight, y, len(x), *weight.shape, KINDS.index(weight.dtype))
         return y
 
     def pack(self, x: Tensor, packed: Tensor) -> None:
         """Round rows (n, m) in fp32 to int4; `packed` gets their bytes, see `model.int4` and `takes_packed`."""
-        x = x.contiguous()
-        self.library.pack_rows(x.data_ptr(), packed.data_ptr(), *x.shape, packed.stride(0), torch.get_num_threads())
+        self._run("pack_rows", x.contiguous(), packed, *x.shape, packed.stride(0))
 
     def unpack(self, packed: Tensor, groups: int, first: int, width: int, dtype: torch.dtype) -> Tensor:
         """Numbers (n, width) of rows in int4, see `model.int4` and `takes_packed`.
@@ -213,10 +176,7 @@ class Kernels:
             packed: (n, bytes). groups: of a row. first: group that the numbers begin with.
         """
         found = torch.empty(len(packed), width, dtype=dtype)
-        self.library.unpack_rows(
-            packed.data_ptr(), found.data_ptr(), len(packed), packed.stride(0), groups, first, width, _is_bf16(found),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        self._run("unpack_rows", packed, found, len(packed), packed.stride(0), groups, first, width, _is_bf16(found))
         return found
 
     def attend_newest(
@@ -240,32 +200,25 @@ class Kernels:
         for column, cache in enumerate((keys, values)):
             seen[:, column] = cache.data_ptr() + np.arange(rows) * (cache.stride(0) * cache.element_size())
         seen[:, 2], seen[:, 3] = counts, keys.stride(1) // width
-        new_k, new_v = new or (None, None)
         longest = 0 if bias is None else bias.shape[1]
-        _check(
-            self.library.attend_newest(
-                q.data_ptr(), pointer(new_k), pointer(new_v), seen.ctypes.data, pointer(bias), out.data_ptr(), _is_bf16(q),
-                rows, heads, width, longest, torch.get_num_threads(),
-            )
-        )  # fmt: skip
+        at = seen.ctypes.data
+        self._run("attend_newest", q, *(new or (None, None)), at, bias, out, _is_bf16(q), rows, heads, width, longest)
         return out
 
-    def attend_rows(self, call: RowsCall) -> None:
-        """Attention of short rows, see attention.c; the tensors behind the pointers must live."""
-        _check(self.library.attend_rows(ctypes.byref(call)))
+    def attend_rows(self, **fields: Any) -> None:
+        """Attention of short rows; the fields of `Rows` in attention.c, but for `threads`."""
+        _check(self.library.attend_rows(ctypes.byref(_filled(_Rows, fields))))
 
-    def weigh_tile(self, call: TileCall, is_backward: bool) -> None:
-        """What stands between the products of a tile, see attention.c."""
-        way = self.library.weigh_tile_back if is_backward else self.library.weigh_tile
-        _check(way(ctypes.byref(call)))
+    def weigh_tile(self, is_backward: bool, **fields: Any) -> None:
+        """What stands between the products of a tile; the fields of `Tile` in attention.c, but for `threads`."""
+        weigh = self.library.weigh_tile_back if is_backward else self.library.weigh_tile
+        _check(weigh(ctypes.byref(_filled(_Tile, fields))))
 
     def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, first_head: int = 0, is_back: bool = False) -> None:
         """From tokens (b, L) int32 of x (N, H, K) to tile (b h, L, K), h of the heads from `first_head`; or back."""
         (rows, length), (_, heads, width) = tokens.shape, x.shape
-        self.library.gather_heads(
-            x.data_ptr() + first_head * width * x.element_size(), tile.data_ptr(), tokens.data_ptr(), rows, length,
-            tile.shape[0] // rows, heads, width, x.element_size(), is_back, torch.get_num_threads(),
-        )  # fmt: skip
+        at, size = x.data_ptr() + first_head * width * x.element_size(), x.element_size()
+        self._run("gather_heads", at, tile, tokens, rows, length, tile.shape[0] // rows, heads, width, size, is_back)
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -317,16 +270,14 @@ def _is_bf16(x: Tensor) -> int:
     return int(x.dtype == torch.bfloat16)
 
 
-def _check(failed: int) -> None:
+def _check(failed: int | None) -> None:
     if failed:
         raise MemoryError("a kernel found no memory for its scratch")
 
 
-def pointer(x: Tensor | None) -> int | None:
-    """For a call's structure."""
-    return None if x is None else x.data_ptr()
+def _plain(value: Any) -> Any:
+    return value.data_ptr() if isinstance(value, Tensor) else value
 
 
-def numbers(values: Sequence[int]) -> Tensor:
-    """(n,) int32."""
-    return torch.tensor(values, dtype=torch.int32)
+def _filled(kind: type[Structure], fields: Mapping[str, Any]) -> Structure:
+    return kind(**{name: _plain(value) for name, value in fields.items()}, threads=torch.get_num_threads())
