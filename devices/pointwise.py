@@ -90,10 +90,6 @@ template <typename T> unsigned int narrow(T number) {
 }
 """,
 }
-METAL_HALF = """
-template <typename T> float widen(T bits) { return (float)as_type<half>((ushort)bits); }
-template <typename T> unsigned int narrow(T number) { return (unsigned int)as_type<ushort>((half)number); }
-"""
 MIX = "template <typename T> T mix(T key, T place, T more) { return (T)mixed<WORD>((WORD)key + (WORD)place + (WORD)more); }"
 # BITS of a number, LANES numbers in a word of x, WORDS of x that share a random word
 DROP = """
@@ -152,8 +148,7 @@ def source_of(name: str, dtype: torch.dtype = torch.float32, is_metal: bool = Fa
     """The text of a kernel: "mix", "drop" (of numbers of a dtype) or "round_randomly"."""
     parts = [HASH]
     if name == "drop":
-        conversions = METAL_HALF if is_metal and dtype == torch.float16 else CONVERSIONS[dtype]
-        parts += [METAL_FLOAT_BITS if is_metal else FLOAT_BITS, conversions]
+        parts += [METAL_FLOAT_BITS if is_metal else FLOAT_BITS, CONVERSIONS[dtype]]
     if not (is_metal and name == "mix"):  # which is the name of a function of Metal's
         parts.append({"mix": MIX, "drop": DROP, "round_randomly": ROUND}[name])
     bits = 8 * dtype.itemsize
