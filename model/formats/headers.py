@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,17 +55,15 @@ class TensorHeaders:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder)
-        # a safetensors file is opened anew for each piece: the pages that a mapping has read are the process's until it ends
-        self._opening: dict[str, Callable[[], Any]] = {}
         self._files: dict[str, Path] = {}  # name of a tensor -> where it lies
         self._stored: dict[str, str] = {}  # name of a tensor -> what it is called there
         self.file_bytes = 0
         for path in map(self.path.joinpath, self._shards()):
-            names, again = self._tensors_of(path)
+            names = list(self._open(path).keys())
             self.file_bytes += path.stat().st_size
             for stored in names:
                 name = WRAPPERS.sub("", stored)
-                self._opening[name], self._files[name], self._stored[name] = again, path, stored
+                self._files[name], self._stored[name] = path, stored
 
     def _kinds(self) -> tuple[Kind, ...]:
         return (SAFE,)
@@ -78,28 +75,26 @@ class TensorHeaders:
                 if (self.path / name).is_file():
                     return [name]
             if (self.path / kind.index_file).is_file():
-                return self._indexed(*kind)
+                return self._indexed(kind)
         raise UserError(
             say("{path}, holds no {file}{hint}", path=self.path, file=WEIGHTS_FILE, hint=_pickled(self.path))
         )
 
-    def _indexed(self, index: str, _: tuple[str, ...], ending: str) -> list[str]:
-        places = read_json(self.path / index).get("weight_map")
+    def _indexed(self, kind: Kind) -> list[str]:
+        index = self.path / kind.index_file
+        places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not places:
-            raise UserError(f"{self.path / index}, has no weight_map; copy or download it again")
+            raise UserError(f"{index}, has no weight_map; copy or download it again")
         for name in places.values():
-            if not is_inside(name) or "/" in name or not name.endswith(ending):
+            if not is_inside(name) or "/" in name or not name.endswith(kind.ending):
                 raise UserError(
-                    f"{self.path / index}, names {name!r} as a file of weights; allowed: {ending} files of its own folder; "
+                    f"{index}, names {name!r} as a file of weights; allowed: {kind.ending} files of its own folder; "
                     "use a folder from where it was published"
                 )
         return sorted(set(places.values()))
 
-    def _tensors_of(self, path: Path) -> tuple[list[str], Callable[[], Any]]:
-        """The names of one file's tensors, and what opens it again."""
-        return list(self._open(path).keys()), partial(self._open, path)
-
     def _open(self, path: Path) -> Any:
+        """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it ends."""
         try:
             if not path.is_file():  # a pipe would be waited for
                 raise FileNotFoundError
@@ -115,10 +110,10 @@ class TensorHeaders:
 
     @property
     def names(self) -> set[str]:
-        return {name for name in self._opening if not name.endswith(SCALE)}
+        return {name for name in self._files if not name.endswith(SCALE)}
 
     def _slice(self, name: str) -> Any:
-        return self._opening[name]().get_slice(self._stored[name])
+        return self._open(self._files[name]).get_slice(self._stored[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, read from the header."""
@@ -133,7 +128,7 @@ class TensorHeaders:
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, bit by bit. Memory: two pieces of FILE_CHUNK_BYTES."""
         names = [(first, second)]
-        if first + SCALE in self._opening and second + SCALE in self._opening:
+        if first + SCALE in self._files and second + SCALE in self._files:
             names.append((first + SCALE, second + SCALE))
         kinds = [[(self._slice(name).get_dtype(), self.shape(name)) for name in pair] for pair in names]
         if any(one != other for one, other in kinds):

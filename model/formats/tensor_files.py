@@ -51,16 +51,18 @@ class TensorFolder(TensorHeaders):
         self._allow_pickle = allow_pickle
         self._replaced: dict[str, tuple[int, Tensor]] = {}
         self._mapped: dict[Path, Any] = {}
+        self._pickled: dict[Path, PickleFile] = {}
         super().__init__(folder)
 
     def _kinds(self) -> tuple[Kind, ...]:
         return (*super()._kinds(), *([PICKLED] if self._allow_pickle else []))
 
-    def _tensors_of(self, path: Path) -> tuple[list[str], Callable[[], Any]]:
-        if self._allow_pickle and path.suffix == ".bin":
-            opened = PickleFile(path)
-            return list(opened.keys()), lambda: opened
-        return super()._tensors_of(path)
+    def _open(self, path: Path) -> Any:
+        if path.suffix != PICKLED.ending:
+            return super()._open(path)
+        if path not in self._pickled:
+            self._pickled[path] = PickleFile(path)
+        return self._pickled[path]
 
     def replace_rows(self, name: str, first: int, rows: Tensor) -> None:
         """Let a table be read with other rows from `first` on, and more of them than there are. Memory: these rows."""
@@ -114,7 +116,7 @@ class TensorFolder(TensorHeaders):
         """Whether a tensor is stored in int8 without a scale for each of its rows."""
         if self.dtype(name) != torch.int8:
             return False
-        return name + SCALE not in self._opening or self.shape(name + SCALE) != self.shape(name)[:1]
+        return name + SCALE not in self._files or self.shape(name + SCALE) != self.shape(name)[:1]
 
     def copy_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
         """Fill `target`, of any dtype and device, with as many rows as it has, from `first_row` on. Memory: one chunk."""
@@ -129,7 +131,7 @@ class TensorFolder(TensorHeaders):
         """A whole tensor whose memory are the pages of its file, which the system may drop and read again; what is written to it
         stays with the process. None where it is not stored as `dtype`, or not in safetensors."""
         path = self._files[name]
-        if name in self._replaced or path.suffix == ".bin" or self.dtype(name) != dtype:
+        if name in self._replaced or path.suffix == PICKLED.ending or self.dtype(name) != dtype:
             return None
         if path not in self._mapped:  # one mapping a file: each takes its size of addresses
             self._mapped[path] = self._open(path)
@@ -138,7 +140,7 @@ class TensorFolder(TensorHeaders):
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same; pickled ones number by number. Memory: two chunks."""
-        if not any(self._files[name].suffix == ".bin" for name in (first, second)):
+        if not any(self._files[name].suffix == PICKLED.ending for name in (first, second)):
             return super().equal(first, second)
         if self.shape(first) != self.shape(second):
             return False
