@@ -116,7 +116,7 @@ class Reducer:
                     group.works.append(dist.all_reduce(weight.grad, async_op=True))
                 else:
                     together.setdefault(weight.grad.dtype, []).append(weight.grad)
-            elif not self.shards.is_summed(weight):
+            elif weight.grad.shape[0] != self.shards.part(weight).count:  # else it is the sum of the rows held here
                 part, work = self.shards.scatter(weight)
                 group.works.append(work)
                 group.parts.append((weight, part))

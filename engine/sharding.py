@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from devices.base import is_host
 from engine.weights import WeightStore
+from model.quantization import replace_weight
 from model.shapes import is_matrix
 from model.t5 import T5, Parts
 
@@ -77,38 +78,30 @@ class Shards:
             name -> number of the first row held and rows of the whole, of the sharded weights.
         Memory: the weights divided by the number of processes.
         """
-        for prefix, module in model.named_modules():
-            for name, weight in list(module.named_parameters(recurse=False)):
-                full = f"{prefix}.{name}" if prefix else name
-                is_cut = is_matrix(full, weight.shape)
-                part = part_of(tuple(weight.shape), self.rank, self.num_processes) if is_cut else None
-                shape = weight.shape if part is None else (part.count, part.shape[1])
-                fresh = nn.Parameter(torch.empty(shape, device=device, dtype=weight.dtype), weight.requires_grad)
-                setattr(module, name, fresh)
-                if part is not None:
-                    self.parts[full], self._by_id[id(fresh)] = part, part
+        for name, weight in list(model.named_parameters()):
+            is_cut = is_matrix(name, weight.shape)
+            part = part_of(tuple(weight.shape), self.rank, self.num_processes) if is_cut else None
+            shape = weight.shape if part is None else (part.count, part.shape[1])
+            fresh = nn.Parameter(torch.empty(shape, device=device, dtype=weight.dtype), weight.requires_grad)
+            replace_weight(model, name, fresh)
+            if part is not None:
+                self.parts[name], self._by_id[id(fresh)] = part, part
         return {name: (part.first, part.shape[0]) for name, part in self.parts.items()}
 
     def is_sharded(self, weight: nn.Parameter) -> bool:
         """Whether this process holds only a part of a weight."""
         return id(weight) in self._by_id
 
-    def is_summed(self, weight: nn.Parameter) -> bool:
-        """Whether the gradient of a sharded weight is the sum over all processes already, of the rows held here."""
-        part = self._by_id[id(weight)]
-        return weight.grad is not None and weight.grad.shape[0] == part.count
-
-    def whole_shape(self, weight: nn.Parameter) -> tuple[int, int]:
-        """The shape of the whole of a sharded weight."""
-        return self._by_id[id(weight)].shape
-
-    def gather(self, weight: nn.Parameter) -> Tensor:
-        """The whole matrix in the storage dtype; all processes must ask at the same time. Memory: the matrix."""
-        return self.gather_rows(weight.data, self._by_id[id(weight)])
+    def part(self, weight: nn.Parameter) -> Part:
+        """What this process holds of a sharded weight."""
+        return self._by_id[id(weight)]
 
     def begin_gather(self, weight: nn.Parameter) -> tuple[Tensor, dist.Work]:
-        """The same, not waited for; the matrix is there once the collective is."""
-        part = self._by_id[id(weight)]
+        """The whole matrix in the storage dtype, once the collective has ended; all processes must ask at the same time.
+
+        Memory: the matrix.
+        """
+        part = self.part(weight)
         whole = weight.data.new_empty(part.step * self.num_processes, part.shape[1])
         return whole[: part.shape[0]], gather_into(whole, self._padded(weight.data, part.step), async_op=True)
 
@@ -120,11 +113,10 @@ class Shards:
 
     def scatter(self, weight: nn.Parameter) -> tuple[Tensor, dist.Work]:
         """Begin to sum the whole gradient of a sharded weight over all processes; each gets its own rows of the sum."""
-        part, gradient = self._by_id[id(weight)], weight.grad
+        part, gradient = self.part(weight), weight.grad
         assert gradient is not None
         rows = gradient.new_empty(part.step, part.shape[1])
-        sent = self._padded(gradient, part.step * self.num_processes)
-        work = scatter_into(rows, sent, async_op=True)
+        work = scatter_into(rows, self._padded(gradient, part.step * self.num_processes), async_op=True)
         return rows[: part.count], work
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -189,11 +181,9 @@ class ShardedWeightStore(WeightStore):
         with ExitStack() as stack:
             for weight in weights:
                 whole = stored = weight.data
-                if id(weight) in self._coming:
-                    whole, work = self._coming.pop(id(weight))
+                if self.shards.is_sharded(weight):
+                    whole, work = self._coming.pop(id(weight), None) or self.shards.begin_gather(weight)
                     work.wait()
-                elif self.shards.is_sharded(weight):
-                    whole = self.shards.gather(weight)
                 if dtype is not None and weight.dtype not in (dtype, torch.float32):
                     whole = whole.to(dtype)
                 if whole is not stored:
@@ -212,7 +202,7 @@ class ShardedWeightStore(WeightStore):
         self._summed = weight.grad  # rows of an earlier buffer
         weight.grad = None
         self.attach_gradient(
-            weight, torch.zeros(self.shards.whole_shape(weight), dtype=self.dtype_of(weight), device=weight.device)
+            weight, torch.zeros(self.shards.part(weight).shape, dtype=self.dtype_of(weight), device=weight.device)
         )
         assert weight.grad is not None
         return weight.grad

@@ -14,7 +14,7 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -63,7 +63,7 @@ def empty_quantized(
     return (empty_int4 if is_int4 else empty_int8)(rows, columns, device)
 
 
-def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterator[Tensor], work: Tensor) -> None:
+def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterable[Tensor], work: Tensor) -> None:
     """Round each row of a matrix: in int8 to 255 levels between plus and minus its largest magnitude.
 
     Args:
@@ -87,7 +87,7 @@ def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterator[Tensor], wor
         weight.data[part].copy_(work)
 
 
-def quantize(chunks: Iterator[Tensor], rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
+def quantize(chunks: Iterable[Tensor], rows: int, columns: int, device: torch.device | str = "cpu") -> Int8Weight:
     """Make an int8 weight of a matrix that comes in chunks of whole rows. Memory: the int8 matrix and one chunk."""
     made = empty_int8(rows, columns, device)
     quantize_into(made, chunks, torch.empty(0, device=device))
@@ -113,7 +113,7 @@ def fill_quantized(
     """
     for name, weight in list(model.named_parameters()):
         if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight | Int4Weight):
-            _replace(model, name, empty_quantized(name, weight.shape, dtype, device))
+            replace_weight(model, name, empty_quantized(name, weight.shape, dtype, device))
     work = torch.empty(0, device=device)
     for name, weight in list(model.named_parameters()):
         if isinstance(weight, Int8Weight | Int4Weight):
@@ -121,7 +121,7 @@ def fill_quantized(
                 quantize_into(weight, chunks[name](), work)
         elif name in chunks:
             whole = torch.cat([chunk.float() for chunk in chunks[name]()]).to(device)
-            _replace(model, name, nn.Parameter(whole, requires_grad=False))
+            replace_weight(model, name, nn.Parameter(whole, requires_grad=False))
 
 
 def quantize_model(model: nn.Module) -> None:
@@ -130,13 +130,14 @@ def quantize_model(model: nn.Module) -> None:
         weight = model.get_parameter(name)
         if is_matrix(name, weight.shape):
             rows, columns = weight.shape
-            chunks = iter(weight.detach().split(max(1, WIDENED_ELEMENTS // columns)))
-            _replace(model, name, quantize(chunks, rows, columns, weight.device))
+            chunks = weight.detach().split(max(1, WIDENED_ELEMENTS // columns))
+            replace_weight(model, name, quantize(chunks, rows, columns, weight.device))
         else:
-            _replace(model, name, nn.Parameter(weight.detach().float(), requires_grad=False))
+            replace_weight(model, name, nn.Parameter(weight.detach().float(), requires_grad=False))
 
 
-def _replace(model: nn.Module, name: str, weight: nn.Parameter) -> None:
+def replace_weight(model: nn.Module, name: str, weight: nn.Parameter) -> None:
+    """Put another weight in the place of the one of this name."""
     place, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(place), attribute, weight)
 

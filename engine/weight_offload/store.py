@@ -25,7 +25,7 @@ from engine.weights import WeightStore, weight_store_for
 from memory.estimate.weight_offload import SLOTS, is_away
 from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
-from model.quantization import QUANTIZED, Int8Weight, empty_quantized
+from model.quantization import QUANTIZED, Int8Weight, empty_quantized, replace_weight
 from model.shapes import is_matrix
 from model.t5 import T5, Parts
 from settings.errors import UserError, reason_of
@@ -123,7 +123,7 @@ class OffloadedWeightStore(WeightStore):
                 sizes.append(self._lay_out(block, len(sizes)))
         for name, weight in list(model.named_parameters()):
             if weight.device.type == "meta":
-                _replace(model, name, self._in_memory(name, weight))
+                replace_weight(model, name, self._in_memory(name, weight))
         # generation goes through the encoder once, and through the decoder for each token
         self._follower = [*range(1, len(sizes)), min(first_of_decoder, len(sizes) - 1)]
         self.inner = weight_store_for(self.storage, self.compute_dtype, (model.embedding, model.output_weight))
@@ -138,7 +138,7 @@ class OffloadedWeightStore(WeightStore):
         for name, weight in list(block.named_parameters()):
             if is_matrix(name, weight.shape):
                 made = self._absent(weight)
-                _replace(block, name, made)
+                replace_weight(block, name, made)
                 self._slices[id(made)] = _Slice(number, size, made.nbytes, made.shape, made.dtype)
                 members.append(made)
                 size += aligned(made.nbytes)
@@ -246,8 +246,3 @@ def _nothing(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
     """A tensor without memory of its own; NaN everywhere, where the dtype has it."""
     value = float("nan") if dtype.is_floating_point else 0
     return torch.full((), value, dtype=dtype, device=device).expand(*shape)
-
-
-def _replace(module: nn.Module, name: str, weight: nn.Parameter) -> None:
-    path, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(path), attribute, weight)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from devices.base import CUDA, override_traits
 from engine.sharding import ShardedWeightStore, Shards
@@ -19,10 +21,15 @@ def run(is_ahead: bool, saved: int) -> tuple[list[float], list[torch.Tensor], in
     shards, begun = Shards(dist.get_rank(), dist.get_world_size()), []
     model = T5(small_model().config, "meta")
     model.initialise(3, shards.cut(model, "cpu"))
-    store, begin = ShardedWeightStore(torch.float32, shards), shards.begin_gather
-    with mock.patch.object(shards, "begin_gather", lambda weight: begun.append(1) or begin(weight)):
-        if not is_ahead:
-            store.expect = lambda weights, upcoming: None  # type: ignore[method-assign]
+    store = ShardedWeightStore(torch.float32, shards)
+    begin = store.expect
+
+    def expect(weights: Sequence[nn.Parameter], upcoming: Iterable[Sequence[nn.Parameter]]) -> None:
+        if is_ahead:
+            begin(weights, upcoming)
+            begun.extend(store._coming)
+
+    with mock.patch.object(store, "expect", expect):
         losses = train(model, store, shards, "adafactor", "stochastic", saved)
     assert not store._coming, "each was waited for"
     return losses, [weight.detach().clone() for weight in model.parameters()], len(begun)

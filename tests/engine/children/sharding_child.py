@@ -66,7 +66,7 @@ def main(family: str, dtype: str, optimizer: str, rounding: str, saved: str) -> 
     assert held < 1.2 * sum(weight.numel() for weight in whole.parameters()) / dist.get_world_size(), "weights are cut"
     different = total = 0
     for (name, weight), reference in zip(model.named_parameters(), whole.parameters(), strict=True):
-        full = shards.gather(weight) if shards.is_sharded(weight) else weight.data
+        full = shards.gather_rows(weight.data, shards.part(weight)) if shards.is_sharded(weight) else weight.data
         error = float((full.float() - reference.float()).norm() / reference.float().norm().clamp(min=1e-9))
         assert error < tolerance, (name, error)
         different, total = different + int((full != reference).sum()), total + full.numel()
