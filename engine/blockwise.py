@@ -187,18 +187,14 @@ class Blockwise:
     @torch.no_grad()
     def encode(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """The encoder's output of each micro-batch (N, D), without dropout; the fillers left out."""
-        schedule = Schedule(self.model)
-        upcoming = deque([stage.weights for stage in schedule.encoder.stages])
-        with placed_together():
-            encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=False)
-        outputs = encoder.forward()
+        outputs = self._forward(micro_batches, is_encoder_only=True)
         return [x[: mb.source.row_tokens] for x, mb in zip(outputs, micro_batches, strict=True)]
 
-    def _forward(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+    def _forward(self, micro_batches: Sequence[MicroBatch], is_encoder_only: bool = False) -> list[Tensor]:
         """The output of the last stack (N', D) of each micro-batch, without dropout."""
         schedule = Schedule(self.model)
-        upcoming = deque(schedule.forward())
-        stacks = [stack for stack in (schedule.encoder, schedule.decoder) if stack is not None]
+        stacks = schedule.stacks[:1] if is_encoder_only else schedule.stacks
+        upcoming = deque(stage.weights for stack in stacks for stage in stack.stages)
         with placed_together():
             encoder, *decoders = (
                 StackPass(self, schedule, stack, micro_batches, upcoming, with_backward=False) for stack in stacks
@@ -449,15 +445,16 @@ class Schedule:
 
     def forward(self) -> list[list[nn.Parameter]]:
         """The weights of each stage in the order of forward."""
-        return [stage.weights for stack in self._stacks for stage in stack.stages]
+        return [stage.weights for stack in self.stacks for stage in stack.stages]
 
     def backward(self) -> list[list[nn.Parameter]]:
         """The groups of weights in the order in which backward completes their gradients: the same on all processes."""
-        stages = [stage for stack in reversed(self._stacks) for stage in reversed(stack.learning)]
+        stages = [stage for stack in reversed(self.stacks) for stage in reversed(stack.learning)]
         return [*(stage.weights for stage in stages), self.shared]
 
     @property
-    def _stacks(self) -> list[StackSchedule]:
+    def stacks(self) -> list[StackSchedule]:
+        """Encoder, and decoder unless there is none."""
         return [self.encoder, *([] if self.decoder is None else [self.decoder])]
 
 

@@ -189,35 +189,24 @@ def to_micro_batch(
     fillers = [0, 0]
     if sizes is not None:
         fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source = Rows(lengths[0], of_rows, fillers[0])
-    if not shape.is_text:
-        return _labelled(batch, shape, device, source)
-    target = Rows(lengths[1], of_rows if answers == 1 else place(keys.repeat(answers), device), fillers[1])
-    labels = torch.from_numpy(batch.labels)
-    decoder_ids = torch.full_like(labels, shape.start_token_id)
-    decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
-    flat = [source.flatten(torch.from_numpy(batch.input_ids)), target.flatten(decoder_ids), target.flatten(labels)]
-    values = (shape.pad_token_id, shape.pad_token_id, IGNORED)
-    for ids, rows, value in zip(flat, (source, target, target), values, strict=True):
-        ids[rows.row_tokens :] = value
-    on_host = None if device.type == "cpu" else (flat[0], flat[1])
-    input_ids, decoder_ids, labels = (place(t, device) for t in flat)
+    source = target = Rows(lengths[0], of_rows, fillers[0])
+    ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
+    if shape.is_text:
+        target = Rows(lengths[1], of_rows if answers == 1 else place(keys.repeat(answers), device), fillers[1])
+        decoder_ids = torch.full_like(labels, shape.start_token_id)
+        decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
+        labels = target.flatten(labels)
+        labels[target.row_tokens :] = IGNORED
+    else:  # labels of rows or tokens; a decoder, if there is one, reads what the encoder reads, shifted by the start token
+        decoder_ids = ids.roll(1, 1)
+        decoder_ids[:, 0] = shape.start_token_id
+        labels = labels if labels.is_floating_point() else labels.long()
+        labels = labels.reshape(-1) if shape.head == SEQUENCE else source.flatten(labels)[: source.row_tokens]
+    flat = source.flatten(ids), target.flatten(decoder_ids)
+    for each, rows in zip(flat, (source, target), strict=True):
+        each[rows.row_tokens :] = shape.pad_token_id
+    input_ids, decoder_ids, labels = (place(t, device) for t in (*flat, labels))
     known = batch.reference if isinstance(batch, PreferenceBatch) else None
     reference = None if known is None else torch.from_numpy(known)
+    on_host = None if device.type == "cpu" else flat
     return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)
-
-
-def _labelled(batch: Batch, shape: T5ModelConfig, device: torch.device, source: Rows) -> MicroBatch:
-    """Labels of rows or tokens; a decoder, if there is one, reads what the encoder reads, shifted by the start token."""
-    ids = torch.from_numpy(batch.input_ids)
-    shifted = ids.roll(1, 1)
-    shifted[:, 0] = shape.start_token_id
-    flat = [source.flatten(ids), source.flatten(shifted)]
-    for each in flat:
-        each[source.row_tokens :] = shape.pad_token_id
-    labels = torch.from_numpy(batch.labels)
-    labels = labels if labels.is_floating_point() else labels.long()
-    labels = labels.reshape(-1) if shape.head == SEQUENCE else source.flatten(labels)[: source.row_tokens]
-    on_host = None if device.type == "cpu" else (flat[0], flat[1])
-    input_ids, decoder_ids, labels = (place(each, device) for each in (*flat, labels))
-    return MicroBatch(input_ids, decoder_ids, labels, source, source, host_ids=on_host)

@@ -126,15 +126,12 @@ class PreferenceObjective(Objective):
 
     def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
         """Run the reference where its log-probabilities are needed and not known."""
-        if not self.pair_loss.needs_reference or all(
-            micro_batch.reference is not None for micro_batch in micro_batches
-        ):
+        if not self.pair_loss.needs_reference or all(mb.reference is not None for mb in micro_batches):
             return micro_batches
         assert self.as_reference is not None, "the micro-batches must bring reference log-probabilities"
         with self.as_reference():
-            losses = token_losses(
-                micro_batches
-            )  # together: sharded weights are brought once, and as often on every rank
+            # together: sharded weights are brought once, and as often on every rank
+            losses = token_losses(micro_batches)
         return [
             replace(micro_batch, reference=answer_log_probabilities(each, micro_batch).reshape(-1))
             for each, micro_batch in zip(losses, micro_batches, strict=True)

@@ -38,14 +38,10 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def host_bytes(size: int) -> Tensor:
-    """Bytes (uint8) on the host."""
-    return torch.empty(size, dtype=torch.uint8)
-
-
-def aligned_buffer(size: int, make: Callable[[int], Tensor] = host_bytes) -> Tensor:
-    """Bytes on the host at an aligned address, of memory that `make` gives. Memory: `size`, and two alignments."""
-    raw = make(aligned(size) + ALIGNMENT)
+def aligned_buffer(size: int, carrier: Carrier | None = None) -> Tensor:
+    """Bytes on the host at an aligned address, of memory that copies of `carrier` are fast from. Memory: `size`, and two alignments."""
+    count = aligned(size) + ALIGNMENT
+    raw = torch.empty(count, dtype=torch.uint8) if carrier is None else carrier.host_bytes(count)
     first = -raw.data_ptr() % ALIGNMENT
     return raw[first : first + aligned(size)]
 
@@ -99,7 +95,7 @@ class DiskBackend(OffloadBackend):
         self._folder, self._carrier = folder, carrier
         self._offsets = [0, *accumulate(sizes)]
         self._file = UnlinkedTempFile(folder, self._offsets[-1])
-        self._buffer = None if carrier is None else aligned_buffer(max(sizes), carrier.host_bytes)
+        self._buffer = None if carrier is None else aligned_buffer(max(sizes), carrier)
         self._read, self._written = [0.0, 0.0], [0.0, 0.0]  # bytes, and the seconds that they took
 
     def load(self, block: int, buffer: Tensor) -> None:

@@ -62,7 +62,14 @@ class PrefetchBuffers:
         """
         buffer, began = self.prefetch(block), time.perf_counter()
         assert buffer is not None, "more blocks are in use at once than there are buffers"
-        _wait(buffer)
+        try:
+            if buffer.moved is not None:
+                buffer.moved.result()
+        except OSError as error:
+            raise UserError(
+                f"--weights_in = file, the weights' file cannot be read or written: {reason_of(error)}; continue from the "
+                "last checkpoint with --is_keep_training=True, on another disk with --weights_dir"
+            ) from error
         self.waited_seconds += time.perf_counter() - began
         buffer.used += 1
         self._buffers.remove(buffer)
@@ -118,15 +125,3 @@ class PrefetchBuffers:
         self._mover.shutdown(wait=True, cancel_futures=True)
         self._buffers.clear()
         self.backend.close()
-
-
-def _wait(buffer: Buffer) -> None:
-    if buffer.moved is None:
-        return
-    try:
-        buffer.moved.result()
-    except OSError as error:
-        raise UserError(
-            f"--weights_in = file, the weights' file cannot be read or written: {reason_of(error)}; continue from the "
-            "last checkpoint with --is_keep_training=True, on another disk with --weights_dir"
-        ) from error
