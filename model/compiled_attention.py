@@ -41,26 +41,26 @@ class _Long:
     """A row that goes in tiles of `block` queries and `heads` heads.
 
     Args:
-        row: its number. queries: (1, L) int32, the token of each place, last query first, below 0 where there is none.
-        keys: (1, M) int32, first key first. count: (1,) int32, keys that are there.
+        row: its number. queries: (L,) int32, the token of each place, last query first, below 0 where there is none.
+        keys: (M,) int32, first key first. count: keys that are there.
     """
 
     row: int
     queries: Tensor
     keys: Tensor
-    count: Tensor
+    count: int
     block: int
     heads: int
 
     @property
     def reach(self) -> int:
         """How far apart padded queries and keys can lie, and 1."""
-        return max(self.queries.shape[1], self.keys.shape[1])
+        return max(len(self.queries), len(self.keys))
 
     def parts(self) -> Iterator[slice]:
         """The places of the queries of each tile."""
-        for first in range(0, self.queries.shape[1], self.block):
-            yield slice(first, min(first + self.block, self.queries.shape[1]))
+        for first in range(0, len(self.queries), self.block):
+            yield slice(first, min(first + self.block, len(self.queries)))
 
 
 def _split(rows: tuple[Rows, Rows], heads: int) -> tuple[_Short | None, list[_Long]]:
@@ -95,8 +95,7 @@ def _long(rows: tuple[Rows, Rows], row: int, heads: int) -> _Long:
     queries[:num_queries] = np.arange(num_queries) + rows[0].starts[row]
     keys[:num_keys] = np.arange(num_keys) + rows[1].starts[row]
     queries = np.ascontiguousarray(queries[::-1])  # last first
-    count = torch.tensor([num_keys], dtype=torch.int32)
-    return _Long(row, torch.from_numpy(queries)[None], torch.from_numpy(keys)[None], count, block, tile_heads)
+    return _Long(row, torch.from_numpy(queries), torch.from_numpy(keys), num_keys, block, tile_heads)
 
 
 class _Call:
@@ -151,14 +150,14 @@ class _Call:
             yield range(first, min(first + long.heads, self.heads))
 
     def gather(self, x: Tensor, tokens: Tensor, heads: range) -> Tensor:
-        """Tokens (1, L) of x (N, H, K) as (h, L, K)."""
-        tile = x.new_empty(len(heads), tokens.shape[1], self.width)
-        self.kernels.gather_heads(x, tile, tokens.contiguous(), heads.start)
+        """Tokens (L,) of x (N, H, K) as (h, L, K)."""
+        tile = x.new_empty(len(heads), len(tokens), self.width)
+        self.kernels.gather_heads(x, tile, tokens, heads.start)
         return tile
 
     def put(self, tile: Tensor, x: Tensor, tokens: Tensor, heads: range) -> None:
-        """Write (h, L, K) to tokens (1, L) of x (N, H, K)."""
-        self.kernels.gather_heads(x, tile, tokens.contiguous(), heads.start, is_back=True)
+        """Write (h, L, K) to tokens (L,) of x (N, H, K)."""
+        self.kernels.gather_heads(x, tile, tokens, heads.start, is_back=True)
 
     def weigh_tile(
         self,
@@ -171,19 +170,19 @@ class _Call:
         **tensors: Tensor | None,
     ) -> None:
         """What stands between the products of a tile of a long row."""
-        length, distances = long.queries.shape[1], 0 if bias is None else bias.shape[1]
+        length, distances = len(long.queries), 0 if bias is None else bias.shape[1]
         self.kernels.weigh_tile(
-            is_backward, bias=bias, key_lengths=long.count, is_bf16=self.q.dtype == torch.bfloat16, num_rows=1,
+            is_backward, bias=bias, count=long.count, is_bf16=self.q.dtype == torch.bfloat16,
             heads=len(heads), first_head=heads.start, queries=part.stop - part.start, keys=seen, distances=distances,
             start=distances // 2 - length + 1 + part.start, last_query=length - 1 - part.start,
             threshold=self.dropout.threshold, scale=self.dropout.scale,
-            row_keys=None if self.row_keys is None else self.row_keys[long.row :], **tensors,
+            row_key=None if self.row_keys is None else self.row_keys[long.row], **tensors,
         )  # fmt: skip
 
     def seen(self, long: _Long, part: slice) -> int:
         """Keys that a tile looks at: where attention is causal, none after its last query but for the first tile."""
-        num_keys = long.keys.shape[1]
-        return num_keys if not self.causal or part.start == 0 else min(num_keys, long.queries.shape[1] - part.start)
+        num_keys = len(long.keys)
+        return num_keys if not self.causal or part.start == 0 else min(num_keys, len(long.queries) - part.start)
 
     def weigh(
         self, q: Tensor, k: Tensor, long: _Long, heads: range, part: slice, bias: Tensor | None
@@ -200,7 +199,7 @@ class _Call:
         for heads in self.groups(long):
             k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
             for part in long.parts():
-                seen, tokens = self.seen(long, part), long.queries[:, part]
+                seen, tokens = self.seen(long, part), long.queries[part]
                 q = self.gather(self.q, tokens, heads)
                 _, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
                 self.put(torch.bmm(used, v[:, :seen]), out, tokens, heads)
@@ -213,7 +212,7 @@ class _Call:
             k, v = self.gather(self.k, long.keys, heads), self.gather(self.v, long.keys, heads)
             dk, dv = torch.empty_like(k), torch.empty_like(v)
             for part in long.parts():
-                seen, tokens = self.seen(long, part), long.queries[:, part]
+                seen, tokens = self.seen(long, part), long.queries[part]
                 q, g = self.gather(self.q, tokens, heads), self.gather(grad, tokens, heads)
                 weights, used = self.weigh(q, k[:, :seen], long, heads, part, bias)
                 dweights = torch.bmm(g, v[:, :seen].transpose(1, 2))

@@ -132,12 +132,11 @@ int attend_rows(const Rows *o)
 }
 
 typedef struct {
-    void *scores, *weights, *used, *dweights; /* (b, H, t, M), M the keys seen; last query first */
+    void *scores, *weights, *used, *dweights; /* (H, t, M), M the keys seen; last query first */
     const float *bias;                        /* (H', R) or NULL, of all heads: at the tile's first query it begins at `start` */
     float *dbias;                             /* (H', R), added to; or NULL */
-    const int32_t *key_lengths;               /* of each of the b rows */
-    const int64_t *row_keys;                  /* of dropout, a row; or NULL */
-    int32_t is_bf16, num_rows, heads, first_head, queries, keys, distances, start, last_query, threshold, threads;
+    const int64_t *row_key;                   /* of dropout; or NULL */
+    int32_t is_bf16, count, heads, first_head, queries, keys, distances, start, last_query, threshold, threads;
     float scale;
 } Tile;
 
@@ -146,20 +145,19 @@ int weigh_tile(const Tile *o)
 {
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(o->threads) reduction(| : failed)
-    for (int line = 0; line < o->num_rows * o->heads * o->queries; line++) {
-        const int query = line % o->queries, row = line / o->queries / o->heads;
-        const int head = o->first_head + line / o->queries % o->heads;
+    for (int line = 0; line < o->heads * o->queries; line++) {
+        const int query = line % o->queries, head = o->first_head + line / o->queries;
         float *x = scratch(rounded_up(o->keys, LANES));
         if (!x) {
             failed = 1;
             continue;
         }
-        const int count = o->key_lengths[row] < o->keys ? o->key_lengths[row] : o->keys;
+        const int count = o->count < o->keys ? o->count : o->keys;
         load(o->scores, o->is_bf16, (long)line * o->keys, o->keys, x);
         softmax(o->bias ? o->bias + (long)head * o->distances + o->start + query : NULL, count, o->keys, x);
         store(x, o->keys, o->weights, o->is_bf16, (long)line * o->keys);
-        if (o->row_keys) {
-            drop(x, o->keys, query_key(o->row_keys[row], head, o->last_query - query), o->threshold, o->scale);
+        if (o->row_key) {
+            drop(x, o->keys, query_key(*o->row_key, head, o->last_query - query), o->threshold, o->scale);
             store(x, o->keys, o->used, o->is_bf16, (long)line * o->keys);
         }
     }
@@ -178,38 +176,37 @@ int weigh_tile_back(const Tile *o)
             failed = 1;
             continue;
         }
-        for (int row = 0; row < o->num_rows; row++)
-            for (int query = 0; query < o->queries; query++) {
-                const long at = (((long)row * o->heads + place) * o->queries + query) * o->keys;
-                load(o->weights, o->is_bf16, at, o->keys, weights);
-                load(o->dweights, o->is_bf16, at, o->keys, x);
-                if (o->row_keys)
-                    drop(x, o->keys, query_key(o->row_keys[row], head, o->last_query - query), o->threshold, o->scale);
-                softmax_back(weights, o->keys, x);
-                store(x, o->keys, o->scores, o->is_bf16, at);
-                if (o->dbias) {
-                    float *sums = o->dbias + (long)head * o->distances + o->start + query;
-                    for (int j = 0; j < o->keys; j++)
-                        sums[j] += x[j];
-                }
+        for (int query = 0; query < o->queries; query++) {
+            const long at = ((long)place * o->queries + query) * o->keys;
+            load(o->weights, o->is_bf16, at, o->keys, weights);
+            load(o->dweights, o->is_bf16, at, o->keys, x);
+            if (o->row_key)
+                drop(x, o->keys, query_key(*o->row_key, head, o->last_query - query), o->threshold, o->scale);
+            softmax_back(weights, o->keys, x);
+            store(x, o->keys, o->scores, o->is_bf16, at);
+            if (o->dbias) {
+                float *sums = o->dbias + (long)head * o->distances + o->start + query;
+                for (int j = 0; j < o->keys; j++)
+                    sums[j] += x[j];
             }
+        }
     }
     return failed;
 }
 
-/* to (b, H, L, K) from the tokens (b, L) of x (N, H', K), at the first of the H of its heads; of numbers of `size` bytes; back
+/* to (H, L, K) from the tokens (L) of x (N, H', K), at the first of the H of its heads; of numbers of `size` bytes; back
  * where `is_back`: from there to the tokens, each of which stands there at most once. A token below 0 has no place: zeros
  * where it is read. */
 void gather_heads(
-    char *x, char *tile, const int32_t *tokens, int rows, int length, int heads, int all_heads, int width, int size, int is_back,
+    char *x, char *tile, const int32_t *tokens, int length, int heads, int all_heads, int width, int size, int is_back,
     int threads)
 {
     const long bytes = (long)width * size;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int line = 0; line < rows * heads; line++)
+    for (int head = 0; head < heads; head++)
         for (int t = 0; t < length; t++) {
-            const long token = tokens[line / heads * length + t];
-            char *at = tile + ((long)line * length + t) * bytes, *there = x + (token * all_heads + line % heads) * bytes;
+            const long token = tokens[t];
+            char *at = tile + ((long)head * length + t) * bytes, *there = x + (token * all_heads + head) * bytes;
             if (token < 0 && !is_back)
                 memset(at, 0, bytes);
             else if (token >= 0)

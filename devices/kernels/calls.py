@@ -46,8 +46,8 @@ class _Tile(Structure):
 
     _fields_ = (
         [(name, c_void_p) for name in ("scores", "weights", "used", "dweights", "bias", "dbias")]
-        + [(name, c_void_p) for name in ("key_lengths", "row_keys")]
-        + [(name, c_int32) for name in ("is_bf16", "num_rows", "heads", "first_head", "queries", "keys", "distances")]
+        + [("row_key", c_void_p)]
+        + [(name, c_int32) for name in ("is_bf16", "count", "heads", "first_head", "queries", "keys", "distances")]
         + [(name, c_int32) for name in ("start", "last_query", "threshold", "threads")]
         + [("scale", c_float)]
     )
@@ -59,7 +59,7 @@ class Kernels:
         p, n, i, f = c_void_p, c_long, c_int, c_float
         for name, arguments, result in (
             ("attend_rows", [POINTER(_Rows)], i), ("weigh_tile", [POINTER(_Tile)], i),
-            ("weigh_tile_back", [POINTER(_Tile)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i, i], None),
+            ("weigh_tile_back", [POINTER(_Tile)], i), ("gather_heads", [p, p, p, i, i, i, i, i, i, i], None),
             ("rms_norm", [p, p, p, p, n, n, f, i, i, i], i), ("rms_norm_back", [p, p, p, p, p, p, n, n, i, i, i], i),
             ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
@@ -215,10 +215,10 @@ class Kernels:
         _check(weigh(ctypes.byref(_filled(_Tile, fields))))
 
     def gather_heads(self, x: Tensor, tile: Tensor, tokens: Tensor, first_head: int = 0, is_back: bool = False) -> None:
-        """From tokens (b, L) int32 of x (N, H, K) to tile (b h, L, K), h of the heads from `first_head`; or back."""
-        (rows, length), (_, heads, width) = tokens.shape, x.shape
-        at, size = x.data_ptr() + first_head * width * x.element_size(), x.element_size()
-        self._run("gather_heads", at, tile, tokens, rows, length, tile.shape[0] // rows, heads, width, size, is_back)
+        """From tokens (L) int32 of x (N, H, K) to tile (h, L, K), h of the heads from `first_head`; or back."""
+        (_, heads, width), size = x.shape, x.element_size()
+        at = x.data_ptr() + first_head * width * size
+        self._run("gather_heads", at, tile, tokens, len(tokens), len(tile), heads, width, size, is_back)
 
 
 def takes(*tensors: Tensor) -> bool:

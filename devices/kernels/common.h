@@ -18,6 +18,9 @@ enum { LANES = 16 };
 enum { LANES = 8 };
 #endif
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef int32_t places __attribute__((vector_size(4 * LANES)));
 
 static inline float widen(bf16 x)
 {
@@ -96,7 +99,6 @@ static inline void softmax(const float *bias, int count, int padded, float *row)
 /* a square of LANES rows and columns, its rows `from_step` and `to_step` numbers apart */
 static inline void transpose(const float *from, long from_step, float *to, long to_step)
 {
-    typedef int32_t places __attribute__((vector_size(4 * LANES)));
     vec rows[LANES];
     for (int i = 0; i < LANES; i++)
         rows[i] = *(const vec *)(from + i * from_step);

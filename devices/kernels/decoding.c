@@ -13,9 +13,7 @@ enum { MOST = 8 }; /* rows of x in a tile: twice as many sums fit into registers
 enum { MOST = 4 };
 #endif
 
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 
 __attribute__((always_inline)) static inline vec weights_at(const void *w, const int kind, long at)
 {
@@ -29,7 +27,6 @@ __attribute__((always_inline)) static inline vec weights_at(const void *w, const
 /* the sum of all lanes, halves added to halves */
 static inline float total(vec v)
 {
-    typedef int32_t places __attribute__((vector_size(4 * LANES)));
 #pragma GCC unroll 4
     for (int step = LANES / 2; step; step /= 2) {
         places far;

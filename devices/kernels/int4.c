@@ -6,9 +6,6 @@
 
 enum { GROUP = 64, HALF = GROUP / 2 };
 
-typedef int32_t places __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 static const float LEVELS[16] = {
