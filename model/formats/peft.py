@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from config import T5ModelConfig
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
@@ -127,7 +127,8 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
         left = set(stored.keys())
         if heads and left >= set(heads.values()):
             left -= set(heads.values())
-            problems += _fill_head(model, {name: stored.get_tensor(there) for name, there in heads.items()})
+            tensors = {name: stored.get_tensor(there) for name, there in heads.items()}
+            problems += _fill({name: model.get_parameter(name) for name in heads}, tensors)
         rows = None
         if info.settings.tokens is not None:
             rows = TokenRows(model, info.settings.tokens)
@@ -145,7 +146,11 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
                 continue
             tensors = {part: stored.get_tensor(name) for part, name in names.items() if name in left}
             left -= set(names.values())
-            problems += _fill(adapters, path, LoraAdapter(linear.weight, info.settings, 0, is_new=False), tensors)
+            adapter = LoraAdapter(linear.weight, info.settings, 0, is_new=False)
+            wrong = _fill(dict(adapter.named_parameters()), tensors, f"{path}: ")
+            problems += wrong
+            if not wrong:
+                adapters[path] = adapter
     if left or not adapters:
         example = f", such as {min(left)}" if left else ""
         problems.append(
@@ -186,20 +191,6 @@ def _fill_rows(rows: TokenRows, model: T5, stored: Any) -> tuple[set[str], list[
     return names, []
 
 
-def _fill_head(model: T5, tensors: dict[str, Tensor]) -> list[str]:
-    """Copy the weights of the head over labels; returns what is wrong with them."""
-    wrong = [
-        f"{name} is {list(tensor.shape)} and not {list(weight.shape)}"
-        for name, tensor in tensors.items()
-        if (weight := model.get_parameter(name)).shape != tensor.shape
-    ]
-    if not wrong:
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                model.get_parameter(name).copy_(tensor)
-    return wrong
-
-
 def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:
     """The first tensors of the adapters that a configuration asks for, as far as it does so by plain names alone."""
     raw = read_json(folder / CONFIG_FILE)
@@ -210,16 +201,15 @@ def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:
     return [names["a"] for names in known.values() if names["a"].endswith(ends)]
 
 
-def _fill(adapters: dict[str, LoraAdapter], path: str, adapter: LoraAdapter, tensors: dict[str, Tensor]) -> list[str]:
-    """Copy one adapter's tensors; returns what is wrong with it."""
+def _fill(targets: dict[str, nn.Parameter], tensors: dict[str, Tensor], prefix: str = "") -> list[str]:
+    """Copy tensors into the weights of the same names, if all fit; returns what is wrong with them."""
     wrong = [
-        f"{path}: {part} is {list(tensors[part].shape) if part in tensors else 'missing'} and not {list(weight.shape)}"
-        for part, weight in adapter.named_parameters()
-        if part not in tensors or tensors[part].shape != weight.shape
+        f"{prefix}{name} is {list(tensors[name].shape) if name in tensors else 'missing'} and not {list(weight.shape)}"
+        for name, weight in targets.items()
+        if name not in tensors or tensors[name].shape != weight.shape
     ]
     if not wrong:
         with torch.no_grad():
-            for part, weight in adapter.named_parameters():
-                weight.copy_(tensors[part])
-        adapters[path] = adapter
+            for name, weight in targets.items():
+                weight.copy_(tensors[name])
     return wrong
