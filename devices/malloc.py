@@ -26,24 +26,13 @@ TUNINGS: dict[str, dict[int, int]] = {
 }
 
 
+MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
 class _Mallinfo(ctypes.Structure):
     """glibc's `struct mallinfo2`, of all arenas."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
 
 
 @cache

@@ -46,13 +46,11 @@ from settings.fields import AUTO
 
 Cut = Callable[[T5], Parts]
 
-HEAD_FIELDS = (
-    "head",
-    "pooling",
-    "head_kind",
-)  # in config.json, of a model with another head than one over the vocabulary
+# in config.json, of a model with another head than one over the vocabulary
+HEAD_FIELDS = ("head", "pooling", "head_kind")
 _FREE_FIELDS = ("dropout_rate", "initializer_factor")  # choices of a training run, not of a checkpoint
-_ENCODER_FIELDS = (  # in which an encoder may differ from the checkpoint that it is taken from
+# in which an encoder may differ from the checkpoint that it is taken from
+_ENCODER_FIELDS = (
     *HEAD_FIELDS, "labels", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id",
 )  # fmt: skip
 
@@ -138,9 +136,9 @@ def load(
         filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
         seed: of a head over labels that `expect` has and the folder has not, or has for other labels, and of new rows of the tables.
         pieces: of each new token, its tokens before: it begins as their mean, or at random where there are none.
+        maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not learn.
     Raises:
         UserError: missing, broken or foreign files; another shape than expected.
-        maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not learn.
     Memory: the model, and a chunk of one tensor (4 MiB); what is mapped is no anonymous memory.
     """
     stored = TensorFolder(Path(folder), allow_pickle)
@@ -178,13 +176,8 @@ def load(
             model.initialise(seed, only=f"{LABEL_HEAD}.")
         if is_frozen:
             assert not parts, "quantized weights are whole"
-            fill_quantized(
-                model,
-                {name: partial(stored.chunks, source) for name, source in sources.items()},
-                dtype,
-                device,
-                filling,
-            )
+            chunks = {name: partial(stored.chunks, source) for name, source in sources.items()}
+            fill_quantized(model, chunks, dtype, device, filling)
         for name, source in () if is_frozen else sources.items():
             parameter = model.get_parameter(name)
             if maps and (pages := stored.mapped(source, parameter.dtype)) is not None:

@@ -131,15 +131,9 @@ def layout_of(rows: tuple[Rows, Rows], heads: int, device: torch.device) -> Layo
             in_order = plan.rows == tuple(range(len(queries.lengths))) and plan.places == len(plan.rows)
             blank = ~theres[1]
             blank[:, 0] = False  # else the softmax of a place without a row would be NaN
-            groups.append(
-                Group(
-                    None if in_order else place(torch.from_numpy(members), device),
-                    sides[0],
-                    sides[1],
-                    place(torch.from_numpy(blank[:, None, None]), device) if blank.any() else None,
-                    plan.block,
-                )
-            )
+            of_groups = None if in_order else place(torch.from_numpy(members), device)
+            hidden = place(torch.from_numpy(blank[:, None, None]), device) if blank.any() else None
+            groups.append(Group(of_groups, sides[0], sides[1], hidden, plan.block))
         found = list[Tensor | None]()
         for home, end in zip(homes[: 1 if keys is queries else 2], starts, strict=False):
             home[home < 0] = 0  # the filler's, of which nothing is read
@@ -410,9 +404,8 @@ class _Call:
         dv = torch.bmm(drop(weights).mT, grad)
         dweights = drop(torch.bmm(grad, v.mT))
         arguments = dweights, weights, -1, weights.dtype
-        if traits_of(
-            q.device
-        ).softmax_in_place:  # CUDA's forms a product as large besides, which would be a fourth such matrix
+        if traits_of(q.device).softmax_in_place:
+            # CUDA's forms a product as large besides, which would be a fourth such matrix
             dscores = torch.ops.aten._softmax_backward_data(*arguments, grad_input=dweights)
         else:
             dscores = torch.ops.aten._softmax_backward_data(*arguments)

@@ -106,12 +106,6 @@ class Rows:
 
         return self._index(f"position times {factor}", device, make)
 
-    def _padded_places(self) -> NDArray[np.int64]:
-        """(B, longest): the token at each place of padded rows; N where there is none."""
-        places = np.arange(self.longest)
-        starts, lengths = np.array(self.starts)[:, None], np.array(self.lengths)[:, None]
-        return np.where(places < lengths, starts + places, self.num_tokens)
-
     def flatten(self, padded: Tensor) -> Tensor:
         """Lay the valid tokens of (B, L, ...) end to end, the filler being zeros: (N, ...)."""
         width = padded.shape[1]
@@ -125,7 +119,12 @@ class Rows:
 
     def pad(self, flat: Tensor, value: float = 0.0) -> Tensor:
         """Spread (N, ...) over (B, longest, ...), the rest filled with `value`."""
-        places = self._index("padded", flat.device, self._padded_places)
+
+        def make() -> NDArray[np.int64]:
+            tokens, there = places_of(self, tuple(range(len(self.lengths))), self.longest, len(self.lengths))
+            return np.where(there, tokens, self.num_tokens)
+
+        places = self._index("padded", flat.device, make)
         if self.row_tokens == places.numel():
             return flat[: self.row_tokens].view(*places.shape, *flat.shape[1:])
         return torch.cat([flat, flat.new_full((1, *flat.shape[1:]), value)])[places]

@@ -157,16 +157,12 @@ def hf_names(c: T5ModelConfig) -> dict[str, str]:
 # --- what is counted
 
 
+@lru_cache(maxsize=64)
 def weight_counts(c: T5ModelConfig) -> dict[str, int]:
     """Weights of the parts of a model: embedding, head of either kind, one encoder and one decoder block, and all.
 
     Only one block of each stack is looked at, so that a configuration may speak of any number of them.
     """
-    return dict(_counts(c))
-
-
-@lru_cache(maxsize=64)
-def _counts(c: T5ModelConfig) -> dict[str, int]:
     one: dict[str, int] = dict.fromkeys(STACKS, 0)
     one |= {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in stacks_of(c)}
     without_blocks = replace(c, num_layers=0, num_decoder_layers=0)

@@ -56,8 +56,9 @@ def read_info(folder: str | Path) -> AdapterInfo:
     targets = raw.get("target_modules") or []
     names = tuple(targets) if isinstance(targets, list) else (targets,)
     alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
-    is_stabilised, is_dora = bool(raw.get("use_rslora")), bool(raw.get("use_dora"))
-    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora, _tokens(raw))
+    is_stabilised, is_dora, ids = bool(raw.get("use_rslora")), bool(raw.get("use_dora")), _token_ids(raw)
+    tokens = (ids[0], ids[-1]) if ids else None
+    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora, tokens)
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
         try:
@@ -67,13 +68,8 @@ def read_info(folder: str | Path) -> AdapterInfo:
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
 
 
-def _tokens(raw: dict[str, Any]) -> tuple[int, int] | None:
-    """The first and the last of the tokens whose rows learnt beside the matrices."""
-    ids = _token_ids(raw)
-    return (ids[0], ids[-1]) if ids else None
-
-
 def _token_ids(raw: dict[str, Any]) -> list[int]:
+    """The tokens whose rows learnt beside the matrices."""
     named = raw.get("trainable_token_indices") or []
     lists = list(named.values()) if isinstance(named, dict) else [named]
     return lists[0] if lists else []

@@ -23,20 +23,12 @@ from storage import atomic_file
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
 ITEMS_FILE = "items.jsonl"  # beside it, where answers are items written by codes: item and codes of each
-SEARCH = (
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-    "exclude_seen",
-    "history_prompts",
-)  # what a search alone heeds
+# what a search alone heeds
+SEARCH = ("num_beams", "length_penalty", "early_stopping", "exclude_seen", "history_prompts")
 RANKED = "num_answers"  # how many of the best answers an evaluation scores
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
-DRAWN = {
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-}  # what drawing heeds, and transformers' values where none are said
+# what drawing heeds, and transformers' values where none are said
+DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}  # the second counts the start token
 OLD_MAX_LENGTH = 20  # transformers' default, which its first versions wrote into every config.json
 _WORDS = {"True": True, "False": False}  # of `early_stopping`, which transformers reads as JSON's

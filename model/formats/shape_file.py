@@ -39,15 +39,10 @@ EMBEDDING_COPIES = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight"
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": {"dropout_rate": 0.1},
     "mt5": {
-        "decoder_start_token_id": 0,
-        "dropout_rate": 0.1,
-        "vocab_size": 250112,
-        "d_ff": 1024,
-        "num_layers": 8,
-        "num_heads": 6,
+        "decoder_start_token_id": 0, "dropout_rate": 0.1, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
         "feed_forward_proj": "gated-gelu",
     },
-}
+}  # fmt: skip
 _FAMILY_DEFAULTS["umt5"] = _FAMILY_DEFAULTS["mt5"]
 _OTHER_NAMES = {  # of transformers, for the same number
     "hidden_size": "d_model", "head_dim": "d_kv", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
@@ -181,9 +176,8 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and (family == "t5" or version < 5)))
     values.update(tie_word_embeddings=_is_tied(stored, tied_flag, version), bias_in_every_layer=family == "umt5")
     if values["head"] != TEXT:
-        values.update(
-            tie_word_embeddings=True, scale_decoder_outputs=True
-        )  # of no meaning without a head over the vocabulary
+        # of no meaning without a head over the vocabulary
+        values.update(tie_word_embeddings=True, scale_decoder_outputs=True)
     if isinstance(ends := values.get("eos_token_id"), list) and len(set(map(str, ends))) == 1:
         values["eos_token_id"] = ends[0]
     taken: dict[str, Any] = {}

@@ -25,13 +25,9 @@ from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
 Here = Callable[[str], AbstractContextManager[Tensor | Iterable[Tensor]]]
 _DTYPE_NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.int64: "I64",
-}
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+    torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64",
+}  # fmt: skip
 
 
 class TensorFolder(TensorHeaders):

@@ -144,9 +144,11 @@ def merge(model: T5) -> None:
 
     The base may not be quantized: a merged matrix needs its own rounding.
     """
-    for path, adapter in adapters_of(model).items():
-        linear = linears(model)[path]
-        assert not is_int8(linear.weight) and not is_int4(linear.weight), "merge into weights that are not quantized"
-        linear.weight.copy_(adapter.merged(linear.weight))
-        linear.adapter = None
+    for linear in linears(model).values():
+        if isinstance(linear.adapter, LoraAdapter):
+            assert not is_int8(linear.weight) and not is_int4(linear.weight), (
+                "merge into weights that are not quantized"
+            )
+            linear.weight.copy_(linear.adapter.merged(linear.weight))
+            linear.adapter = None
     merge_token_rows(model)
