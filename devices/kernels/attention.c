@@ -120,11 +120,7 @@ int attend_rows(const Rows *o)
 #pragma omp parallel for schedule(dynamic, 1) num_threads(o->threads) reduction(| : failed)
     for (int task = 0; task < o->parts * o->heads; task++) {
         const int part = task / o->heads, head = task % o->heads;
-        float *mine = scratch(room);
-        if (!mine) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(mine, room)
         for (int row = (long)o->num_rows * part / o->parts; row < (long)o->num_rows * (part + 1) / o->parts; row++)
             attend_row(o, part, head, row, mine);
     }
@@ -147,11 +143,7 @@ int weigh_tile(const Tile *o)
 #pragma omp parallel for schedule(static) num_threads(o->threads) reduction(| : failed)
     for (int line = 0; line < o->heads * o->queries; line++) {
         const int query = line % o->queries, head = o->first_head + line / o->queries;
-        float *x = scratch(rounded_up(o->keys, LANES));
-        if (!x) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(x, rounded_up(o->keys, LANES))
         const int count = o->count < o->keys ? o->count : o->keys;
         load(o->scores, o->is_bf16, (long)line * o->keys, o->keys, x);
         softmax(o->bias ? o->bias + (long)head * o->distances + o->start + query : NULL, count, o->keys, x);
@@ -171,11 +163,8 @@ int weigh_tile_back(const Tile *o)
 #pragma omp parallel for schedule(static) num_threads(o->threads) reduction(| : failed)
     for (int place = 0; place < o->heads; place++) {
         const int head = o->first_head + place;
-        float *x = scratch(2 * rounded_up(o->keys, LANES)), *weights = x + rounded_up(o->keys, LANES);
-        if (!x) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(x, 2 * rounded_up(o->keys, LANES))
+        float *weights = x + rounded_up(o->keys, LANES);
         for (int query = 0; query < o->queries; query++) {
             const long at = ((long)place * o->queries + query) * o->keys;
             load(o->weights, o->is_bf16, at, o->keys, weights);

@@ -189,6 +189,14 @@ static float *scratch(size_t count)
     return held;
 }
 
+/* the same under a name; where there is none, the kernel has failed, and its loop goes on without this turn */
+#define SCRATCH(name, count)                                                                                               \
+    float *name = scratch(count);                                                                                          \
+    if (!name) {                                                                                                           \
+        failed = 1;                                                                                                        \
+        continue;                                                                                                          \
+    }
+
 /* the counter-based random numbers of model/dropout.py: word `number`, from 1 on, of a key; four 16-bit numbers */
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u, MIX_1 = 0xBF58476D1CE4E5B9u, MIX_2 = 0x94D049BB133111EBu;
 

@@ -142,11 +142,8 @@ int attend_newest(
     for (int task = 0; task < num_rows * heads; task++) {
         const int row = task / heads, head = task % heads, count = rows[row].count;
         const long at = (long)task * width, place = (long)head * rows[row].step * width;
-        float *query = scratch(3 * width + rounded_up(count, LANES)), *line = query + width, *sum = line + width;
-        if (!query) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(query, 3 * width + rounded_up(count, LANES))
+        float *line = query + width, *sum = line + width;
         if (new_k) {
             const size_t last = (place + (long)(count - 1) * width) * size;
             memcpy((char *)rows[row].k + last, (const char *)new_k + at * size, width * size);

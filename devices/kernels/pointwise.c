@@ -50,11 +50,8 @@ int rms_norm_back(
     int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(| : failed)
     for (int part = 0; part < PARTS; part++) {
-        float *line = scratch(4 * width), *g = line + width, *w = g + width, *sums = w + width;
-        if (!line) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(line, 4 * width)
+        float *g = line + width, *w = g + width, *sums = w + width;
         load(weight, weight_is_bf16, 0, width, w);
         memset(sums, 0, sizeof(float) * width);
         for (long t = tokens * part / PARTS; t < tokens * (part + 1) / PARTS; t++) {
@@ -84,11 +81,7 @@ int drop_tokens(
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
     for (long t = 0; t < tokens; t++) {
-        float *line = scratch(width);
-        if (!line) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(line, width)
         load(x, is_bf16, t * width, width, line);
         drop(line, width, mix(mix(row_keys[rows[t]] + site) + places[t] * MIX_1), threshold, scale);
         store(line, width, x, is_bf16, t * width);
@@ -145,12 +138,9 @@ int adafactor_sums(const void *grad, float *rows, float *columns, long n, long m
     int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(| : failed)
     for (int part = 0; part < PARTS; part++) {
-        float *line = scratch(m), *sums = columns + part * m;
+        SCRATCH(line, m)
+        float *sums = columns + part * m;
         memset(sums, 0, sizeof(float) * m);
-        if (!line) {
-            failed = 1;
-            continue;
-        }
         for (long i = n * part / PARTS; i < n * (part + 1) / PARTS; i++) {
             float sum = 0.0f;
             load(grad, is_bf16, i * m, m, line);
@@ -202,11 +192,8 @@ int adafactor_apply(
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
     for (long i = 0; i < n; i++) {
-        float *line = scratch(2 * m), *values = line + m;
-        if (!line) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(line, 2 * m)
+        float *values = line + m;
         load(grad, is_bf16, i * m, m, line);
         load(weight, weight_is_bf16, i * m, m, values);
         for (long j = 0; j < m; j++)
@@ -228,11 +215,8 @@ int chunk_loss(
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
     for (long t = 0; t < tokens; t++) {
-        float *line = scratch(width), largest = -INFINITY, total = 0.0f, mass = 0.0f;
-        if (!line) {
-            failed = 1;
-            continue;
-        }
+        SCRATCH(line, width)
+        float largest = -INFINITY, total = 0.0f, mass = 0.0f;
         const float counted = labels[t] < 0 ? 0.0f : weights ? weights[t] : 1.0f;
         const long target = labels[t] < 0 ? 0 : labels[t];
         load(logits, is_bf16, t * width, width, line);
