@@ -147,7 +147,7 @@ class Blockwise:
                     self.weight_store.open_gradient(rows[1])
             for micro_batch in micro_batches:
                 loss, grad = self.objective.loss_and_gradients(
-                    hidden.popleft(), head, micro_batch, scale, self.loss_settings, head.grad
+                    hidden.popleft(), head, micro_batch, scale, self.loss_settings
                 )
                 total += loss
                 grads.append(grad)
@@ -472,19 +472,13 @@ class Objective:
         return micro_batches
 
     def loss_and_gradients(
-        self,
-        hidden: Tensor,
-        head: Tensor,
-        micro_batch: MicroBatch,
-        scale: float,
-        settings: LossSettings,
-        grad_head: Tensor | None,
+        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """The summed loss of a micro-batch, and the gradient of its hidden states times `scale`.
 
-        Args and returns as of `model.loss.loss_and_gradients`.
+        Args and returns as of `model.loss.loss_and_gradients`; the head's gradient is added to the one that it has, if any.
         """
-        return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, grad_head)
+        return loss_and_gradients(hidden, head, micro_batch.labels, scale, settings, head.grad)
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
         """The loss of each token (N',) of a micro-batch, fp32, without gradients; arguments as of `loss_and_gradients`."""

@@ -29,13 +29,7 @@ class LabelObjective(Objective):
         )
 
     def loss_and_gradients(
-        self,
-        hidden: Tensor,
-        head: Tensor,
-        micro_batch: MicroBatch,
-        scale: float,
-        settings: LossSettings,
-        grad_head: Tensor | None,
+        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """See `Objective`; `head` is not read, and the gradients of the label head's weights are added to theirs."""
         with torch.enable_grad():

@@ -22,18 +22,12 @@ class ListedObjective(Objective):
         self.tree = tree
 
     def loss_and_gradients(
-        self,
-        hidden: Tensor,
-        head: Tensor,
-        micro_batch: MicroBatch,
-        scale: float,
-        settings: LossSettings,
-        grad_head: Tensor | None,
+        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """See `Objective`."""
         open_places, outside = self._choices(micro_batch, head)
         total, grad = loss_and_gradients(
-            hidden[open_places], head, micro_batch.labels[open_places], scale, settings, grad_head, outside=outside
+            hidden[open_places], head, micro_batch.labels[open_places], scale, settings, head.grad, outside=outside
         )
         return total, torch.zeros_like(hidden).index_copy_(0, open_places, grad)
 

@@ -138,13 +138,7 @@ class PreferenceObjective(Objective):
         ]
 
     def loss_and_gradients(
-        self,
-        hidden: Tensor,
-        head: Tensor,
-        micro_batch: MicroBatch,
-        scale: float,
-        settings: LossSettings,
-        grad_head: Tensor | None,
+        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """See `Objective`; smoothing and z-loss of `settings` are of cross-entropy alone."""
         plain = LossSettings(settings.chunk_bytes)
@@ -152,7 +146,7 @@ class PreferenceObjective(Objective):
         total, slopes = self._judge(policy, micro_batch)
         per_token = -slopes.reshape(-1)[micro_batch.target.row_of_token(slopes.device)]  # fillers have no label
         weights = per_token.float().to(hidden.device)
-        _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, grad_head, weights)
+        _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, head.grad, weights)
         return total.float().to(hidden.device), grad
 
     def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
