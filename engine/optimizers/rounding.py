@@ -3,7 +3,7 @@
 `Stochastic` rounds up or down by chance, right on average: a random 16-bit number is added below bf16's last bit before
 the rest is cut off. The numbers are a hash of (seed, step, weight, element), so every rank and every resumed run draws the
 same, and no state is kept. `Compensated` keeps what rounding cut off in 8 bits beside the weight: 3 bytes a weight, no
-randomness. `Nearest` loses such steps, and is there to be compared with. fp32 weights pass all of them unchanged.
+randomness. `Rounding` itself loses such steps, and is there to be compared with. fp32 weights pass all of them unchanged.
 
 Source: stochastic: Zamirai et al. 2020 (arXiv 2010.06192), Ozkara et al. 2025 (arXiv 2502.20566); the 8-bit remainder in
 units of half the last bit: FlashOptim.
@@ -11,7 +11,6 @@ units of half the last bit: FlashOptim.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -26,8 +25,11 @@ Keys = Sequence[int] | Tensor  # of `rounding_key`, one for each weight; int64, 
 CORRECTION_STEPS = 127  # steps of the 8-bit remainder in half a unit of the last place
 
 
-class Rounding(ABC):
-    """Reads rows of some weights (count, n, m) as fp32, and writes updated values back."""
+class Rounding:
+    """Reads rows of some weights (count, n, m) as fp32, and writes updated values back.
+
+    This one rounds to nearest: steps below half of the last place are lost.
+    """
 
     keeps_remainder = False  # of bf16 weights, a byte beside their own two
 
@@ -49,10 +51,8 @@ class Rounding(ABC):
         else:
             self._write_bf16(weight, values.contiguous(), remainder, keys, offset)
 
-    @abstractmethod
-    def _write_bf16(
-        self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int
-    ) -> None: ...
+    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
+        weight.copy_(values)
 
 
 class Stochastic(Rounding):
@@ -84,14 +84,7 @@ class Compensated(Rounding):
         remainder.copy_(left.round_().clamp_(-CORRECTION_STEPS, CORRECTION_STEPS))
 
 
-class Nearest(Rounding):
-    """Rounds to nearest: steps below half of the last place are lost."""
-
-    def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
-        weight.copy_(values)
-
-
-ROUNDINGS: dict[str, type[Rounding]] = {"stochastic": Stochastic, "compensated": Compensated, "nearest": Nearest}
+ROUNDINGS: dict[str, type[Rounding]] = {"stochastic": Stochastic, "compensated": Compensated, "nearest": Rounding}
 
 
 def half_last_place(weight: Tensor) -> Tensor:
