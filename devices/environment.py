@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
@@ -41,16 +41,13 @@ def prepare_environment(
     return new
 
 
-def may_have_gpu(environ: Mapping[str, str] = os.environ, platform: str = sys.platform, root: Path = Path("/")) -> bool:
-    """Whether a GPU may be here: a driver's file, or a Mac's own chip. Torch alone knows; it takes seconds to ask.
-
-    Args: as of `prepare_environment`.
-    """
-    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+def may_have_gpu() -> bool:
+    """Whether a GPU may be here: a driver's file, or a Mac's own chip. Torch alone knows; it takes seconds to ask."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
-    if platform == "linux":
-        return any((root / name).exists() for name in ("dev/nvidiactl", "dev/dxg", "dev/kfd"))
-    return platform == "darwin" or shutil.which("nvidia-smi") is not None
+    if sys.platform == "linux":
+        return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd"))
+    return sys.platform == "darwin" or shutil.which("nvidia-smi") is not None
 
 
 def _watermarks(environ: MutableMapping[str, str]) -> dict[str, str]:

@@ -91,10 +91,9 @@ class MpsDevice(Device):
         hardware = mac_hardware()
         if hardware in reasons:
             return reasons[hardware]
-        backend = getattr(torch.backends, "mps", None)
-        if backend is None or not backend.is_built():
+        if not torch.backends.mps.is_built():
             return "this build of torch has no MPS"
-        return "" if backend.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
+        return "" if torch.backends.mps.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
 
     def describe(self) -> str:
         return f"MPS ({_brand() or 'Apple GPU'}, macOS {platform.mac_ver()[0]})"
