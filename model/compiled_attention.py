@@ -26,13 +26,14 @@ from model.rows import Rows
 
 @dataclass(frozen=True)
 class _Short:
-    """Rows that kernels take whole: (n,) int32 each; the number of each in its micro-batch, int64."""
+    """Rows that kernels take whole.
+
+    Args:
+        rows: (n,) int64, the number of each in its micro-batch. places: where they begin and how long they are, (n,) int32 each.
+    """
 
     rows: Tensor
-    query_starts: Tensor
-    query_lengths: Tensor
-    key_starts: Tensor
-    key_lengths: Tensor
+    places: dict[str, Tensor]
     longest: int
 
 
@@ -80,12 +81,14 @@ def _split(rows: tuple[Rows, Rows], heads: int) -> tuple[_Short | None, list[_Lo
 def _short(rows: tuple[Rows, Rows], members: list[int]) -> _Short | None:
     if not members:
         return None
-    lists = (rows[0].starts, rows[0].lengths, rows[1].starts, rows[1].lengths)
-    starts, lengths, key_starts, key_lengths = (
-        torch.tensor([values[row] for row in members], dtype=torch.int32) for values in lists
-    )
-    longest = max(max(rows[0].lengths[row], rows[1].lengths[row]) for row in members)
-    return _Short(torch.tensor(members), starts, lengths, key_starts, key_lengths, longest)
+    queries, keys = rows
+    values = {
+        "query_starts": queries.starts, "query_lengths": queries.lengths,
+        "key_starts": keys.starts, "key_lengths": keys.lengths,
+    }  # fmt: skip
+    places = {name: torch.tensor([of[row] for row in members], dtype=torch.int32) for name, of in values.items()}
+    longest = max(max(queries.lengths[row], keys.lengths[row]) for row in members)
+    return _Short(torch.tensor(members), places, longest)
 
 
 def _long(rows: tuple[Rows, Rows], row: int, heads: int) -> _Long:
@@ -135,8 +138,7 @@ class _Call:
         bias, parts = self.widened(short.longest), min(PARTS, len(short.rows))
         sums = None if dbias is None or bias is None else bias.new_zeros(parts, *bias.shape)
         self.kernels.attend_rows(
-            q=self.q, k=self.k, v=self.v, bias=bias, dbias=sums, query_starts=short.query_starts,
-            query_lengths=short.query_lengths, key_starts=short.key_starts, key_lengths=short.key_lengths,
+            q=self.q, k=self.k, v=self.v, bias=bias, dbias=sums, **short.places,
             row_keys=None if self.row_keys is None else self.row_keys[short.rows],
             is_bf16=self.q.dtype == torch.bfloat16, num_rows=len(short.rows), heads=self.heads, width=self.width,
             distances=2 * short.longest - 1, longest=short.longest, parts=parts, threshold=self.dropout.threshold,

@@ -39,19 +39,15 @@ class LabelHead(nn.Module):
         """hidden (N, D), fillers last -> fp32 (B, L) of a sequence head, (tokens without fillers, L) of a token head."""
         x = hidden[: rows.row_tokens].float()
         if self.pooling is not None:
-            x, rows = self._pooled(x, rows), Rows((1,) * len(rows.lengths), rows.keys)
+            which = {"first": 0, "last": -1}.get(self.pooling)
+            pooled = [part.mean(0) if which is None else part[which] for part in rows.split(x)]
+            x, rows = torch.stack(pooled), Rows((1,) * len(rows.lengths), rows.keys)
         dropout = Dropout(rate, Rows(rows.lengths, rows.keys)).at(LABEL_SITES)
         x = dropout(x)
         if self.dense is not None:
             x = dropout.at(1)(self.dense(x).tanh())
         logits: Tensor = self.out(x)
         return logits
-
-    def _pooled(self, x: Tensor, rows: Rows) -> Tensor:
-        parts = rows.split(x)
-        if self.pooling == "mean":
-            return torch.stack([part.mean(0) for part in parts])
-        return torch.stack([part[0 if self.pooling == "first" else -1] for part in parts])
 
 
 def label_loss(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class TensorHeaders:
     """The tensors of a folder, in one file or in shards with an index: names, shapes, sizes.
 
     Args:
-        folder: where they lie.
+        folder: where they lie. kinds: of files that are read, the first that is there.
     Raises:
         UserError: no such file, one that is cut off or broken, or an index that names files elsewhere.
     Memory: the headers.
@@ -53,8 +53,8 @@ class TensorHeaders:
 
     FRAMEWORK = "numpy"  # whose tensors a piece of a file would become
 
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder)
+    def __init__(self, folder: str | Path, kinds: Sequence[Kind] = (SAFE,)) -> None:
+        self.path, self._kinds = Path(folder), kinds
         self._files: dict[str, Path] = {}  # name of a tensor -> where it lies
         self._stored: dict[str, str] = {}  # name of a tensor -> what it is called there
         self.file_bytes = 0
@@ -65,11 +65,8 @@ class TensorHeaders:
                 name = WRAPPERS.sub("", stored)
                 self._files[name], self._stored[name] = path, stored
 
-    def _kinds(self) -> tuple[Kind, ...]:
-        return (SAFE,)
-
     def _shards(self) -> list[str]:
-        for kind in self._kinds():
+        for kind in self._kinds:
             # as transformers looks: the index beside a file that holds all may be an older one's
             for name in kind.names:
                 if (self.path / name).is_file():

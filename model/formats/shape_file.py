@@ -106,12 +106,6 @@ def _feed_forward(raw: dict[str, Any], default: str) -> str:
     return f"{named} (dense_act_fn and is_gated_act say {found})"
 
 
-def _version(raw: dict[str, Any]) -> int:
-    """The main version of transformers that wrote a configuration; 0 where it does not say so, as before version 4."""
-    written = re.match(r"\d+", str(raw.get("transformers_version") or ""))
-    return int(written[0]) if written else 0
-
-
 def class_of(config: T5ModelConfig) -> str:
     """The ending of the class of transformers that a model is, behind its family's name."""
     if config.is_text:
@@ -134,15 +128,12 @@ def _head(values: dict[str, Any]) -> dict[str, Any]:
     return {"head": head, "labels": _labels(values) if head in HEADS else AUTO}
 
 
-def _number(entry: tuple[str, Any]) -> int:
-    """Of an entry of id2label, whose order in the file says nothing."""
-    return int(entry[0]) if entry[0].isdecimal() else -1
-
-
 def _labels(values: dict[str, Any]) -> str:
     """The setting `labels`: names of classes as far as they can be told apart, else their number."""
-    found = values.get("id2label")
-    named = [str(name) for _, name in sorted(found.items(), key=_number)] if isinstance(found, dict) else []
+    found, named = values.get("id2label"), list[str]()
+    if isinstance(found, dict):  # whose order in the file says nothing
+        by_number = sorted(found.items(), key=lambda entry: int(entry[0]) if entry[0].isdecimal() else -1)
+        named = [str(name) for _, name in by_number]
     count = len(named) or values.get("num_labels") or 2
     if values.get("problem_type") == REGRESSION or count == 1:
         return REGRESSION
@@ -171,7 +162,8 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     values["feed_forward_proj"] = _feed_forward(raw, values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
     values.setdefault("num_decoder_layers", values.get("num_layers", T5ModelConfig.num_layers))
     values.update(_head(values))
-    version = _version(raw)
+    written = re.match(r"\d+", str(raw.get("transformers_version") or ""))
+    version = int(written[0]) if written else 0  # of transformers; before version 4 it is not said
     tied_flag = values.get("tie_word_embeddings", family != "mt5" or version >= 5) is not False
     values.setdefault("scale_decoder_outputs", family == "umt5" or (tied_flag and (family == "t5" or version < 5)))
     values.update(tie_word_embeddings=_is_tied(stored, tied_flag, version), bias_in_every_layer=family == "umt5")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from limits import FILE_CHUNK_BYTES
-from model.formats.headers import INDEX_FILE, SCALE, WEIGHTS_FILE, Kind, TensorHeaders
+from model.formats.headers import INDEX_FILE, SAFE, SCALE, WEIGHTS_FILE, Kind, TensorHeaders
 from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 
 PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
@@ -44,14 +44,10 @@ class TensorFolder(TensorHeaders):
     FRAMEWORK = "pt"
 
     def __init__(self, folder: str | Path, allow_pickle: bool = False) -> None:
-        self._allow_pickle = allow_pickle
         self._replaced: dict[str, tuple[int, Tensor]] = {}
         self._mapped: dict[Path, Any] = {}
         self._pickled: dict[Path, PickleFile] = {}
-        super().__init__(folder)
-
-    def _kinds(self) -> tuple[Kind, ...]:
-        return (*super()._kinds(), *([PICKLED] if self._allow_pickle else []))
+        super().__init__(folder, (SAFE, PICKLED) if allow_pickle else (SAFE,))
 
     def _open(self, path: Path) -> Any:
         if path.suffix != PICKLED.ending:
