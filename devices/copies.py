@@ -5,7 +5,8 @@ not overtake what is said by events, so that the device's memory is free again a
 `Tensor.record_stream` it would be free only when a copy has really ended, and a host that runs ahead of the device would
 have asked for the memory of all tensors before the first was free. Elsewhere a copy is a copy, done at once.
 
-Pinned memory is taken in slabs and used as a stack, because torch's own pool rounds every tensor up to a power of two.
+Pinned memory is taken in slabs, because torch's own pool rounds every tensor up to a power of two. It is free again when the next
+pass begins: what that parks is copied on the same stream, so after all that the last one has fetched.
 Source: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"; the order of events: torchtune's activation
 offloading.
 """
@@ -56,7 +57,7 @@ class HostCopies:
         parked.device = None
 
     def settle(self) -> None:
-        """Let the computation wait for all copies, and take all host memory as free: after an aborted step."""
+        """Let the computation wait for all copies, and take all host memory as free: before a pass."""
         self.pool.reset()
 
     def begin_fetch(self, parked: Parked) -> None:
@@ -65,10 +66,9 @@ class HostCopies:
             parked.device = torch.empty_like(parked.host, device=self.device).copy_(parked.host)
 
     def fetch(self, parked: Parked) -> Tensor:
-        """The tensor on the device; computation from here on sees it. Fetched in the reverse order of parking."""
+        """The tensor on the device; computation from here on sees it."""
         self.begin_fetch(parked)
         assert parked.device is not None
-        self.pool.give_back(parked.host)
         return parked.device
 
 
@@ -109,8 +109,6 @@ class CudaCopies(HostCopies):
         self.begin_fetch(parked)
         assert parked.device is not None and parked.event is not None
         self._computing().wait_event(parked.event)
-        # the next tensor to be parked in the same place is copied on the same stream, so after this one
-        self.pool.give_back(parked.host)
         return parked.device
 
     def _computing(self) -> torch.cuda.Stream:
@@ -160,7 +158,7 @@ class CudaCarrier(Carrier):
 
 
 class Pool:
-    """Host memory as a stack of slabs that are kept from step to step.
+    """Host memory in slabs, which are filled one after the other and kept from pass to pass.
 
     Memory: the most that was ever taken, rounded up to slabs.
     """
@@ -168,36 +166,18 @@ class Pool:
     def __init__(self, is_pinned: bool) -> None:
         self.is_pinned = is_pinned
         self.slabs: list[Tensor] = []
-        self._used: list[int] = []  # bytes taken of each slab
-        self._taken: list[tuple[int, int, int]] = []  # (data_ptr, slab, bytes) in the order of taking
+        self.reset()
+
+    def reset(self) -> None:
+        """Take all memory as free."""
+        self._slab = self._used = 0  # the slab that is being filled, and the bytes taken of it
 
     def take(self, like: Tensor) -> Tensor:
         """A contiguous tensor of the same shape and dtype on the host, not filled."""
         size = -(-max(like.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        slab = self._slab_for(size)
-        start = self._used[slab]
-        self._used[slab] += size
-        host = self.slabs[slab][start : start + like.nbytes].view(like.dtype).view(like.shape)
-        self._taken.append((host.data_ptr(), slab, size))
-        return host
-
-    def give_back(self, host: Tensor) -> None:
-        """Return the memory of a tensor; the last one taken is the first to come back, except inside one block's micro-batches."""
-        at = next(i for i in reversed(range(len(self._taken))) if self._taken[i][0] == host.data_ptr())
-        _, slab, size = self._taken[at]
-        self._taken[at] = (0, slab, size)
-        while self._taken and self._taken[-1][0] == 0:
-            _, slab, size = self._taken.pop()
-            self._used[slab] -= size
-
-    def reset(self) -> None:
-        self._taken, self._used = [], [0] * len(self.slabs)
-
-    def _slab_for(self, size: int) -> int:
-        first = self._taken[-1][1] if self._taken else 0  # never below the top of the stack
-        for index in range(first, len(self.slabs)):
-            if self._used[index] + size <= self.slabs[index].numel():
-                return index
-        self.slabs.append(torch.empty(max(SLAB_BYTES, size), dtype=torch.uint8, pin_memory=self.is_pinned))
-        self._used.append(0)
-        return len(self.slabs) - 1
+        while self._slab < len(self.slabs) and self._used + size > self.slabs[self._slab].numel():
+            self._slab, self._used = self._slab + 1, 0
+        if self._slab == len(self.slabs):
+            self.slabs.append(torch.empty(max(SLAB_BYTES, size), dtype=torch.uint8, pin_memory=self.is_pinned))
+        start, self._used = self._used, self._used + size
+        return self.slabs[self._slab][start : start + like.nbytes].view(like.dtype).view(like.shape)

@@ -28,15 +28,13 @@ from torch import Tensor, nn
 
 from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels, takes
-from engine.all_reduce import Reducer
+from engine.all_reduce import Reducer, Weights
 from engine.anomaly import Anomalies
 from engine.loss_scaling import LossScaling
 from engine.optimizers import Optimizer, Step
 from engine.optimizers.base import row_chunks
 from engine.sharding import Shards
 from engine.weights import WeightStore
-
-Weights = Sequence[nn.Parameter]
 
 
 class NotFinite(Exception):
