@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.base import is_host, traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from engine.all_reduce import Reducer, Weights
 from engine.anomaly import Anomalies
 from engine.loss_scaling import LossScaling
@@ -286,7 +286,7 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
 def _norms(tensor: Tensor) -> Iterator[Tensor]:
     """Of row chunks, where torch would widen a whole narrow matrix to form its norm."""
-    if (compiled := kernels()) is not None and takes(tensor):
+    if compiled := kernels_for(tensor):
         yield torch.tensor(compiled.square_sum(tensor) ** 0.5)
         return
     is_widened = is_host(tensor) and tensor.dtype != torch.float32 and tensor.dim() > 0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from config import T5ModelConfig
 from devices.base import is_host, place
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
 from model.dropout import Dropout
@@ -117,7 +117,7 @@ def attend(
     Returns:
         (N, H, K).
     """
-    if kernels() is not None and q.shape[2] in KERNEL_WIDTHS and takes(q, k, v):
+    if q.shape[2] in KERNEL_WIDTHS and kernels_for(q, k, v):
         return CompiledAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
     return PaddedAttention.apply(bias, rows, dropout, q, k, v)  # type: ignore[no-any-return]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from devices.base import is_host, place, traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from devices.pointwise import (
     GOLDEN,
     MIX_1,
@@ -174,7 +174,7 @@ class Dropout:
 
     def dropped(self, x: Tensor) -> Tensor:
         """x (N, width) without what is dropped, the rest scaled. Memory: one output, and the random words of a chunk."""
-        if (compiled := kernels()) is not None and takes(x):
+        if compiled := kernels_for(x):
             out, tokens = x.clone(), (self.rows.row_of_token(x.device), self.rows.positions(x.device))
             compiled.drop_tokens(out, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
             return out

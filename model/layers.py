@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from config import T5ModelConfig
 from devices.base import is_host, traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from model.dropout import Dropout
 from model.quantization import add_product, is_split, product, product_back
 from model.shapes import is_gated
@@ -27,7 +27,7 @@ FP16_EXPONENT = 13  # numbers stay below 2^13, an eighth of fp16's range: dropou
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The norm of x (N, D), and what each token was multiplied by (N, 1)."""
-    if (compiled := kernels()) is not None and takes(x, weight):
+    if compiled := kernels_for(x, weight):
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
     if _takes_fused(x):
@@ -60,7 +60,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        if (compiled := kernels()) is not None and takes(grad, x, weight):
+        if compiled := kernels_for(grad, x, weight):
             dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
             return dx, dweight.to(weight.dtype), None
         if _takes_fused(x):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from devices.base import traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back, rows_of
 
@@ -52,7 +52,7 @@ def _chunk(
     """Loss (C,) of each token, and scale * weight * d loss / d logits (C, V) in the dtype of hidden; without `scale` no
     such gradient is formed."""
     logits = product(hidden, head)
-    if outside is None and (compiled := kernels()) is not None and takes(logits):
+    if outside is None and (compiled := kernels_for(logits)):
         smoothing, z_loss = settings.label_smoothing, settings.z_loss
         return compiled.chunk_loss(logits, labels, weights, smoothing, z_loss, scale), logits
     wide = logits.float()

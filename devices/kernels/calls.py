@@ -1,7 +1,7 @@
 """Calls of the compiled kernels with tensors.
 
-`kernels()` is what all of model and engine ask: the loaded library, or None where there is none or where `use(False)` was
-said. Each method takes contiguous CPU tensors in fp32 or bf16 (`takes` tells) and computes in fp32 inside, whatever they
+`kernels()` and `kernels_for(...)` are what all of model and engine ask: the loaded library, or None where there is none or where `use(False)` was
+said. Each method takes contiguous CPU tensors in fp32 or bf16 (`kernels_for` looks) and computes in fp32 inside, whatever they
 hold. Results are the same bits with any number of threads.
 Source: the operations are those of the torch code beside each call, which also computes where there are no kernels.
 """
@@ -221,11 +221,6 @@ class Kernels:
         self._run("gather_heads", at, tile, tokens, len(tokens), len(tile), heads, width, size, is_back)
 
 
-def takes(*tensors: Tensor) -> bool:
-    """Whether kernels can read these tensors."""
-    return all(is_host(t) and t.is_cpu and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
-
-
 def takes_few(x: Tensor, weight: Tensor) -> bool:
     """Whether `few_rows` can multiply these: on a CPU, x in fp32, of a width that whole vectors make up."""
     is_here = x.device.type == "cpu" and weight.device.type == "cpu" and x.is_contiguous() and weight.is_contiguous()
@@ -250,6 +245,12 @@ def use(is_used: bool) -> None:
 def kernels() -> Kernels | None:
     """The kernels, where there are any and they are to be used."""
     return _loaded()[0] if _is_used else None
+
+
+def kernels_for(*tensors: Tensor) -> Kernels | None:
+    """The same, where they can read these tensors."""
+    is_read = all(is_host(t) and t.is_cpu and t.dtype in DTYPES and t.is_contiguous() for t in tensors)
+    return kernels() if is_read else None
 
 
 def why_none() -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from devices.kernels.calls import kernels_for
 from engine.optimizers.base import Group, Optimizer, StateLayout, at_least
 from engine.optimizers.rounding import Stochastic
 
@@ -35,7 +36,7 @@ class Adafactor(Optimizer):
             row_factor, column_factor, compiled = square.rsqrt(), torch.ones(1, device=grad.device), None
         else:
             row_factor, column_factor = _factors(group, decay)
-            compiled = group.compiled(weight, grad)
+            compiled = kernels_for(weight, grad)
 
         def unclipped(rows: slice) -> Tensor:
             return (group.gradient(rows) * row_factor[:, rows]).mul_(column_factor)
@@ -66,7 +67,7 @@ def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
     rows, columns = group.state["rows"], group.state["columns"]
     torch._foreach_mul_([rows, columns], decay)
     total: Tensor | None = None
-    if compiled := group.compiled(grad):
+    if compiled := kernels_for(grad):
         means, sums = compiled.adafactor_sums(grad[0])
         rows.add_(means.add_(EPSILON_GRADIENT), alpha=1.0 - decay)
         total = sums.unsqueeze(0)

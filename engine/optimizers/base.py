@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.base import is_host, place, traits_of
-from devices.kernels.calls import Kernels, kernels, takes
+from devices.kernels.calls import kernels_for
 from engine.optimizers.rounding import Keys, Rounding, Stochastic, rounding_key
 from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
@@ -104,13 +104,9 @@ class Group:
     def root_mean_square(self) -> float | Tensor:
         """The RMS of each whole weight."""
         count = self.whole_rows * self.weight.shape[2]
-        if compiled := self.compiled(self.weight):
+        if compiled := kernels_for(self.weight):
             return (self._sum_number(compiled.square_sum(self.weight)) / count) ** 0.5  # type: ignore[no-any-return]
         return self.norm(self.weight[:, rows] for rows in self.chunks()) / count**0.5
-
-    def compiled(self, *tensors: Tensor) -> Kernels | None:
-        """The compiled kernels, where they take these tensors."""
-        return kernels() if takes(*tensors) else None
 
     def read(self, rows: slice) -> Tensor:
         """Rows of the weights as fp32, decayed, to be overwritten."""

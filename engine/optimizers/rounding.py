@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from devices.base import place
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from devices.pointwise import fills_words, is_compiled, kernel, places_of_words, random_words, round_by_torch
 from model.dropout import mix_number, stride
 
@@ -59,7 +59,7 @@ class Stochastic(Rounding):
     """Rounds by chance."""
 
     def _write_bf16(self, weight: Tensor, values: Tensor, remainder: Tensor | None, keys: Keys, offset: int) -> None:
-        if (compiled := kernels()) is not None and takes(weight, values):
+        if compiled := kernels_for(weight, values):
             compiled.round_weights(values, weight, int(keys[0]), offset)
             return
         weight.copy_(round_stochastically(values, keys, offset))

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from devices.base import traits_of
-from devices.kernels.calls import kernels, takes
+from devices.kernels.calls import kernels_for
 from limits import KERNEL_WIDTHS, few_places, filled_tokens
 from model.t5 import T5
 
@@ -46,8 +46,8 @@ class KVCache:
         self.lengths: list[int] = []  # and those that it has
         self._source, self._own = self._empty(), self._empty(num_beams)
         self._is_resized = False
-        kernel_width = model.config.d_kv in KERNEL_WIDTHS and takes(self._source[0][0])
-        self._kernels = kernels() if num_beams == 1 and kernel_width else None
+        has_kernel = num_beams == 1 and model.config.d_kv in KERNEL_WIDTHS
+        self._kernels = kernels_for(self._source[0][0]) if has_kernel else None
         self._paths = torch.empty(0, num_beams, 0, dtype=torch.long, device=model.embedding.device)  # ancestors' slots
 
     def _empty(self, *beams: int) -> Buffers:
