@@ -318,8 +318,7 @@ class StackPass:
     def _inputs(self, encoder_outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
         """What the blocks take for each micro-batch, beside their input."""
         inputs: list[dict[str, Any]] = [
-            {"bias": self.bias, "rows": rows, "dropout": dropout, "dtype": self.compute_dtype}
-            for rows, dropout in zip(self.rows, self.dropouts, strict=True)
+            {"bias": self.bias, "dropout": dropout, "dtype": self.compute_dtype} for dropout in self.dropouts
         ]
         if self.stack.is_decoder:
             for each, mb, output in zip(inputs, self.micro_batches, encoder_outputs, strict=True):

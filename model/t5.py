@@ -76,7 +76,6 @@ class Block(nn.Module):
         self,
         x: Tensor,
         bias: Tensor | None,
-        rows: Rows,
         dropout: Dropout,
         encoder_output: Tensor | None = None,
         encoder_rows: Rows | None = None,
@@ -84,14 +83,14 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D), bias (H, R) unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
+        """x (N, D) of `dropout.rows`, bias (H, R) unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
 
         Args:
             dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its result
                 needs is left out.
         """
+        rows, drop = dropout.rows, dropout.at(self.site)
         bias = self.bias(rows.longest) if self.bias is not None else bias
-        drop = dropout.at(self.site)
         normed = self.attention_norm(x, dtype)
         x = x + drop.at(1)(self.attention(normed, normed, bias, (rows, rows), self.is_decoder, drop))
         if self.is_decoder:
@@ -139,11 +138,11 @@ class Stack(nn.Module):
         Args:
             with_weights: a context around each use of a block, made of its weights.
         """
-        x, rows = self.enter(x, dropout), dropout.rows
-        bias = None if self.bias is None else self.bias(rows.longest)
+        x = self.enter(x, dropout)
+        bias = None if self.bias is None else self.bias(dropout.rows.longest)
         for block in self.blocks:
             with with_weights(block.parameters()):
-                x = block(x, bias, rows, dropout, encoder_output, encoder_rows, dtype=dtype)
+                x = block(x, bias, dropout, encoder_output, encoder_rows, dtype=dtype)
         return self.leave(x, dropout).to(dtype)
 
 

@@ -119,14 +119,8 @@ def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _digest(compiler: str, target: tuple[str, ...], runtime: str) -> str:
-    parts = [
-        _run([compiler, "--version"]),
-        *FLAGS,
-        *target,
-        runtime,
-        processor.name_of(),
-        *sorted(processor.flags_of() or ()),
-    ]
+    parts = [_run([compiler, "--version"]), *FLAGS, *target, runtime, processor.name_of()]
+    parts += sorted(processor.flags_of() or ())
     parts += [(FOLDER / name).read_text(encoding="utf8") for name in (*HEADERS, *SOURCES)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
