@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from devices.base import is_host, placed_together
 from devices.malloc import HeapTrimmer
 from engine.activation_offload import ActivationOffload
+from engine.all_reduce import Weights
 from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
 from engine.loss_scaling import LossScaling
-from engine.optimizer_in_backward import OptimizerInBackward, Weights
+from engine.optimizer_in_backward import OptimizerInBackward
 from engine.weights import WeightStore
 from model.dropout import Dropout
 from model.embedding_gradients import TokenSums, add_token_gradients

@@ -182,7 +182,9 @@ class ShardedWeightStore(WeightStore):
             for weight in weights:
                 whole = stored = weight.data
                 if self.shards.is_sharded(weight):
-                    whole, work = self._coming.pop(id(weight), None) or self.shards.begin_gather(weight)
+                    if id(weight) not in self._coming:
+                        self._coming[id(weight)] = self.shards.begin_gather(weight)
+                    whole, work = self._coming.pop(id(weight))
                     work.wait()
                 if dtype is not None and weight.dtype not in (dtype, torch.float32):
                     whole = whole.to(dtype)
