@@ -112,6 +112,11 @@ def is_host(tensor: torch.Tensor) -> bool:
     return traits_of(tensor.device).is_host
 
 
+def has_fused(device: torch.device) -> bool:
+    """Whether torch's fused kernels compute on a device; a CPU that stands for a GPU in tests has none."""
+    return traits_of(device).is_fused and device.type != "cpu"
+
+
 def form_scores(count: int) -> None:
     """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
     for name in ("cuda", "mps"):

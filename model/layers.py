@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config import T5ModelConfig
-from devices.base import is_host, traits_of
+from devices.base import has_fused, is_host
 from devices.kernels.calls import kernels_for
 from model.dropout import Dropout
 from model.quantization import add_product, is_split, product, product_back
@@ -30,7 +30,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     if compiled := kernels_for(x, weight):
         y, inverse = compiled.rms_norm(x, weight, epsilon)
         return y, inverse.unsqueeze(1)
-    if _takes_fused(x):
+    if has_fused(x.device):
         arguments = x, [x.shape[-1]], weight.to(x.dtype), epsilon
         if not x.is_meta:
             y, inverse = torch.ops.aten._fused_rms_norm(*arguments)
@@ -41,11 +41,6 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
     inverse = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * inverse.to(x.dtype)).mul_(weight.to(x.dtype)), inverse
-
-
-def _takes_fused(x: Tensor) -> bool:
-    """Whether torch has one kernel for the whole norm here; tests on the CPU take the plain operations."""
-    return traits_of(x.device).is_fused and not x.is_cpu and x.dim() == 2
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -63,7 +58,7 @@ class _RMSNorm(torch.autograd.Function):
         if compiled := kernels_for(grad, x, weight):
             dx, dweight = compiled.rms_norm_back(grad, x, weight, inverse)
             return dx, dweight.to(weight.dtype), None
-        if _takes_fused(x):
+        if has_fused(x.device):
             wide = weight.to(x.dtype)
             dx, dweight = torch.ops.aten._fused_rms_norm_backward(grad, x, [x.shape[-1]], inverse, wide, [True, True])
             return dx, dweight.to(weight.dtype), None

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from devices.base import place, traits_of
+from devices.base import has_fused, place, traits_of
 from devices.pointwise import mix
 from limits import fuses_backward, row_groups
 from model.dropout import Dropout, mixed_places
@@ -229,7 +229,7 @@ class _Call:
         self.distances = 0 if bias is None else bias.shape[1]
         self.has_dbias = False  # whether the gradient of the bias is wanted
         self.dbias: Tensor | None = None
-        self.is_fused = not dropout.active and width % ALIGNED == 0 and _has_fused(device)
+        self.is_fused = not dropout.active and width % ALIGNED == 0 and has_fused(device)
         self.is_fused &= not is_backward or self.layout.fuses_backward(self.heads, traits_of(device).processors)
         # what the fused kernel gives lies as it is needed
         self.is_direct = self.is_fused and all(len(list(group.parts())) == 1 for group in self.layout.groups)
@@ -412,11 +412,6 @@ class _Call:
         del weights, drop, dweights, arguments
         self._add_to_bias(dscores.unflatten(0, (-1, self.heads)), part.start)
         return torch.bmm(dscores, k), torch.bmm(dscores.mT, q), dv
-
-
-def _has_fused(device: torch.device) -> bool:
-    """Whether torch's fused kernel computes here; tests let a CPU, which has none, stand for a GPU."""
-    return traits_of(device).is_fused and device.type != "cpu"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:

@@ -158,17 +158,13 @@ int adafactor_sums(const void *grad, float *rows, float *columns, long n, long m
 
 /* the sum over all i, j of grad_ij^2 weights_j rows_i^2 */
 double adafactor_norm(
-    const void *grad, const float *rows, const float *weights, long n, long m, int is_bf16, int threads, int *failed)
+    const void *grad, const float *rows, const float *weights, long n, long m, int is_bf16, int threads, int *has_failed)
 {
     double sums[PARTS] = { 0 }, total = 0;
-    int lacks = 0;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(| : lacks)
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(| : failed)
     for (int part = 0; part < PARTS; part++) {
-        float *line = scratch(m);
-        if (!line) {
-            lacks = 1;
-            continue;
-        }
+        SCRATCH(line, m)
         for (long i = n * part / PARTS; i < n * (part + 1) / PARTS; i++) {
             float sum = 0.0f;
             load(grad, is_bf16, i * m, m, line);
@@ -180,7 +176,7 @@ double adafactor_norm(
     }
     for (int part = 0; part < PARTS; part++)
         total += sums[part];
-    *failed = lacks;
+    *has_failed = failed;
     return total;
 }
 

@@ -146,7 +146,7 @@ def test_heads_beside_each_other_are_those_of_several_tensors(
     expected = dense(q, k, v, bias, rows, dropout)
     if kind != "cross":
         rows = rows[0], rows[0]
-    monkeypatch.setattr(padded_attention, "_has_fused", lambda device: fused != "no way")
+    monkeypatch.setattr(padded_attention, "has_fused", lambda device: fused != "no way")
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", fused_forward)
     if fused == "both ways":
         monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", fused_backward)
