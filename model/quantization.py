@@ -15,7 +15,7 @@ Source: per-channel absmax quantization, Jacob et al. 2018 (arXiv 1712.05877); f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +98,8 @@ def fill_quantized(
     model: nn.Module,
     chunks: Mapping[str, Callable[[], Iterator[Tensor]]],
     dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    filling: Callable[[nn.Parameter], AbstractContextManager[None]] = lambda weight: nullcontext(),
+    device: torch.device | str,
+    filling: Callable[[nn.Parameter], AbstractContextManager[None]],
 ) -> None:
     """Give a model made on the meta device its weights: matrices and tables quantized, norms and position bias in fp32.
 

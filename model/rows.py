@@ -117,18 +117,6 @@ class Rows:
         flat = padded.flatten(0, 1)[self._index(f"flat {width}", padded.device, make)]
         return torch.cat([flat, flat.new_zeros(self.filler, *flat.shape[1:])]) if self.filler else flat
 
-    def pad(self, flat: Tensor, value: float = 0.0) -> Tensor:
-        """Spread (N, ...) over (B, longest, ...), the rest filled with `value`."""
-
-        def make() -> NDArray[np.int64]:
-            tokens, there = places_of(self, tuple(range(len(self.lengths))), self.longest, len(self.lengths))
-            return np.where(there, tokens, self.num_tokens)
-
-        places = self._index("padded", flat.device, make)
-        if self.row_tokens == places.numel():
-            return flat[: self.row_tokens].view(*places.shape, *flat.shape[1:])
-        return torch.cat([flat, flat.new_full((1, *flat.shape[1:]), value)])[places]
-
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """What belongs to each row of (N, ...): B tensors."""
         return values[: self.row_tokens].split(self.lengths)
