@@ -1,6 +1,6 @@
 """Where offloaded weights are stored: in an unlinked file on a disk, or in the RAM beside a device.
 
-The file has no name: it is unlinked as soon as it is open, so that the system frees it however the process ends, and nobody can
+The file has no name, or on Windows is removed when it is closed, so that the system frees it however the process ends, and nobody can
 take what is updated in place for a checkpoint. Its whole size is taken from the disk at once: a disk that is too small is
 noticed before the first step. Reads and writes bypass the system's cache (O_DIRECT; F_NOCACHE on macOS), so that neither
 cached nor dirty pages count against a limit; where the file system cannot, what was read is dropped from the cache, and
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import time
-import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -135,14 +135,10 @@ class UnlinkedTempFile:
     """
 
     def __init__(self, folder: Path, size: int) -> None:
-        flags = getattr(os, "O_TEMPORARY", 0) | getattr(os, "O_BINARY", 0)  # Windows removes it when it is closed
-        path = folder / f".weights-{uuid.uuid4().hex}"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
-        self._file = os.fdopen(handle, "r+b", buffering=0)
+        self._file = tempfile.TemporaryFile(buffering=0, prefix=".weights-", dir=folder)
         weakref.finalize(self, self._file.close)  # where nobody closes it
+        handle = self._file.fileno()
         try:
-            if os.name != "nt":
-                path.unlink()
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, aligned(size))
             else:
