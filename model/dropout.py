@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from ctypes import c_int64
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,12 +39,7 @@ SITES_TOGETHER = 8  # whose keys a GPU hashes in one go: the dropout of a block
 
 def stride(number: int) -> int:
     """The `number`-th step of the counter, wrapped to int64 as tensors would wrap it."""
-    return wrapped(number * GOLDEN)
-
-
-def wrapped(number: int) -> int:
-    """A whole number as int64 would hold it."""
-    return (number + 2**63) % 2**64 - 2**63
+    return c_int64(number * GOLDEN).value
 
 
 def mix_number(state: int) -> int:
@@ -51,7 +47,7 @@ def mix_number(state: int) -> int:
     state %= 2**64
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
         state = (state ^ state >> shift) * factor % 2**64
-    return wrapped(state ^ state >> 31)
+    return c_int64(state ^ state >> 31).value
 
 
 def mixed_places(rows: Rows, heads: int, part: slice, device: torch.device) -> Tensor:

@@ -135,7 +135,7 @@ class UnlinkedTempFile:
     """
 
     def __init__(self, folder: Path, size: int) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0, prefix=".weights-", dir=folder)
+        self._file = tempfile.TemporaryFile(buffering=0, prefix=".weights-", dir=folder)  # noqa: SIM115
         weakref.finalize(self, self._file.close)  # where nobody closes it
         handle = self._file.fileno()
         try:
