@@ -102,11 +102,12 @@ class _Search:
         """Grow by one token -> parents (B, G) of the new beginnings."""
         settings, beams, count = self.settings, self.settings.num_beams, self.written.shape[2]
         parents, tokens, best, ends, counts, nodes = candidates
-        grown = torch.cat([_take(self.written, parents), tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
+        before = torch.take_along_dim(self.written, parents.unsqueeze(2), 1)
+        grown = torch.cat([before, tokens.unsqueeze(2)], 2)  # (B, 2G, count + 1)
         self._keep_best_answers(grown, best / counts**settings.length_penalty, ends, nodes)
         going = best.masked_fill(ends, -torch.inf)
         chosen = going.topk(beams)[1]
-        self.written, self.scores = _take(grown, chosen), going.gather(1, chosen)
+        self.written, self.scores = torch.take_along_dim(grown, chosen.unsqueeze(2), 1), going.gather(1, chosen)
         self.nodes = nodes.gather(1, chosen).masked_fill(self.scores == -torch.inf, DEAD)
         far = settings.early_stopping == "never" and settings.length_penalty > 0.0
         reachable = self.scores[:, :1] / (settings.max_new_tokens if far else count) ** settings.length_penalty
@@ -125,7 +126,7 @@ class _Search:
         merged = torch.cat([self.answer_scores, scores], 1)
         kept = merged.topk(beams)[1]
         self.answers = torch.cat([self.answers, self.answers.new_zeros(*self.answers.shape[:2], 1)], 2)
-        self.answers = _take(torch.cat([self.answers, grown], 1), kept)
+        self.answers = torch.take_along_dim(torch.cat([self.answers, grown], 1), kept.unsqueeze(2), 1)
         self.answer_scores = merged.gather(1, kept)
         self.is_answer = torch.cat([self.is_answer, counts], 1).gather(1, kept)
         self.leaves = torch.cat([self.leaves, nodes], 1).gather(1, kept)
@@ -166,11 +167,6 @@ def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     scores, tokens = totals.topk(min(count, totals.shape[2]), 2)
     best, places = scores.flatten(1).topk(count)
     return places // scores.shape[2], tokens.flatten(1).gather(1, places), best
-
-
-def _take(sequences: Tensor, places: Tensor) -> Tensor:
-    """Sequences (B, X, L) at places (B, Y) -> (B, Y, L)."""
-    return sequences.gather(1, places.unsqueeze(2).expand(-1, -1, sequences.shape[2]))
 
 
 @torch.no_grad()
