@@ -33,7 +33,7 @@ from settings.consistency import (
     check,
     objective_problems,
 )
-from settings.errors import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, Auto, Size, Text, defining, setting
 from settings.precedence import declared, layered
 
@@ -855,8 +855,7 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
         problems += check(config)
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return config
 
 

@@ -28,7 +28,7 @@ from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
 from screen import guard, visible
 from settings.consistency import unheeded
-from settings.errors import OverBudget, reason_of
+from settings.errors import OverBudget, reason_of, refuse
 from settings.fields import AUTO, allowed, counted, nearest
 from settings.help import command_help, general_help, versions
 from settings.program import IS_INSTALLED, NAME, PACKAGE, missing, python
@@ -247,8 +247,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
         config = load(name, raw)
     except UserError as error:
         raise UserError(*problems, *error.problems) from None
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     speak(config.run.language)
     return config
 

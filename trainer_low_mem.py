@@ -29,6 +29,7 @@ from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
 from settings.consistency import HEADS, check
+from settings.errors import refuse
 from settings.fields import AUTO
 from storage import writing
 from training.averaging import publish_mean
@@ -53,7 +54,7 @@ from training.setup.dpo_reference import attach_reference
 from training.setup.hub import push
 from training.setup.machine import fit_machine
 from training.setup.plan import choose_plan, plan_again
-from training.setup.resolved import ResolvedRun, refuse
+from training.setup.resolved import ResolvedRun
 from training.setup.stages import stages_before_torch
 
 __all__ = ["LowMemTrainer", "plot"]

@@ -12,6 +12,7 @@ from board.table import lines_of
 from config import Config, UserError
 from language import say
 from screen import visible
+from settings.errors import refuse
 from settings.program import program
 from units import format_size
 
@@ -24,8 +25,7 @@ def places_of(config: Config) -> Places:
     """
     named = {"log_dir": config.run.log_dir, "output_dir": config.run.output_dir, "data_dir": config.board.data_dir}
     problems = [f"--{flag} = {path}, is a file; give a folder" for flag, path in named.items() if Path(path).is_file()]
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return Places(*(Path(folder).absolute() for folder in named.values()))
 
 

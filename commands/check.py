@@ -10,6 +10,7 @@ from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
 from model.formats.tensor_files import TensorFolder
+from settings.errors import refuse
 from settings.fields import counted
 from training.report.progress import Progress
 
@@ -37,8 +38,7 @@ def check(config: Config) -> list[tuple[str, str]]:
                 whole.append((str(folder), _describe(folder)))
             except UserError as error:
                 problems += error.problems
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     Progress(1).table(say("whole"), whole)
     return whole
 

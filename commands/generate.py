@@ -40,7 +40,7 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
-from settings.errors import reason_of
+from settings.errors import reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
@@ -287,8 +287,7 @@ class Output:
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=self.path))
-        if problems := check_writable("output", self.path.parent):
-            raise UserError(*problems)
+        refuse(check_writable("output", self.path.parent))
         if self.path.exists() and not config.run.overwrite:
             self._take_up()
 

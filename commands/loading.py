@@ -58,7 +58,7 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
-from settings.errors import DoesNotFit, OverBudget
+from settings.errors import DoesNotFit, OverBudget, refuse
 from settings.fields import AUTO, counted
 from training.checkpoints.runs import model_folder, near_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
@@ -335,10 +335,8 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
-    if problems := problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)]:
-        raise UserError(*problems)
-    if problems := list(ranking_problems(config)):
-        raise UserError(*problems)
+    refuse(problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)])
+    refuse(list(ranking_problems(config)))
     notes = [*(idle_search(config) if searches else []), *notes]
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())

@@ -14,7 +14,7 @@ from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from run_files import RUN_FILE
-from settings.errors import UserError, reason_of
+from settings.errors import UserError, reason_of, refuse
 from settings.fields import listed
 from storage import atomic_folder, restore_folder
 from training.checkpoints.run_lock import RunLock
@@ -85,8 +85,7 @@ def check_output(file: Path, overwrite: bool) -> None:
     if file.exists() and not overwrite:
         told = "--output = {path}, is there already; choose another file, or replace it with --overwrite=True"
         raise UserError(say(told, path=file))
-    if problems := check_writable("output", file.parent):
-        raise UserError(*problems)
+    refuse(check_writable("output", file.parent))
 
 
 def _others(output: Path) -> list[str]:

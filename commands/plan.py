@@ -35,6 +35,7 @@ from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
 from memory.weight_offload import weights_folder
 from model.shapes import weight_counts
+from settings.errors import refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from storage import NotMade, only_if_made
@@ -46,7 +47,7 @@ from training.report.wording import duration
 from training.setup.answer_list import foreseen_tree
 from training.setup.base import find_base
 from training.setup.data import fits_table, rows_for
-from training.setup.resolved import ResolvedRun, refuse
+from training.setup.resolved import ResolvedRun
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
 from units import format_size

@@ -13,6 +13,7 @@ from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import CODES
 from language import say
+from settings.errors import refuse
 from settings.fields import AUTO
 from settings.program import program
 from storage import make_folder, rename, writing
@@ -39,8 +40,7 @@ def tokenizer(config: Config) -> None:
                 folder=folder,
             )
         )
-    if problems := check_writable("tokenizer_dir", folder):
-        raise UserError(*problems)
+    refuse(check_writable("tokenizer_dir", folder))
     task = look(config, decide, config)
     if task.shards is not None:
         raise UserError(

@@ -29,7 +29,7 @@ from data.sources.files import TABLES, Source, find
 from data.sources.reading import reading
 from data.sources.tables import is_list, is_number, parquet_batch_rows, parquet_file
 from formats import ARROW_STREAM, PARQUET
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import listed
 
 ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, but the last, all have that many rows
@@ -282,8 +282,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             problems.append(f"mode = {self.mode}, contradicts ultra_low_mem = True; leave one of them out")
         if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
             problems.append("drop_page_cache = True, this system does not support it; omit it")
-        if problems:
-            raise UserError(*problems)
+        refuse(problems)
 
     def _open(self, source: Source) -> ArrowTable | ParquetTable:
         if not isinstance(source.path, Path):

@@ -41,7 +41,7 @@ from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scal
 from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
 from settings.consistency import REGRESSION, SEQUENCE
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO
 
 Cut = Callable[[T5], Parts]
@@ -234,8 +234,7 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
             f"{stored.path}, holds other numbers in {listed(other)} than in {embedding}; encoder and decoder share one "
             "embedding here: use a complete T5 checkpoint"
         )
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return sources
 
 

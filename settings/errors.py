@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
@@ -15,6 +17,12 @@ class UserError(Exception):
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = list(problems)
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise a UserError of all problems, if there are any."""
+    if problems:
+        raise UserError(*problems)
 
 
 def reason_of(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from language import Said, join, say
-from settings.errors import UserError, reason_of
+from settings.errors import UserError, reason_of, refuse
 from storage import read_bytes
 from units import format_size, parse_size
 
@@ -237,8 +237,7 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
     problems = [f"--config = {path}, {wrong}" for key, value in flat.items() if (wrong := _mistake(key, value))]
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return flat
 
 

@@ -47,7 +47,7 @@ from data.tokenizers.training import CODES, check_vocabulary, train_tokenizer, w
 from formats import FASTA, JSONL, TSV
 from language import join, say
 from settings.consistency import HEADS, LAST
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_text, write_text
 
@@ -144,8 +144,7 @@ def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_
             ]
         if objective not in HEADS or not (has_fasta or is_held_out):
             problems.append(f"--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it")
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
     return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
 

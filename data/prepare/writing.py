@@ -34,7 +34,7 @@ from data.text.conversations import Examples
 from data.text.preferences import check_answers
 from language import say
 from settings.consistency import HEADS, LAST
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 
 HELD_OUT_ONE_IN = 100
 PROGRESS = "progress.json"
@@ -325,8 +325,7 @@ class Writing:
             told = "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by cleaning: {left_out}); {remedy}"
             rows = {"texts": counts["texts"], "blank": counts["empty_rows"], "broken": counts["bad_rows"]}
             problems.append(say(told, files=_named(sources), split=name, left_out=left_out, remedy=remedy, **rows))
-        if problems:
-            raise UserError(*problems)
+        refuse(problems)
 
 
 def clear(folder: Path) -> None:

@@ -34,7 +34,7 @@ from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
 from language import say
 from settings.consistency import SEQUENCE, TOKEN
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
 FORMAT = 2
@@ -248,6 +248,5 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
                         f"{path}: is damaged, its checksum is {found:08x} and was {shard['crc32']:08x} when it was written; copy it "
                         f"again, or delete {manifest.root} and prepare it again"
                     )
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return notes

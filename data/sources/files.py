@@ -35,7 +35,7 @@ from formats import (
     TSV,
 )
 from language import say
-from settings.errors import UserError, reason_of
+from settings.errors import UserError, reason_of, refuse
 from settings.fields import at_home, listed
 from storage import fingerprint, read_text
 
@@ -138,8 +138,7 @@ def held_out(spec: str) -> list[Source]:
         for file in listing(part).validation:
             with collected(problems):
                 sources[file] = detect(file, "--train_file", number)
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return list(sources.values())
 
 

@@ -28,7 +28,7 @@ from data.sources.tables import fits_json, type_problems
 from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
-from settings.errors import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import is_encodable, listed
 from units import MIB, format_size
 
@@ -152,8 +152,7 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
     names = head.all_names
     if head.schema is not None:
         wanted = columns.kinds(names)
-        if problems := type_problems(source.path, head.schema, wanted):
-            raise UserError(*problems)
+        refuse(type_problems(source.path, head.schema, wanted))
         names = [field.name for field in head.schema if fits_json(field.type) or field.name in wanted]
     for number, record in records(source, names, bad_rows):
         place = place_of(source, number)

@@ -30,7 +30,7 @@ from data.text.conversations import Row
 from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, item_name, separator_of
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
-from settings.errors import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import is_encodable, listed
 
 PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
@@ -275,8 +275,7 @@ def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -
     for source in sources:
         with collected(problems):
             problems += _column_problems(source, Columns.of(columns))
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
 
 
 def _column_problems(source: Source, columns: Columns) -> list[str]:

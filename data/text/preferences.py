@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from data.text.clean import Dropped
 from data.text.templates import ASSISTANT, USER, Turn
-from settings.errors import UserError
+from settings.errors import refuse
 from settings.fields import counted
 
 EQUAL, EMPTY = "equal answers", "empty answer"
@@ -92,5 +92,4 @@ def check_answers(dropped: Dropped, sources: str) -> None:
                 f"--train_file: {sources}: {counted(entry['count'], 'row')} {what}, such as at the prompt {named}; "
                 "fix the data, or use --skip_bad_rows=True to skip such rows"
             )
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)

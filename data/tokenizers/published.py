@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from data.text.chat_templates import special_tokens
 from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, LibraryBackend, failure_is_user_error
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.published_keys import check_keys
 from storage import MOST_TABLE_BYTES, read_bytes, read_text
 
@@ -116,8 +116,7 @@ class _Stated:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config, special = (_read_object(folder / name) for name in (CONFIG_FILE, SPECIAL_FILE))
-        if problems := check_keys(folder / CONFIG_FILE, config):
-            raise UserError(*problems)
+        refuse(check_keys(folder / CONFIG_FILE, config))
         self.config = config
         self.is_legacy = config.get("legacy") is not False
         self.names = special_tokens(folder)

@@ -16,7 +16,7 @@ from config import settings_by_name
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.consistency import REGRESSION, SEQUENCE, TOKEN
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import parse
 from settings.program import program
 
@@ -51,8 +51,7 @@ def read_info(folder: str | Path) -> AdapterInfo:
     folder = Path(folder)
     raw = read_json(folder / CONFIG_FILE)
     problems = [f"{folder}, {text}" for text in _foreign(raw)]
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     targets = raw.get("target_modules") or []
     names = tuple(targets) if isinstance(targets, list) else (targets,)
     alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))

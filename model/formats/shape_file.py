@@ -28,7 +28,7 @@ from config import T5ModelConfig, settings_by_name
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import DECODER, hf_names, label_head_weights, weight_counts, weights
 from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys
 
@@ -187,8 +187,7 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
             f"({config.eos_token_id}) or decoder_start_token_id ({config.start_token_id}); use the config.json that belongs to "
             "the tokenizer"
         )
-    if problems := problems or _beyond_its_tensors(path, config, stored):
-        raise UserError(*problems)
+    refuse(problems or _beyond_its_tensors(path, config, stored))
     return config
 
 

@@ -18,7 +18,7 @@ from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from run_files import RUN_FILE, read_record, saved_runs
-from settings.errors import UserError, reason_of
+from settings.errors import UserError, reason_of, refuse
 from settings.names import name_problem, shown_name
 from storage import (
     TEMPORARY,
@@ -107,8 +107,7 @@ def create_run(
     problems = check_new_run(output_dir, name, overwrite)
     if not problems and restore_replaced_run(run_dir):
         problems = check_new_run(output_dir, name, overwrite)
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     with writing("output_dir", output_dir), atomic_folder(run_dir, keeps_replaced=True) as folder:
         about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
         _write_record(folder, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})

@@ -42,7 +42,7 @@ from settings.consistency import (
     score_words,
     writes_answers,
 )
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS
 
@@ -185,8 +185,7 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
     ):
         known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS, *RANKED_SHOWN]
         problems.append(f"--metric_for_best = {best}, {not_known(best, known)}")
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
 
 
 def own_scores(metrics: Mapping[str, OwnMetric], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:

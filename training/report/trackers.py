@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config
 from data.sources.places import public_values
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import not_known
 from settings.program import needs
 
@@ -49,8 +49,7 @@ def tracker_names(config: Config) -> list[str]:
             needs(PACKAGES.get(name, name), f"--log_with = {asked}", module=MODULES.get(name, name))
         except UserError as error:
             problems += error.problems
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     return names
 
 

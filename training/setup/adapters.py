@@ -25,9 +25,8 @@ from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.lora.token_rows import TokenRows
 from model.t5 import T5, WithWeights, in_place
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from training.setup.adapter_settings import form_problems, lora_settings
-from training.setup.resolved import refuse
 
 FINGERPRINT_ROWS = 4
 FINGERPRINT = "base_fingerprint"  # in the config.json of a model that was made from another

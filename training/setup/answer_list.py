@@ -26,7 +26,7 @@ from formats import TEXT
 from language import say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
-from settings.errors import DoesNotFit
+from settings.errors import DoesNotFit, refuse
 from settings.fields import AUTO, counted, listed
 from storage import NotMade, fingerprint, make_once, only_if_made
 from training.processes.launch import rank
@@ -96,8 +96,7 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
         for name in NOT_OF_LISTS
         if config.given(name) and getattr(how, name) != getattr(usual, name)
     ]
-    if problems:
-        raise UserError(*problems)
+    refuse(problems)
     files = ", ".join(str(source.path) for source in sources)
 
     def make(path: Path) -> None:

@@ -26,6 +26,7 @@ from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import read_record
 from settings.consistency import check, ranking_problems
+from settings.errors import refuse
 from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
@@ -34,7 +35,7 @@ from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
 from training.setup.model_folders import ModelFolders, home_of, shape_of
-from training.setup.resolved import ResolvedRun, refuse
+from training.setup.resolved import ResolvedRun
 
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 # the tokenizer's, or of training alone

@@ -12,7 +12,7 @@ from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, writing
 from training.checkpoints.folder import Checkpoints
@@ -21,7 +21,7 @@ from training.checkpoints.runs import create_run, resume_run
 from training.processes.launch import launch_marks
 from training.setup.hub import create_repository
 from training.setup.model_folders import home_of
-from training.setup.resolved import ResolvedRun, kind_of, refuse
+from training.setup.resolved import ResolvedRun, kind_of
 from training.setup.schedules import long_run_rate
 from units import format_size
 

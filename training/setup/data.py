@@ -19,13 +19,14 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
 from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, writes_answers
+from settings.errors import refuse
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
 from training.setup.answer_list import describe, named_list, unlisted_note, with_list
 from training.setup.model_folders import home_of, shape_of
-from training.setup.resolved import ResolvedRun, refuse
+from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
 FEW_ROWS = 8  # held out, below which an evaluation says little

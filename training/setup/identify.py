@@ -18,7 +18,7 @@ from memory.budget import host_budget
 from memory.estimate.workload import BASE_BYTES
 from memory.observe.monitor import HostAlone, Monitor
 from run_files import RUN_FILE
-from settings.errors import DoesNotFit, UserError
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO
 from storage import writing
 from training.checkpoints.folder import Checkpoints
@@ -32,7 +32,7 @@ from training.report.heartbeat import Heartbeat
 from training.report.summary import resume_command
 from training.report.trackers import tracker_names
 from training.setup.hub import check_push
-from training.setup.resolved import ResolvedRun, kind_of, refuse
+from training.setup.resolved import ResolvedRun, kind_of
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from units import format_size
 

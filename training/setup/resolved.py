@@ -15,7 +15,6 @@ from data.tokenizers.tokenizer import Tokenizer
 from memory.budget import Budget
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
-from settings.errors import UserError
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState
@@ -89,9 +88,3 @@ def kind_of(config: Config) -> str:
     if config.data.objective == PREFERENCES:
         return "dpo"
     return "finetune" if config.train.is_finetune or not config.model.is_text else "pretrain"
-
-
-def refuse(problems: list[str]) -> None:
-    """Raise all problems together, if there are any."""
-    if problems:
-        raise UserError(*problems)

@@ -14,12 +14,12 @@ from pathlib import Path
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from language import say
 from run_files import SETTINGS_FILE
+from settings.errors import refuse
 from settings.fields import AUTO, read_settings_file
 from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
 from training.processes.launch import num_processes, restarts
-from training.setup.resolved import refuse
 
 
 def goes_on(config: Config, brings: bool = True) -> bool:
