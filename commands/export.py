@@ -83,7 +83,6 @@ def export(config: Config) -> float | None:
         if is_int8(model.embedding):
             raise UserError(say("--model = {home}, has int8 weights; give the model that it was made from", home=home))
         merge_adapters(model)
-        model.adapter_info = None
         _cast(model, config.convert.dtype)
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             Tokenizer.load(folders.tokenizer).save(made)

@@ -59,8 +59,8 @@ from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget, refuse
-from settings.fields import AUTO, counted
-from training.checkpoints.runs import model_folder, near_folder, newest_run
+from settings.fields import AUTO, counted, near_path
+from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
 from training.evaluation.prompt_parts import PromptParts
@@ -410,7 +410,7 @@ def _existing(named: str) -> Path:
                 "--model = {folder}, no such folder; give one with config.json, model.safetensors and tokenizer.json",
                 folder=named,
             )
-            + near_folder(folder)
+            + near_path(folder)
         )
     return folder
 

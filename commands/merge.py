@@ -70,7 +70,6 @@ def merge(config: Config) -> float:
             )
         before = probe_logits(model)
         merge_adapters(model)
-        model.adapter_info = None
         difference = float((probe_logits(model) - before).norm() / before.norm())
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             hf_format.save(model, made)

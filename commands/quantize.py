@@ -75,7 +75,6 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         if is_int8(model.embedding):
             raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=folders.base))
         merge_adapters(model)
-        model.adapter_info = None
         before = _measure(model, settings, loader, rows_at_once)
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             quantize_model(model)

@@ -33,7 +33,6 @@ from engine.anomaly import Anomalies
 from engine.loss_scaling import LossScaling
 from engine.optimizers import Optimizer, Step
 from engine.optimizers.base import row_chunks
-from engine.sharding import Shards
 from engine.weights import WeightStore
 
 
@@ -54,7 +53,6 @@ class OptimizerInBackward:
         scaling: the scale that the loss was multiplied with; None: none.
         weight_store: where weights are stored; None: in memory.
         reducer: sums gradients over the processes; None: there is one.
-        shards: which weights are sharded: then all processes gather them together and so stop together; None: none.
         anomalies: names the first number that is not finite; None: nobody looks for it.
     """
 
@@ -65,12 +63,12 @@ class OptimizerInBackward:
         scaling: LossScaling | None = None,
         weight_store: WeightStore | None = None,
         reducer: Reducer | None = None,
-        shards: Shards | None = None,
         anomalies: Anomalies | None = None,
     ) -> None:
         self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
-        self.reducer, self.shards, self.anomalies = reducer, shards, anomalies
+        self.reducer, self.anomalies = reducer, anomalies
+        self.shards = optimizer.shards  # then all processes gather weights together, and so stop together
         self.holds_all = max_grad_norm > 0  # gradients, until backward has ended
         self.unchecked_norm: Tensor | None = None  # of the last step's gradients, where the next step checks it
         self.begin(Step(1, 0.0))

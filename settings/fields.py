@@ -12,8 +12,10 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,15 @@ def nearest(word: str, known: Iterable[str], hint: str = "; did you mean {near}?
     """Say which known word is most like a mistyped one; empty where none is."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return say(hint, near=near[0]) if near else ""
+
+
+def near_path(named: str | Path, is_wanted: Callable[[Path], bool] = Path.is_dir) -> str:
+    """Say which folder, or file, beside a path that does not exist is called most like it; empty where none is."""
+    path, beside = Path(named), list[str]()
+    with suppress(OSError):
+        beside = [found.name for found in islice(path.parent.iterdir(), 1000) if is_wanted(found)]
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return say("; did you mean {near}?", near=path.with_name(near[0])) if near else ""
 
 
 def is_encodable(text: str) -> bool:

@@ -142,7 +142,7 @@ def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
         {name: weight for name, weight in model.named_parameters() if weight.requires_grad}, shards=shards
     )
     reducer = Reducer(shards) if work.processes > 1 else None
-    update = OptimizerInBackward(optimizer, work.max_grad_norm, scaling, store, reducer, shards)
+    update = OptimizerInBackward(optimizer, work.max_grad_norm, scaling, store, reducer)
     return Engine(blockwise, update, device or MetaDevice(work.device), choice)
 
 

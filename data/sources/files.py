@@ -9,7 +9,6 @@ a saved dictionary of splits the split that is wanted. `reading` turns sources i
 from __future__ import annotations
 
 import codecs
-import difflib
 import glob
 import json
 import os
@@ -17,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -36,7 +35,7 @@ from formats import (
 )
 from language import say
 from settings.errors import UserError, reason_of, refuse
-from settings.fields import at_home, listed
+from settings.fields import at_home, listed, near_path
 from storage import fingerprint, read_text
 
 KINDS_OF_FOLDERS = tuple(suffix for suffix in KIND_BY_SUFFIX if suffix != ".md")
@@ -360,13 +359,8 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         endings = ", ".join(KINDS_OF_FOLDERS)
         told = "{name} = {part}, holds no data file; give one with files that end in {endings}"
         raise UserError(say(told, name=name, part=part, endings=endings))
-    beside: list[str] = []  # the first files of the folder where it was looked for
-    with suppress(OSError):
-        beside = [path.name for path in islice(Path(part).parent.iterdir(), 1000) if path.is_file()]
-    near = difflib.get_close_matches(Path(part).name, beside, n=1)
-    hint = say("; did you mean {near}?", near=Path(part).with_name(near[0])) if near else ""
-    told = say("{name} = {part}, no such file; give a file, a folder or a glob{hint}", name=name, part=part, hint=hint)
-    raise UserError(told)
+    told, hint = "{name} = {part}, no such file; give a file, a folder or a glob{hint}", near_path(part, Path.is_file)
+    raise UserError(say(told, name=name, part=part, hint=hint))
 
 
 def detect(path: Place, name: str, part: int = 0) -> Source:

@@ -152,3 +152,4 @@ def merge(model: T5) -> None:
             linear.weight.copy_(linear.adapter.merged(linear.weight))
             linear.adapter = None
     merge_token_rows(model)
+    model.adapter_info = None

@@ -10,7 +10,7 @@ import pytest
 
 from config import COMMANDS, flags_of, load
 from settings.errors import UserError
-from settings.fields import parse, read_settings_file, setting
+from settings.fields import near_path, parse, read_settings_file, setting
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
 from settings.precedence import alias, aliases, declared
 from settings.program import needs
@@ -123,3 +123,11 @@ def test_names_of_runs() -> None:
 def test_a_package_that_is_not_there_is_named_with_what_installs_it() -> None:
     with pytest.raises(UserError, match=r"--format = gguf.* -m pip install no-such-package"):
         needs("no-such-package", "--format = gguf", module="no_such_package")
+
+
+def test_a_folder_that_is_called_alike_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tunes.txt").touch()
+    assert near_path(tmp_path / "tunde") == f"; did you mean {tmp_path / 'tuned'}?"
+    assert near_path(tmp_path / "other") == near_path(tmp_path / "nowhere" / "tuned") == ""
+    assert near_path(tmp_path / "tunes.text", Path.is_file) == f"; did you mean {tmp_path / 'tunes.txt'}?"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -234,15 +232,6 @@ def model_folder(run_dir: str | Path) -> Path | None:
         return run_dir
     checkpoints = Checkpoints(run_dir, keep_latest=1)
     return checkpoints.best() or checkpoints.latest()
-
-
-def near_folder(named: str | Path) -> str:
-    """A hint at the folder that was meant by a name that is none; empty where nothing beside it is called alike."""
-    path, beside = Path(named), list[str]()
-    with suppress(OSError):
-        beside = [found.name for found in islice(path.parent.iterdir(), 1000) if found.is_dir()]
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return say("; did you mean {near}?", near=path.with_name(near[0])) if near else ""
 
 
 def publish(checkpoint: Path, run_dir: str | Path) -> None:

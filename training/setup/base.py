@@ -27,10 +27,10 @@ from model.shapes import weight_counts
 from run_files import read_record
 from settings.consistency import check, ranking_problems
 from settings.errors import refuse
-from settings.fields import AUTO, counted
+from settings.fields import AUTO, counted, near_path
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, model_folder, near_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
@@ -271,7 +271,7 @@ def _named_base(config: Config, named: str) -> Path:
         if _holds_model(fetched):
             told = "--finetune_from = {named}, no such folder, but {fetched} is there; give that"
             raise UserError(say(told, named=named, fetched=fetched))
-        if near := near_folder(named):  # misspelt, and not a checkpoint of the hub
+        if near := near_path(named):  # misspelt, and not a checkpoint of the hub
             raise UserError(say("--finetune_from = {named}, no such folder{near}", named=named, near=near))
         told = "--finetune_from = {folder}, no such folder; {how}"
         raise UserError(say(told, folder=named, how=how_to_fetch(named, fetched)))
@@ -281,7 +281,7 @@ def _named_base(config: Config, named: str) -> Path:
         hint = say("; turn its pytorch_model.bin into it: {command}", command=convert) if pickled else ""
         what = say("holds no {file}{hint}", file=CONFIG_FILE, hint=hint)
     else:
-        what = say("is a file") if folder.exists() else say("no such folder{near}", near=near_folder(folder))
+        what = say("is a file") if folder.exists() else say("no such folder{near}", near=near_path(folder))
     told = (
         "--finetune_from = {folder}, {what}; give a folder with config.json, model.safetensors and tokenizer.json or "
         "spiece.model, such as `hf download google/flan-t5-small --local-dir models/flan-t5-small` fetches"

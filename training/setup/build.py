@@ -106,9 +106,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     )  # fmt: skip
     reducer = Reducer(shards, group.hosts) if group.size > 1 else None
     anomalies = Anomalies(model) if config.train.detect_anomaly else None
-    update = OptimizerInBackward(
-        optimizer, config.train.max_grad_norm, scaling, weight_store, reducer, shards, anomalies
-    )
+    update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer, anomalies)
     return Engine(blockwise, update, device, choice, group.all_reduce_sum)
 
 

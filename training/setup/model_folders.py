@@ -13,8 +13,7 @@ from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.consistency import VOCABULARY
 from settings.errors import UserError
-from settings.fields import read_settings_file
-from training.checkpoints.runs import near_folder
+from settings.fields import near_path, read_settings_file
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class ModelFolders:
         missing = [
             f"--adapter = {word}, holds no adapter_config.json; give an adapter's folder"
             if word.exists()
-            else f"--adapter = {word}, no such folder; give an adapter's{near_folder(word)}"
+            else f"--adapter = {word}, no such folder; give an adapter's{near_path(word)}"
             for word in words
             if not is_adapter(word)
         ]

@@ -32,7 +32,7 @@ def train(
     rank, count = dist.get_rank(), dist.get_world_size()
     optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding](), shards=shards)
     reducer = Reducer(shards) if shards else None
-    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=reducer, shards=shards)
+    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=reducer)
     blockwise = Blockwise(model, saved, weight_store, LossSettings(), 0.1)
     losses = []
     for number in range(1, STEPS + 1):

@@ -58,7 +58,7 @@ def train(model: T5, how: str, optimizer_name: str) -> None:
     weight_store = (
         weight_store_for(torch.float32, torch.float32) if shards is None else ShardedWeightStore(torch.float32, shards)
     )
-    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=Reducer(shards), shards=shards)
+    update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=Reducer(shards))
     blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
     for number in range(1, 4):
         update.begin(Step(number, 1e-3))

@@ -18,7 +18,6 @@ from training.checkpoints.runs import (
     create_run,
     delete_replaced_run,
     model_folder,
-    near_folder,
     newest_run,
     publish,
     read_run,
@@ -199,10 +198,3 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         assert "process" in (run_dir / "owner.json").read_text()
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (run_dir / "settings.json").is_symlink()
-
-
-def test_a_folder_that_is_called_alike_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tuned").mkdir()
-    (tmp_path / "tunes.txt").touch()
-    assert near_folder(tmp_path / "tunde") == f"; did you mean {tmp_path / 'tuned'}?"
-    assert near_folder(tmp_path / "other") == near_folder(tmp_path / "nowhere" / "tuned") == ""
