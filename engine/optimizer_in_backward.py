@@ -254,7 +254,7 @@ class OptimizerInBackward:
                     # in fp16 small results would vanish: there it is multiplied when it becomes fp32
                     is_later = gradients[0].dtype == torch.float16
                     if factor != 1.0 and not is_later:
-                        torch._foreach_mul_(gradients, factor)
+                        _multiply(gradients, factor)
                     finite = None
                     if self._block_is_finite:
                         finite = torch.stack([self._block_is_finite[id(weight)] for weight in group])
@@ -263,6 +263,13 @@ class OptimizerInBackward:
                     for weight in group:
                         weight.grad = None
                 self.seconds += time.perf_counter() - began
+
+
+def _multiply(gradients: list[Tensor], factor: float) -> None:
+    if len(gradients) > 1:
+        torch._foreach_mul_(gradients, factor)
+    else:  # as on CPUs, where foreach rounds the factor to the gradient's dtype
+        gradients[0].mul_(factor)
 
 
 def _gradients(weights: Weights) -> list[Tensor]:
