@@ -1,86 +1,103 @@
-"""Prompts that bring the translation of the most similar known text along, for the recipe akkadian.
+"""A translation memory in front of a model: known texts are answered from it, all others by the model.
 
-    python -m benchmarks.parts.translation_memory TRAIN FOLDER [FILE ...]
+    python -m benchmarks.parts.translation_memory MODEL TRAIN FILE [--FLAG=VALUE ...]
 
-TRAIN is JSONL with prompt and response. Writes FOLDER/train.jsonl, in which each prompt is followed by the response of the most
-similar *other* row, and each FILE (prompts, with or without responses) by the responses of TRAIN: what a model trained on the first
-expects of every prompt later. A prompt like which there is none stays as it is.
-
-Similar: of the rows with the best BM25, the one that shares most words in the same order (difflib's ratio).
-Source: Bulte and Tezcan 2019, "Neural Fuzzy Repair".
+TRAIN and FILE are JSONL with prompt and response. A prompt of FILE that is like one of TRAIN gets its response. Alike: of the rows
+with the best BM25, the one that shares most words in the same order, a share of both texts' words (difflib's ratio) of at least
+0.6. BLEU, chrF++ and their geometric mean of the model's answers, of the memory's and of both go into docs/recipes.md, by how alike
+the prompts are, too. Flags go to `generate`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.parts.rows import read_rows, write_rows
+from benchmarks.parts.pronunciation import answer
+from benchmarks.parts.results import ROOT, markdown, write_section
+from benchmarks.parts.rows import read_rows
+from training.evaluation.scores import AnswerScores
 
-CANDIDATES = 4  # by BM25, of which the most similar is taken
-LEAST_RATIO = 0.2  # of words in common; what is less similar is left out
-MOST_WORDS = 60  # of a prompt that are looked up
-SEPARATOR = " | "
+CANDIDATES = 5  # by BM25, of which the most similar is taken
+ALIKE = 0.6
+STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
+NAMES = ("geometric_mean", "bleu", "chrf++")
 
 
 class TranslationMemory:
-    """The known pairs.
-
-    Memory: the pairs, and an index of some 10 bytes a word.
-    """
+    """Known pairs. Memory: the pairs, and an index of some 10 bytes a word."""
 
     def __init__(self, pairs: Sequence[dict[str, str]]) -> None:
         import bm25s
 
-        self.responses = [pair["response"] for pair in pairs]
-        self._words = [words_of(pair["prompt"]) for pair in pairs]
+        self._responses = [pair["response"] for pair in pairs]
+        self._words = [_words(pair["prompt"]) for pair in pairs]
         self._index = bm25s.BM25()
         self._index.index(self._words, show_progress=False)
 
-    def recall(self, prompt: str, own: int | None = None) -> str | None:
-        """The response to the most similar prompt, or None; `own`: the number of a row that is not to be found, since it is asked for."""
-        words = words_of(prompt)
-        known = [word for word in dict.fromkeys(words) if word in self._index.vocab_dict][:MOST_WORDS]
+    def recall(self, prompt: str) -> tuple[str, float]:
+        """The response of the most similar pair, and how alike its prompt is, 0 to 1."""
+        words = _words(prompt)
+        known = [word for word in words if word in self._index.vocab_dict]
         if not known:
-            return None
-        scores = self._index.get_scores(known)
-        if own is not None:
-            scores[own] = 0.0
-        best, highest = None, LEAST_RATIO
+            return "", 0.0
         matcher = SequenceMatcher(None, autojunk=False)
         matcher.set_seq2(words)
-        numbers = np.argsort(-scores)[:CANDIDATES]
-        for number in numbers[scores[numbers] > 0]:
+        found = []
+        for number in np.argsort(-self._index.get_scores(known), kind="stable")[:CANDIDATES]:
             matcher.set_seq1(self._words[number])
-            if (ratio := matcher.ratio()) > highest:
-                best, highest = int(number), ratio
-        return None if best is None else self.responses[best]
+            found.append((matcher.ratio(), self._responses[number]))
+        ratio, response = max(found, key=lambda one: one[0])
+        return response, ratio
 
 
-def words_of(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
     return text.lower().split()
 
 
+def scored(answers: Sequence[str], references: Sequence[str]) -> list[str]:
+    scores = AnswerScores(NAMES)
+    for given, right in zip(answers, references, strict=True):
+        scores.add(given, right)
+    return [f"{value:.1f}" for value in scores.result().values()]
+
+
+def table(model: Sequence[str], recalled: Sequence[tuple[str, float]], references: Sequence[str]) -> str:
+    """The scores of all rows, and of those with prompts that are alike to some degree."""
+    ratios = np.array([ratio for _, ratio in recalled])
+    both = [known if ratio >= ALIKE else given for given, (known, ratio) in zip(model, recalled, strict=True)]
+    sides = (model, [known for known, _ in recalled], both)
+    shown = []
+    for low, high in [(0.0, 2.0), *zip(STEPS, (*STEPS[1:], 2.0), strict=True)]:
+        rows = np.flatnonzero((ratios >= low) & (ratios < high)).tolist()
+        if rows:
+            right = [references[row] for row in rows]
+            cells = [" / ".join(scored([side[row] for row in rows], right)) for side in sides]
+            name = "all" if (low, high) == (0.0, 2.0) else f"from {low}" + (f" to {high}" if high < 2 else "")
+            shown.append([name, f"{len(rows):,}", *cells])
+    head = markdown(
+        ["a known prompt is alike", "rows", "the model", "the memory", f"memory from {ALIKE} on, else model"], shown
+    )
+    return f"Geometric mean / BLEU / chrF++.\n\n{head}"
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Write the rows."""
-    if len(arguments) < 2:
+    """Measure, and write the section."""
+    names = [word for word in arguments if not word.startswith("--")]
+    if len(names) != 3:
         sys.exit(__doc__)
-    train, folder = Path(arguments[0]), Path(arguments[1])
-    pairs = read_rows(train)
-    memory = TranslationMemory(pairs)
-
-    def prepared(rows: Sequence[dict[str, str]], are_known: bool) -> Iterator[dict[str, str]]:
-        for number, row in enumerate(rows):
-            found = memory.recall(row["prompt"], number if are_known else None)
-            yield row if found is None else {**row, "prompt": f"{row['prompt']}{SEPARATOR}{found}"}
-
-    write_rows(folder / "train.jsonl", prepared(pairs, True))
-    for file in map(Path, arguments[2:]):
-        write_rows(folder / file.name, prepared(read_rows(file), False))
+    model, train, file = names
+    rows, memory = read_rows(Path(file)), TranslationMemory(read_rows(Path(train)))
+    prompts = [row["prompt"] for row in rows]
+    answers = answer(model, prompts, [word for word in arguments if word.startswith("--")])
+    body = table(answers, [memory.recall(prompt) for prompt in prompts], [row["response"] for row in rows])
+    print(body)
+    where = ROOT / "docs" / "recipes.md"
+    write_section("translation-memory", "A translation memory in front of the model: akkadian", body, {}, where)
 
 
 if __name__ == "__main__":

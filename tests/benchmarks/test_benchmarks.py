@@ -19,7 +19,7 @@ from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
 from benchmarks.parts import children, finetuning_data, page_order, results, translation_memory
 from benchmarks.parts.finetuning_data import Setting
-from benchmarks.parts.rows import read_rows, write_rows
+from benchmarks.parts.rows import write_rows
 from benchmarks.quality import TIERS, Study
 from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
 from benchmarks.throughput import Work
@@ -197,15 +197,13 @@ def test_power_takes_what_was_not_waited_for(tmp_path: Path, undoes: bool) -> No
     assert left == ({"waited": "x", "old": "old", "not": ""} if undoes else {"old": "x", "inner": "x", "renamed": ""})
 
 
-def test_a_prompt_brings_the_translation_of_the_most_similar_other_one(tmp_path: Path) -> None:
+def test_a_translation_memory_answers_what_is_alike() -> None:
     texts = {"the king built a house": "K1", "the king built a wall": "K2", "a ram for the gods": "K3", "silver": "K4"}
-    write_rows(tmp_path / "known.jsonl", [{"prompt": prompt, "response": told} for prompt, told in texts.items()])
-    asked = ["the king built a tower", "silver", "nothing known", "silver"]
-    write_rows(tmp_path / "asked.jsonl", [{"prompt": prompt} for prompt in asked])
-    folder = tmp_path / "made"
-    translation_memory.main([str(tmp_path / name) for name in ("known.jsonl", "made", "asked.jsonl")])
-    known = [row["prompt"] for row in read_rows(folder / "train.jsonl")]
-    assert known == ["the king built a house | K2", "the king built a wall | K1", "a ram for the gods", "silver"]
-    prompts = [row["prompt"] for row in read_rows(folder / "asked.jsonl")]
-    assert prompts[0] in ("the king built a tower | K1", "the king built a tower | K2")
-    assert prompts[1:] == ["silver | K4", "nothing known", "silver | K4"]
+    pairs = [{"prompt": prompt, "response": told} for prompt, told in texts.items()]
+    memory = translation_memory.TranslationMemory(pairs)
+    assert memory.recall("a ram for the gods") == ("K3", 1.0)
+    assert memory.recall("the king built a wall of stone") == ("K2", pytest.approx(10 / 12))
+    assert memory.recall("nothing known")[1] == 0.0
+    rows = translation_memory.table(["Ka", "Kb"], [memory.recall("silver"), memory.recall("unknown")], ["K4", "Kb"])
+    both = [line.split("|")[-2].split(" / ")[-1].strip() for line in rows.splitlines() if line.startswith("| all")]
+    assert both == ["100.0"]
