@@ -36,16 +36,25 @@ def first_sentence(text: str) -> str:
 
 def nearest(train: Sequence[Pair], prompts: Sequence[str]) -> list[str]:
     """To each prompt the response of the training row most like it."""
-    import bm25s
+    index = Index([words(prompt) for prompt, _ in train])
+    return [train[next(iter(index.best(words(prompt), 1)), 0)][1] for prompt in prompts]
 
-    index = bm25s.BM25()
-    index.index([words(prompt) for prompt, _ in train], show_progress=False)
-    answers = []
-    for prompt in prompts:
-        known = [word for word in words(prompt) if word in index.vocab_dict]
-        place = int(np.argmax(index.get_scores(known))) if known else 0
-        answers.append(train[place][1])
-    return answers
+
+class Index:
+    """Texts, each a list of words, to be found by BM25. Memory: some 10 bytes a word."""
+
+    def __init__(self, texts: Sequence[Sequence[str]]) -> None:
+        import bm25s
+
+        self._index = bm25s.BM25()
+        self._index.index(texts, show_progress=False)
+
+    def best(self, asked: Sequence[str], count: int) -> list[int]:
+        """Numbers of the texts most like some words, the best first; none where no word is known."""
+        known = [word for word in asked if word in self._index.vocab_dict]
+        if not known:
+            return []
+        return np.argsort(-self._index.get_scores(known), kind="stable")[:count].tolist()  # type: ignore[no-any-return]
 
 
 def words(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import read_rows
+from benchmarks.parts.simple_answers import Index
 from training.evaluation.scores import AnswerScores
 
 CANDIDATES = 5  # by BM25, of which the most similar is taken
@@ -29,30 +31,23 @@ NAMES = ("geometric_mean", "bleu", "chrf++")
 
 
 class TranslationMemory:
-    """Known pairs. Memory: the pairs, and an index of some 10 bytes a word."""
+    """Known pairs."""
 
     def __init__(self, pairs: Sequence[dict[str, str]]) -> None:
-        import bm25s
-
         self._responses = [pair["response"] for pair in pairs]
         self._words = [_words(pair["prompt"]) for pair in pairs]
-        self._index = bm25s.BM25()
-        self._index.index(self._words, show_progress=False)
+        self._index = Index(self._words)
 
     def recall(self, prompt: str) -> tuple[str, float]:
-        """The response of the most similar pair, and how alike its prompt is, 0 to 1."""
-        words = _words(prompt)
-        known = [word for word in words if word in self._index.vocab_dict]
-        if not known:
-            return "", 0.0
+        """The response of the most similar pair, and how alike its prompt is, 0 to 1; of nothing known an empty one."""
+        words, response, highest = _words(prompt), "", 0.0
         matcher = SequenceMatcher(None, autojunk=False)
         matcher.set_seq2(words)
-        found = []
-        for number in np.argsort(-self._index.get_scores(known), kind="stable")[:CANDIDATES]:
+        for number in self._index.best(words, CANDIDATES):
             matcher.set_seq1(self._words[number])
-            found.append((matcher.ratio(), self._responses[number]))
-        ratio, response = max(found, key=lambda one: one[0])
-        return response, ratio
+            if (ratio := matcher.ratio()) > highest:
+                response, highest = self._responses[number], ratio
+        return response, highest
 
 
 def _words(text: str) -> list[str]:
@@ -71,13 +66,15 @@ def table(model: Sequence[str], recalled: Sequence[tuple[str, float]], reference
     ratios = np.array([ratio for _, ratio in recalled])
     both = [known if ratio >= ALIKE else given for given, (known, ratio) in zip(model, recalled, strict=True)]
     sides = (model, [known for known, _ in recalled], both)
+    most = 2.0  # more than any ratio
+    groups = {"all": (0.0, most)} | {f"from {low} to {high}": (low, high) for low, high in pairwise(STEPS)}
+    groups[f"from {STEPS[-1]}"] = STEPS[-1], most
     shown = []
-    for low, high in [(0.0, 2.0), *zip(STEPS, (*STEPS[1:], 2.0), strict=True)]:
+    for name, (low, high) in groups.items():
         rows = np.flatnonzero((ratios >= low) & (ratios < high)).tolist()
         if rows:
             right = [references[row] for row in rows]
             cells = [" / ".join(scored([side[row] for row in rows], right)) for side in sides]
-            name = "all" if (low, high) == (0.0, 2.0) else f"from {low}" + (f" to {high}" if high < 2 else "")
             shown.append([name, f"{len(rows):,}", *cells])
     head = markdown(
         ["a known prompt is alike", "rows", "the model", "the memory", f"memory from {ALIKE} on, else model"], shown
