@@ -115,8 +115,12 @@ def plan(
     work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped)
     had_kernels = earlier is not None and earlier.kernels
     if earlier is not None:
+        # a run that comes from a GPU had none to use, and none of its bits are kept here anyway
+        may_have = (
+            had_kernels or config.run.compiled_kernels is True or (earlier.scores > 0 and not machine.pads_attention)
+        )
         scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
-        earlier = replace(earlier, kernels=had_kernels and kernels_of(config, machine), scores=scores)
+        earlier = replace(earlier, kernels=may_have and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     way = as_asked(config, machine, earlier, anew) if earlier and began else None
     kept = [way] if way and _goes_on(config, machine, work, way) else []

@@ -166,6 +166,7 @@ def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Devi
     assert (scaling.scale, scaling.skipped_steps) == (2.0**59, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch's word on its own switch
 @pytest.mark.parametrize("gpu", [CUDA], indirect=True)
 def test_fp16_waits_once_a_step(gpu: Device) -> None:
     (_, model), batch, scaling = fp16_model(gpu, "t5"), Rectangle(16, 60, 30), LossScaling()

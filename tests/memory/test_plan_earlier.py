@@ -29,6 +29,27 @@ def test_a_run_that_overflowed_in_fp16_goes_on_in_another(precision: str, storag
     assert (choice.storage, choice.compute) == (storage, "float32")
 
 
+@pytest.mark.parametrize(
+    ("scores", "flag", "has", "uses"),
+    [
+        (0, "auto", True, False),
+        (0, "True", True, True),
+        (2**20, "auto", True, True),
+        (2**20, "False", True, False),
+        (2**20, "auto", False, False),
+    ],
+)
+def test_a_run_that_began_without_compiled_kernels_takes_them_after_a_gpu_or_when_asked(
+    scores: int, flag: str, has: bool, uses: bool
+) -> None:
+    earlier = replace(EARLIER, compute="float32", scores=scores)
+    config = load(
+        "train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, "compiled_kernels": flag}
+    )
+    found = plan(config, Machine(8 * GIB, 8 * GIB, rates=RATES, has_kernels=has), earlier=earlier)
+    assert found.choice == replace(earlier, kernels=uses, scores=0)
+
+
 SLOW, FAST = (("float32", 1e11), ("bfloat16", 2e9)), (("float32", 1e11), ("bfloat16", 3e11))
 NARROW, MIXED, WIDE = ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")
 
