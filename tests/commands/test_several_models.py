@@ -21,7 +21,7 @@ from serving.server import api_of
 from settings.errors import DoesNotFit, UserError
 from tests.training.small_trained import SHAPE, save_trained
 from training.evaluation import answers as answering
-from training.evaluation.answers import decoder_of
+from training.evaluation.answers import decoder_of, weighted
 from training.evaluation.minimum_bayes_risk import similarities
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,19 +82,19 @@ def test_the_candidate_that_agrees_most_is_chosen(folders: list[Path], by: str) 
     trained = loaded(config)
     inputs, expected = encoded(trained), list[str]()
     for ids in inputs:
-        candidates = list[list[int]]()
+        candidates = list[tuple[list[int], float]]()
         for number, model in enumerate(trained.models):
             best = answering.generate_best(decoder_of([model], SEARCHED), [ids], config.generate)[0]
-            candidates += [answer.tokens for answer in best]
+            drawn = list[list[int]]()
             for draw in range(DRAWN - number):  # the second model's share is one less
                 how = config.changed(num_beams=1, temperature=(0.6, 0.8, 1.0)[draw % 3]).generate
-                candidates += answering.write(
-                    decoder_of([model]), [Row(ids, how, config.run.seed + number * 13 + draw)]
-                )
-        assert len(candidates) == 13
-        texts = [trained.tokenizer.decode_answer(tokens) for tokens in candidates]
+                drawn += answering.write(decoder_of([model]), [Row(ids, how, config.run.seed + number * 13 + draw)])
+            assert len(best) + len(drawn) == 7 - number
+            candidates += weighted(best, drawn)
+        texts = [trained.tokenizer.decode_answer(tokens) for tokens, _ in candidates]
+        weights = [weight for _, weight in candidates]
         found = similarities(texts, by)
-        expected.append(texts[(found + found.T).sum(1).argmax()])
+        expected.append(texts[((found + found.T) @ weights).argmax()])
     chosen = trained.answer(inputs, config)
     assert [trained.tokenizer.decode_answer(tokens) for tokens in chosen] == expected
 

@@ -51,6 +51,20 @@ def together(found: Sequence[list[ScoredAnswer]]) -> list[ScoredAnswer]:
     return [ScoredAnswer(list(tokens), log_probability) for tokens, log_probability in ranked]
 
 
+def weighted(best: Sequence[ScoredAnswer], drawn: Sequence[list[int]]) -> list[tuple[list[int], float]]:
+    """Candidates and their weights, 1 in all, so that the unlikely answers of a search do not outvote the likely one.
+
+    Drawn answers that the search has not found weigh an equal share each; the others tell how much of the probability
+    the search has found, which its answers share by their own.
+    """
+    others = [tokens for tokens in drawn if all(tokens != answer.tokens for answer in best)]
+    logs = np.array([answer.log_probability for answer in best])
+    share = 1 / max(1, len(drawn))
+    weights = (1 - share * len(others)) * np.exp(logs - np.logaddexp.reduce(logs))
+    searched = [(answer.tokens, weight) for answer, weight in zip(best, weights.tolist(), strict=True)]
+    return [*searched, *((tokens, share) for tokens in others)]
+
+
 @dataclass(frozen=True)
 class AnswerWriter:
     """Writes answers to many prompts, in the order of the prompts; the longest are answered first.
@@ -119,34 +133,36 @@ class AnswerWriter:
         at_once = max(1, CANDIDATES_HELD // count)
         for first in range(0, len(order), at_once):
             places = order[first : first + at_once]
-            candidates = [list[list[int]]() for _ in places]
+            candidates = [list[tuple[list[int], float]]() for _ in places]
             for number, model in enumerate(self.models):
                 share = count // len(self.models) + (number < count % len(self.models))
                 one = replace(self, models=[model], seed=self.seed + number * count)
                 found = one._candidates([inputs[place] for place in places], share)
                 candidates = [held + more for held, more in zip(candidates, found, strict=True)]
             for place, held in zip(places, candidates, strict=True):
-                answers[place] = held[most_agreed([decode(tokens) for tokens in held], choose_by)]
+                tokens_of, weights = dict[str, list[int]](), defaultdict[str, float](float)
+                for tokens, weight in held:
+                    text = decode(tokens)
+                    tokens_of.setdefault(text, tokens)
+                    weights[text] += weight
+                answers[place] = tokens_of[most_agreed(weights, choose_by)]
         return [answers[place] for place in range(len(inputs))]
 
-    def _candidates(self, inputs: list[list[int]], count: int) -> list[list[list[int]]]:
-        """`count` answers to each prompt: those of a search, best first, then drawn ones."""
+    def _candidates(self, inputs: list[list[int]], count: int) -> list[list[tuple[list[int], float]]]:
+        """Up to `count` answers to each prompt, those of a search, best first, then drawn ones; with their weights."""
         if not count:
             return [[] for _ in inputs]
         settings = self.settings
-        beams = settings.num_beams if settings.num_beams > 1 else max(1, min(CANDIDATE_BEAMS, count // 2))
-        certain = replace(self, settings=replace(settings, num_beams=beams, temperature=0.0))
-        if beams > 1:
-            found = [[answer.tokens for answer in best[:count]] for best in certain.best(inputs)]
-        else:
-            found = [[answer] for answer in certain.answers(inputs)]
+        beams = settings.num_beams if settings.num_beams > 1 else max(2, min(CANDIDATE_BEAMS, count // 2))
+        found = [best[:count] for best in replace(self, settings=replace(settings, num_beams=beams, temperature=0.0)).best(inputs)]
         temperatures = (settings.temperature,) if settings.temperature else TEMPERATURES
         ways = [replace(settings, num_beams=1, temperature=temperature) for temperature in temperatures]
-        draws = [(place, way) for place, held in enumerate(found) for way in range(count - len(held))]
+        draws = [(place, way) for place, best in enumerate(found) for way in range(count - len(best))]
         asked = [(inputs[place], ways[way % len(ways)], self.seed + way) for place, way in draws]
+        drawn = [list[list[int]]() for _ in inputs]
         for (place, _), answer in zip(draws, replace(self, settings=ways[0])._drawn(asked), strict=True):
-            found[place].append(answer)
-        return found
+            drawn[place].append(answer)
+        return [weighted(best, others) for best, others in zip(found, drawn, strict=True)]
 
     def _drawn(self, asked: Sequence[tuple[list[int], GenerateConfig, int]]) -> list[list[int]]:
         """One answer without beams to each prompt, by its own settings and seed."""

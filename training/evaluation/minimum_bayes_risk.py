@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: of several candidates that answer which is, on average, most similar to the others.
+"""Minimum Bayes risk: of several candidates that answer which is, on average, most similar to all of them.
 
 Similarity is the mean of sacreBLEU's scores of each of two candidates with the other as its reference, since chrF, which weighs
 recall twice, would choose answers that are too long. The n-grams that two candidates share are counted for all pairs at once:
@@ -10,7 +10,7 @@ Source: Kumar and Byrne 2004; Eikema and Aziz 2020 (arXiv 2005.10283); chrF: Pop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,17 @@ BLOCK = 4096  # n-grams that are counted at a time
 Counts = NDArray[np.float32]
 
 
-def most_agreed(candidates: Sequence[str], by: str) -> int:
-    """The number of the candidate with the highest mean similarity, chrf, chrf++ or bleu, to the others; the first of equal ones."""
-    if len(set(candidates)) == 1:
-        return 0
-    found = similarities(candidates, by)
-    return int((found + found.T).sum(1).argmax())
+def most_agreed(weights: Mapping[str, float], by: str) -> str:
+    """The candidate with the highest mean similarity, chrf, chrf++ or bleu, to all of them by their weights; the first of equal ones."""
+    texts = list(weights)
+    if len(texts) == 1:
+        return texts[0]
+    found = similarities(texts, by)
+    return texts[((found + found.T) @ list(weights.values())).argmax()]
 
 
 def similarities(texts: Sequence[str], by: str) -> NDArray[np.float64]:
-    """(N, N) scores of each text with each other one as its reference; 0 of a text with itself.
+    """(N, N) scores of each text with each other one as its reference; 100 of a text with itself.
 
     Memory: some 100 bytes a character of all texts, and 8 MiB for 256 of them.
     """
@@ -49,7 +50,7 @@ def similarities(texts: Sequence[str], by: str) -> NDArray[np.float64]:
         shared = [*_shared(letters, metric.char_order), *_shared(words, metric.word_order)]
     totals = np.stack([total for total, _ in shared]).astype(int)  # (orders, N)
     matches = np.stack([common for _, common in shared]).astype(int)  # (orders, N, N)
-    found = np.zeros((count, count))
+    found = np.full((count, count), 100.0)
     for one in range(count):
         for other in range(count):
             if one == other:
