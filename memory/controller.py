@@ -300,6 +300,8 @@ class MemoryController:
 
     def _count_anew(self, step: int) -> None:
         """What was held under another plan is answered: it is no reason for the next one."""
+        if self._device.is_separate_memory:  # whose peak is of the whole run
+            return
         if self.first_over is None and self._monitor.counted_peak_bytes > self.plan.budget_bytes:
             self.first_over = step
         self._monitor.watch(self._monitor.budget_bytes, from_now=True)

@@ -166,15 +166,17 @@ class Monitor:
         return time.monotonic() - self._made
 
     def pressure(self) -> float:
-        """Share of the budget in use at the last sample; above 1 it is overrun. Host or device, whichever is higher."""
+        """Share in use, at the last sample, of the budget that the plan is about; above 1 it is overrun.
+
+        That of a device with memory of its own, since what the host holds beside it no smaller plan would change; else the host's.
+        """
         last = self._latest()
-        # Where both share the RAM, one budget holds both.
-        host = last.anon_bytes + (0 if self.device.is_separate_memory else last.device_bytes)
-        shares = [host / self.budget_bytes]
         if self.device.is_separate_memory and self.device_budget_bytes:
             # Idle blocks are the backend's to use again; only what tensors hold presses.
-            shares.append((last.device_bytes - self.device.memory_idle_bytes()) / self.device_budget_bytes)
-        return max(shares)
+            return (last.device_bytes - self.device.memory_idle_bytes()) / self.device_budget_bytes
+        # Where both share the RAM, one budget holds both.
+        host = last.anon_bytes + (0 if self.device.is_separate_memory else last.device_bytes)
+        return host / self.budget_bytes
 
     def record(self, step: int, phase: str | None = None) -> dict[str, Any]:
         """Take a sample and give it the fields of a `memory` event in metrics.jsonl."""

@@ -45,13 +45,19 @@ FLAGS = (
 )  # fmt: skip
 
 
-def events(folder: Path, name: str, flavour: str = "", refused_step: str = "") -> list[dict[str, Any]]:
-    """Train in `folder` and give what metrics.jsonl tells."""
-    arguments = [flavour, refused_step, *FLAGS, f"run_name={name}"]
+def trained(
+    folder: Path, name: str, flavour: str = "", refused_step: str = "", *more: str
+) -> subprocess.CompletedProcess[str]:
+    arguments = [flavour, refused_step, *FLAGS, f"run_name={name}", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )  # fmt: skip
+
+
+def events(folder: Path, name: str, flavour: str = "", refused_step: str = "") -> list[dict[str, Any]]:
+    """Train in `folder` and give what metrics.jsonl tells."""
+    done = trained(folder, name, flavour, refused_step)
     assert done.returncode == 0, done.stderr + done.stdout
     lines = (folder / "logs" / name / "metrics.jsonl").read_text("utf8").splitlines()
     return [json.loads(line) for line in lines]
@@ -86,3 +92,12 @@ def test_an_error_of_any_backend_in_the_middle_of_a_step_changes_no_loss(
     told = events(folder, flavour.replace(" ", "_"), flavour, "3")
     assert [event["step"] for event in told if event["event"] == "recovery"] == [3]
     assert losses(told) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_budget_that_the_libraries_of_a_device_exceed_in_ram_is_refused(
+    undisturbed: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, _ = undisturbed
+    done = trained(folder, "small", "", "", "memory_budget=100M")
+    assert done.returncode and "of RAM that the libraries of fake device take" in done.stderr

@@ -41,6 +41,17 @@ def summary_of(live: Any) -> Summary:
     return recording.Recorder(live, plan).summary()
 
 
+def test_the_ram_beside_a_gpu_over_its_budget() -> None:
+    live = Live(0, 700 * MIB)
+    live.device = SimpleNamespace(is_separate_memory=True, memory_peak_bytes=lambda: 300 * MIB)
+    live.monitor.budget_bytes = 800 * MIB
+    assert summary_of(live).first_over is None
+    live.monitor.budget_bytes = 512 * MIB
+    over = summary_of(live)
+    assert over.first_over == "after the last step, in evaluation" and over.measured_peak_bytes == 300 * MIB
+    assert "the peak was 700.0 MiB" in over.over_budget() and "--memory_budget=700M" in over.over_budget()
+
+
 def test_another_process_over_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     over, main = summary_of(Live(1, 870 * MIB)), Live(0, 214 * MIB)
     assert over.first_over == "after the last step, in evaluation, on process 1"

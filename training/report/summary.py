@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,24 +46,44 @@ class Summary:
     metrics_file: str = ""
     best_evaluation: dict[str, Any] | None = None  # step and numbers of that of the published model
     first_over: str | None = None  # when the budget was first exceeded; None: it was kept
+    # where the plan is about a device's own memory: the host's, of which phase_peaks are
+    host_peak_bytes: int | None = None
+    host_budget_bytes: int | None = None
 
     @property
     def run_peak_bytes(self) -> int:
         """The peak that the plan speaks of: a probe, a second process beside this one, is over before its first step."""
+        if self.host_peak_bytes is not None:
+            return self.measured_peak_bytes
         rest = [size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")]
         is_probe = self.phase_peaks.get("probe", 0) >= self.measured_peak_bytes
         return max(rest) if is_probe and rest else self.measured_peak_bytes
+
+    @property
+    def is_host_over(self) -> bool:
+        """Whether the RAM beside a device with memory of its own has exceeded the budget."""
+        return (self.host_peak_bytes or 0) > (self.host_budget_bytes or math.inf)
 
     def over_budget(self) -> str:
         """What is said last of a run that exceeded its budget; empty where it did not."""
         if self.first_over is None:
             return ""
+        peak, budget = self.measured_peak_bytes, self.budget_bytes
+        if self.is_host_over:
+            told = (
+                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, most of it libraries of "
+                "the device; everything is saved in {folder}. Use --memory_budget={enough}M"
+            )
+            peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
+        else:
+            told = (
+                "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
+                "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
+            )
+        enough = -(-max(peak, self.measured_peak_bytes) // MIB)
         return say(
-            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
-            "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`",
-            budget=format_size(self.budget_bytes), when=self.first_over, peak=format_size(self.measured_peak_bytes),
-            folder=self.model_dir, enough=-(-self.measured_peak_bytes // MIB),
-        )  # fmt: skip
+            told, budget=format_size(budget), when=self.first_over, peak=format_size(peak), folder=self.model_dir, enough=enough
+        )
 
     def history(self, event: str = "step") -> dict[str, list[Any]]:
         """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
@@ -124,12 +145,14 @@ def result_rows(summary: Summary) -> Rows:
         if s.best_eval_loss < s.first_eval_loss:
             loss = f"{first} -> {s.best_eval_loss:.3f}"
         rows.append((say("evaluation loss"), loss))
-    size = format_size(s.budget_bytes)
-    budget = say("{peak}, within the budget of {budget}", peak=format_size(s.measured_peak_bytes), budget=size)
-    if s.first_over is not None:
-        told = "{peak}, OVER the budget of {budget}, first {when}"
-        budget = say(told, peak=format_size(s.measured_peak_bytes), budget=size, when=s.first_over)
-    return [*rows, (say("peak memory"), budget)]
+    held = [(say("peak memory"), s.measured_peak_bytes, s.budget_bytes)]
+    if s.host_peak_bytes is not None and s.host_budget_bytes is not None:
+        held.append((say("peak RAM"), s.host_peak_bytes, s.host_budget_bytes))
+    for name, peak, budget in held:
+        is_over = s.first_over is not None and (peak > budget or len(held) == 1)
+        told = "{peak}, OVER the budget of {budget}, first {when}" if is_over else "{peak}, within the budget of {budget}"
+        rows.append((name, say(told, peak=format_size(peak), budget=format_size(budget), when=s.first_over)))
+    return rows
 
 
 def detail_rows(summary: Summary) -> Rows:
@@ -148,6 +171,7 @@ def detail_rows(summary: Summary) -> Rows:
         deviation=f"{s.run_peak_bytes / s.planned_peak_bytes - 1:+.0%}",
     )  # fmt: skip
     rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
+    rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
     phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]

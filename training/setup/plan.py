@@ -47,6 +47,14 @@ def choose_plan(run: ResolvedRun) -> None:
     if writes_answers(run.config):
         AnswerScores(metric_names(run.config))  # its libraries count to what the program takes
     run.base_bytes = run.monitor.sample().anon_bytes
+    if run.budget.is_on_device and run.base_bytes > run.budget.host_bytes:
+        told = "--memory_budget = {budget}, is less than the {size} of RAM that the libraries of {device} take; use --memory_budget={enough}M"
+        raise DoesNotFit(
+            say(
+                told, budget=format_size(run.budget.host_bytes), size=format_size(run.base_bytes), device=run.device.describe(),
+                enough=2 * run.base_bytes // MIB,
+            )
+        )  # fmt: skip
     with run.monitor.phase("probe"):
         spec = plan_here(run, rows)
     chosen, correction = group.broadcast((spec.plan, spec.machine.correction))  # the first process alone has probed
