@@ -82,7 +82,12 @@ class Summary:
             )
         enough = -(-max(peak, self.measured_peak_bytes) // MIB)
         return say(
-            told, budget=format_size(budget), when=self.first_over, peak=format_size(peak), folder=self.model_dir, enough=enough
+            told,
+            budget=format_size(budget),
+            when=self.first_over,
+            peak=format_size(peak),
+            folder=self.model_dir,
+            enough=enough,
         )
 
     def history(self, event: str = "step") -> dict[str, list[Any]]:
@@ -150,7 +155,9 @@ def result_rows(summary: Summary) -> Rows:
         held.append((say("peak RAM"), s.host_peak_bytes, s.host_budget_bytes))
     for name, peak, budget in held:
         is_over = s.first_over is not None and (peak > budget or len(held) == 1)
-        told = "{peak}, OVER the budget of {budget}, first {when}" if is_over else "{peak}, within the budget of {budget}"
+        told = (
+            "{peak}, OVER the budget of {budget}, first {when}" if is_over else "{peak}, within the budget of {budget}"
+        )
         rows.append((name, say(told, peak=format_size(peak), budget=format_size(budget), when=s.first_over)))
     return rows
 
