@@ -361,7 +361,10 @@ class LoraConfig:
 class MemoryConfig:
     """The memory budget, and the techniques that keep to it."""
 
-    memory_budget: Size | Auto = setting(AUTO, "most memory for the process tree of one rank; auto: what is free here")
+    memory_budget: Size | Auto = setting(
+        AUTO,
+        "most memory for the process tree of one rank; on a GPU as much again of the card's; auto: what is free here",
+    )
     memory_mode: str | Auto = setting(
         AUTO, "standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow models), "
         "ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory",

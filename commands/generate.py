@@ -55,7 +55,7 @@ ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
-FORMAT = 3  # raise it when the same prompts would give other rows
+FORMAT = 4  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 

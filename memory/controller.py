@@ -186,7 +186,7 @@ class MemoryController:
             return None
         began = time.monotonic()
         self._cleaned(step, self.cleaner.under_pressure())
-        pressure = self._monitor.pressure()
+        pressure = self._monitor.plan_pressure()  # a smaller plan frees no RAM beside a GPU
         self._rest_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
         if pressure <= PRESSURE:
             return None
@@ -207,11 +207,11 @@ class MemoryController:
         limit = self.budget.limit() if self._device.is_separate_memory else self._monitor.budget_bytes
         held, planned = self._step_peaks()
         peak = held / max(1, limit)  # in shares of the budget, as growth is
-        growth = self._growth.after_step(self._monitor.pressure(), peak)
+        growth = self._growth.after_step(self._monitor.plan_pressure(), peak)
         steps_left = max(0.0, 1.0 - peak) / growth if growth else math.inf
         if steps_left > FORESIGHT or held <= planned:  # a heap that fills up to what was planned does not grow
             return None
-        pace = format_size(int(growth * self._monitor.budget_bytes))
+        pace = format_size(int(growth * limit))
         told = "memory grows by {pace} per step and would reach the budget in {steps}"
         self._log.tell(say(told, pace=pace, steps=counted(int(steps_left), "step")))
         self._growth = Growth()  # observed anew, after what is done now
@@ -246,7 +246,7 @@ class MemoryController:
         old, smaller = self.plan, self._smaller(target.size, is_measured=target.reason != "budget")
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
-            over = target.reason not in ("pressure", "growth", "peak") or self._monitor.pressure() > 1.0
+            over = target.reason not in ("pressure", "growth", "peak") or self._monitor.plan_pressure() > 1.0
             self.exhausted = say(NOTHING_LEFT, story=target.story, advice=say(ADVICE)) if over else None
             return
         rows, times = smaller.choice.batch_size_per_gpu, smaller.choice.gradient_accumulation_steps

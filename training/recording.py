@@ -95,14 +95,15 @@ class Recorder:
             gradient_accumulation_steps=plan.choice.gradient_accumulation_steps, memory_bytes=used,
             peak_bytes=peak, budget_bytes=plan.budget_bytes, time=round(time.time(), 2), **figures,
         )  # fmt: skip
-        held, most = self._counted()
+        is_ram, held, most = self._counted()
         if self._first_over is None and held > most:
             self._first_over = step
+            what = say("RAM") if is_ram else say("the peak")
             log.tell(
                 say(
-                    "step {step}: the peak of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
+                    "step {step}: {what} of {peak} exceeds the budget of {budget}; the run continues, saves, and ends with "
                     "exit code 3",
-                    step=step, peak=format_size(held), budget=format_size(most),
+                    step=step, what=what, peak=format_size(held), budget=format_size(most),
                 )
             )  # fmt: skip
 
@@ -130,15 +131,15 @@ class Recorder:
     def summary(self) -> Summary:
         """What was planned and measured, for the end."""
         live, state, monitor, controller = self.live, self.live.state, self.live.monitor, self.live.controller
-        beside = live.device.is_separate_memory
+        has_own_memory = live.device.is_separate_memory
         return Summary(
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
             best_evaluation=state.best_evaluation,
             planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
             budget_bytes=controller.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
-            host_peak_bytes=int(live.group.all_reduce_max(monitor.peak_bytes)[0]) if beside else None,
-            host_budget_bytes=monitor.budget_bytes if beside else None,
+            host_peak_bytes=int(live.group.all_reduce_max(monitor.counted_peak_bytes)[0]) if has_own_memory else None,
+            host_budget_bytes=monitor.budget_bytes if has_own_memory else None,
             care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
             first_over=live.group.first_of(self._over()), model_dir=str(live.run.run_dir), metrics_file=str(live.log.path),
             skipped_batches=len(live.divergence.skipped), rate_factor=live.divergence.rate_factor,
@@ -149,7 +150,7 @@ class Recorder:
         first = live.controller.first_over if self._first_over is None else self._first_over
         if first is not None:
             when = say("at step {step}", step=first)
-        elif (counted := self._counted())[0] > counted[1]:
+        elif (counted := self._counted())[1] > counted[2]:
             peaks = live.monitor.phase_peaks
             phase = max(peaks, key=lambda phase: peaks[phase], default="save")
             when = say("after the last step, in {phase}", phase=phase)
@@ -157,16 +158,16 @@ class Recorder:
             return None
         return when if live.is_main else say("{when}, on process {rank}", when=when, rank=live.group.rank)
 
-    def _counted(self) -> tuple[int, int]:
-        """The most that was held since the budget is what it is, and the budget: the machine may have had more to give before.
+    def _counted(self) -> tuple[bool, int, int]:
+        """Of the plan's memory, or of RAM beside it where that is nearer to its budget: whether it is RAM, peak, and budget.
 
-        Of the host beside a device with memory of its own, where that is nearer to its budget.
+        RAM is counted since the budget is what it is: the machine may have had more to give before.
         """
         device, monitor, budget = self.live.device, self.live.monitor, self.live.controller.plan.budget_bytes
         if not device.is_separate_memory:
-            return monitor.counted_peak_bytes, budget
-        both = (device.memory_peak_bytes(), budget), (monitor.counted_peak_bytes, monitor.budget_bytes)
-        return max(both, key=lambda one: one[0] / max(1, one[1]))
+            return False, monitor.counted_peak_bytes, budget
+        kinds = (False, device.memory_peak_bytes(), budget), (True, monitor.counted_peak_bytes, monitor.budget_bytes)
+        return max(kinds, key=lambda kind: kind[1] / max(1, kind[2]))
 
     def _peak_bytes(self) -> int:
         device = self.live.device

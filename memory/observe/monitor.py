@@ -166,10 +166,12 @@ class Monitor:
         return time.monotonic() - self._made
 
     def pressure(self) -> float:
-        """Share in use, at the last sample, of the budget that the plan is about; above 1 it is overrun.
+        """Share of the budget in use at the last sample; above 1 it is overrun. Host or device, whichever is higher."""
+        share = self.plan_pressure()
+        return max(share, self._latest().anon_bytes / self.budget_bytes) if self.device.is_separate_memory else share
 
-        That of a device with memory of its own, since what the host holds beside it no smaller plan would change; else the host's.
-        """
+    def plan_pressure(self) -> float:
+        """The same of the memory that the plan is about: the device's where it has its own, else the host's."""
         last = self._latest()
         if self.device.is_separate_memory and self.device_budget_bytes:
             # Idle blocks are the backend's to use again; only what tensors hold presses.

@@ -145,7 +145,7 @@ def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeyp
     monkeypatch.setattr(controlling, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(controlling, "SETTLED_STEPS", 10**9)
     monkeypatch.setattr(
-        controlling.Monitor, "pressure", lambda self: 0.5
+        controlling.Monitor, "plan_pressure", lambda self: 0.5
     )  # what tests before this one hold is not its matter
     for name in ("LOAD_BYTES", "SAVE_BYTES"):  # more than all that this small model's steps take
         monkeypatch.setattr(peaks, name, 0)
@@ -156,10 +156,18 @@ def test_a_budget_that_shrinks_is_planned_for_again(folder, undisturbed, monkeyp
 
 
 def test_pressure_that_stays_after_cleaning_makes_the_run_smaller(folder, undisturbed, monkeypatch):
-    monkeypatch.setattr(controlling.Monitor, "pressure", lambda self: 0.99)
+    monkeypatch.setattr(controlling.Monitor, "plan_pressure", lambda self: 0.99)
     assert run(folder, "pressed") == pytest.approx(undisturbed, rel=1e-5)
     assert [e["reason"] for e in events(folder, "pressed", "recovery")][:1] == ["pressure"]
     assert [e["reason"] for e in events(folder, "pressed", "cleanup")].count("pressure") >= 1
+
+
+def test_ram_beside_a_gpu_is_cleaned_and_changes_no_plan(folder, undisturbed, monkeypatch):
+    monkeypatch.setattr(controlling.Monitor, "pressure", lambda self: 1.2)
+    monkeypatch.setattr(controlling.Monitor, "plan_pressure", lambda self: 0.3)
+    assert run(folder, "beside") == pytest.approx(undisturbed, rel=1e-5)
+    assert not events(folder, "beside", "recovery")
+    assert [e["reason"] for e in events(folder, "beside", "cleanup")].count("pressure") >= 1
 
 
 def test_a_step_over_the_budget_makes_the_run_smaller(folder, undisturbed, monkeypatch):
@@ -243,7 +251,11 @@ def looking(monkeypatch: pytest.MonkeyPatch, now: Plan, budget: Budget, **held: 
     monkeypatch.setattr(controlling, "LOOK_SECONDS", 0.0)
     facts = {"peak_bytes": 0, "counted_peak_bytes": 0, "counted_phase": "train", "phase_peaks": {}, **held}
     monitor: Any = SimpleNamespace(
-        watch=lambda budget_bytes, from_now: None, pressure=lambda: 0.0, budget_bytes=budget.host_bytes, **facts
+        watch=lambda budget_bytes, from_now: None,
+        pressure=lambda: 0.0,
+        plan_pressure=lambda: 0.0,
+        budget_bytes=budget.host_bytes,
+        **facts,
     )
     log: Any = SimpleNamespace(tell=lambda text: None)
     return MemoryController(CONFIG, now, budget, none_fits, device=devices.pick("cpu", 0), monitor=monitor, log=log)

@@ -54,12 +54,12 @@ def together(found: Sequence[list[ScoredAnswer]]) -> list[ScoredAnswer]:
 def weighted(best: Sequence[ScoredAnswer], drawn: Sequence[list[int]]) -> list[tuple[list[int], float]]:
     """Candidates and their weights, 1 in all, so that the unlikely answers of a search do not outvote the likely one.
 
-    Drawn answers that the search has not found weigh an equal share each; the others tell how much of the probability
-    the search has found, which its answers share by their own.
+    Each drawn answer has an equal share, as has the search once. Drawn ones that the search has found leave theirs to it,
+    and its answers share all that by their probabilities.
     """
     others = [tokens for tokens in drawn if all(tokens != answer.tokens for answer in best)]
     logs = np.array([answer.log_probability for answer in best])
-    share = 1 / max(1, len(drawn))
+    share = 1 / (len(drawn) + 1)
     weights = (1 - share * len(others)) * np.exp(logs - np.logaddexp.reduce(logs))
     searched = [(answer.tokens, weight) for answer, weight in zip(best, weights.tolist(), strict=True)]
     return [*searched, *((tokens, share) for tokens in others)]

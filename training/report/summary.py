@@ -60,35 +60,34 @@ class Summary:
         return max(rest) if is_probe and rest else self.measured_peak_bytes
 
     @property
-    def is_host_over(self) -> bool:
+    def is_ram_over(self) -> bool:
         """Whether the RAM beside a device with memory of its own has exceeded the budget."""
         return (self.host_peak_bytes or 0) > (self.host_budget_bytes or math.inf)
+
+    @property
+    def is_plan_over(self) -> bool:
+        """Whether the memory that the plan is about has exceeded the budget, now or when it was another one."""
+        return self.first_over is not None and (self.measured_peak_bytes > self.budget_bytes or not self.is_ram_over)
 
     def over_budget(self) -> str:
         """What is said last of a run that exceeded its budget; empty where it did not."""
         if self.first_over is None:
             return ""
         peak, budget = self.measured_peak_bytes, self.budget_bytes
-        if self.is_host_over:
-            told = (
-                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, most of it libraries of "
-                "the device; everything is saved in {folder}. Use --memory_budget={enough}M"
-            )
-            peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
-        else:
-            told = (
-                "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
-                "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
-            )
-        enough = -(-max(peak, self.measured_peak_bytes) // MIB)
-        return say(
-            told,
-            budget=format_size(budget),
-            when=self.first_over,
-            peak=format_size(peak),
-            folder=self.model_dir,
-            enough=enough,
+        message = (
+            "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
+            "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
         )
+        if not self.is_plan_over:
+            peak, budget = self.host_peak_bytes or 0, self.host_budget_bytes or 0
+            message = (
+                "--memory_budget = {budget}, was exceeded in RAM, first {when}: the peak was {peak}, with the libraries of the "
+                "device; everything is saved in {folder}. Use --memory_budget={enough}M"
+            )
+        return say(
+            message, budget=format_size(budget), when=self.first_over, peak=format_size(peak), folder=self.model_dir,
+            enough=-(-max(peak, self.measured_peak_bytes) // MIB),
+        )  # fmt: skip
 
     def history(self, event: str = "step") -> dict[str, list[Any]]:
         """The run's events of one kind as columns, which `pandas.DataFrame` takes; see `training.report.history`."""
@@ -150,16 +149,20 @@ def result_rows(summary: Summary) -> Rows:
         if s.best_eval_loss < s.first_eval_loss:
             loss = f"{first} -> {s.best_eval_loss:.3f}"
         rows.append((say("evaluation loss"), loss))
-    held = [(say("peak memory"), s.measured_peak_bytes, s.budget_bytes)]
+    name = say("peak memory") if s.host_peak_bytes is None else say("peak memory of the device")
+    rows.append((name, _against(s.measured_peak_bytes, s.budget_bytes, s.first_over if s.is_plan_over else None)))
     if s.host_peak_bytes is not None and s.host_budget_bytes is not None:
-        held.append((say("peak RAM"), s.host_peak_bytes, s.host_budget_bytes))
-    for name, peak, budget in held:
-        is_over = s.first_over is not None and (peak > budget or len(held) == 1)
-        told = (
-            "{peak}, OVER the budget of {budget}, first {when}" if is_over else "{peak}, within the budget of {budget}"
-        )
-        rows.append((name, say(told, peak=format_size(peak), budget=format_size(budget), when=s.first_over)))
+        over = s.first_over if s.is_ram_over else None
+        rows.append((say("peak RAM"), _against(s.host_peak_bytes, s.host_budget_bytes, over)))
     return rows
+
+
+def _against(peak: int, budget: int, over: str | None) -> str:
+    """A peak beside its budget; `over`: when that was first exceeded."""
+    sizes = {"peak": format_size(peak), "budget": format_size(budget)}
+    if over is None:
+        return say("{peak}, within the budget of {budget}", **sizes)
+    return say("{peak}, OVER the budget of {budget}, first {when}", when=over, **sizes)
 
 
 def detail_rows(summary: Summary) -> Rows:
@@ -179,7 +182,8 @@ def detail_rows(summary: Summary) -> Rows:
     )  # fmt: skip
     rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
     rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
-    phases = set(PHASES) if s.run_peak_bytes < s.measured_peak_bytes else set(PHASES) - {"probe"}
+    is_probe_highest = s.phase_peaks.get("probe", 0) == max(s.phase_peaks.values(), default=0)
+    phases = set(PHASES) if is_probe_highest else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.steps_here:

@@ -33,6 +33,7 @@ from units import MIB, format_size
 
 PROBE_FROM = 0.85  # share of the budget from which a plan is probed with probe=auto
 MOST_PROBES = 3  # each may lead to another plan, which is then probed in turn
+FIRST_STEP = 2.0  # RAM of a process on a GPU after its first step over that before (H200, torch 2.11: 1.2 and 0.65 GiB)
 AFTER_A_KILL = 1.15  # factor on temporary memory, where the probe was killed and so told nothing but that
 
 
@@ -47,12 +48,13 @@ def choose_plan(run: ResolvedRun) -> None:
     if writes_answers(run.config):
         AnswerScores(metric_names(run.config))  # its libraries count to what the program takes
     run.base_bytes = run.monitor.sample().anon_bytes
-    if run.budget.is_on_device and run.base_bytes > run.budget.host_bytes:
-        told = "--memory_budget = {budget}, is less than the {size} of RAM that the libraries of {device} take; use --memory_budget={enough}M"
+    beside = int(group.all_reduce_max(loaded_bytes(run.device, run.base_bytes))[0])
+    if run.budget.is_on_device and beside > run.budget.host_bytes:
+        message = "{budget} of RAM ({why}), is less than the {size} that a run on {device} takes there, with the libraries of the device"
         raise DoesNotFit(
             say(
-                told, budget=format_size(run.budget.host_bytes), size=format_size(run.base_bytes), device=run.device.describe(),
-                enough=2 * run.base_bytes // MIB,
+                message, budget=format_size(run.budget.host_bytes), why=say(run.budget.binding), size=format_size(beside),
+                device=run.device.describe(),
             )
         )  # fmt: skip
     with run.monitor.phase("probe"):
@@ -134,10 +136,15 @@ def machine_of(
         has_kernels=device.name == "cpu" and kernels() is not None,
         no_kernels=no_kernels,
         measured_disk=None if folder is None else disk_rates(folder),
-        host_bytes=max(0, budget.host_bytes - base_bytes) if device.copies_beside else 0,
+        host_bytes=max(0, budget.host_bytes - loaded_bytes(device, base_bytes)) if device.copies_beside else 0,
         device="" if device.name == "cpu" else device.describe(),
         has_own_memory=device.is_separate_memory,
     )
+
+
+def loaded_bytes(device: Device, base_bytes: int) -> int:
+    """RAM of a process whose steps have loaded all libraries of a device, from what it takes before its first step."""
+    return int(FIRST_STEP * base_bytes) if device.is_separate_memory else base_bytes
 
 
 def machine_for(config: Config) -> Machine:
@@ -159,6 +166,10 @@ def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:
     """
     beside = None if run.device.is_separate_memory else min(run.budget.host_bytes - run.base_bytes, free_host_bytes())
     told, chosen, machine = list[str](), spec.plan, spec.machine
+    if run.budget.is_on_device and run.base_bytes + loaded_bytes(run.device, run.base_bytes) > run.budget.host_bytes:
+        size = format_size(run.budget.host_bytes - run.base_bytes)
+        reason = say("not probed: {size} of RAM is too little for a child process that uses the device", size=size)
+        return replace(spec, plan=replace(chosen, reasons=(*chosen.reasons, reason)))
     decide = partial(resolve, run.config, rows=spec.rows, done=run.state.step)
     is_measured = False
     for _ in range(MOST_PROBES):

@@ -87,15 +87,15 @@ def test_line_is_one_line_that_can_be_grepped():
     assert "fake 100.0 MiB (peak 100.0 MiB)" in make(1, device=device).line(1)
 
 
-def test_pressure_is_the_devices_where_it_has_memory_of_its_own():
+def test_pressure_is_the_higher_of_host_and_device():
     device = FakeDevice(900 * MIB)
     device.allocate(400 * MIB)
     assert make(300, device=device).pressure() == pytest.approx(0.3)
     monitor = make(300, device=device, device_budget_bytes=500 * MIB)
-    assert monitor.pressure() == pytest.approx(0.8)
+    assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.8)
     device.release(300 * MIB)  # idle blocks do not press
     monitor.sample()
-    assert monitor.pressure() == pytest.approx(0.2)
+    assert monitor.pressure() == pytest.approx(0.3) and monitor.plan_pressure() == pytest.approx(0.2)
 
 
 def test_pinned_ram_counts_which_the_system_does_not_call_anonymous(monkeypatch):

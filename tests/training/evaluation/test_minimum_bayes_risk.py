@@ -58,6 +58,6 @@ def test_a_candidate_does_not_win_by_its_length() -> None:
 def test_an_unlikely_answer_of_a_search_weighs_little() -> None:
     best = [ScoredAnswer([1], np.log(0.6)), ScoredAnswer([2], np.log(0.2))]
     assert [tokens for tokens, _ in weighted(best, [[1], [3], [2], [3]])] == [[1], [2], [3], [3]]
-    assert [weight for _, weight in weighted(best, [[1], [3], [2], [3]])] == pytest.approx([0.375, 0.125, 0.25, 0.25])
+    assert [weight for _, weight in weighted(best, [[1], [3], [2], [3]])] == pytest.approx([0.45, 0.15, 0.2, 0.2])
     assert [weight for _, weight in weighted(best, [])] == pytest.approx([0.75, 0.25])
-    assert [weight for _, weight in weighted(best, [[3]])] == pytest.approx([0.0, 0.0, 1.0])
+    assert [weight for _, weight in weighted(best, [[3]])] == pytest.approx([0.375, 0.125, 0.5])

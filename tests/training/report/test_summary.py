@@ -69,13 +69,14 @@ def test_a_run_over_its_budget_says_when_and_what_would_hold_it() -> None:
 
 
 def test_a_gpu_and_the_ram_beside_it_are_told_apart() -> None:
-    phases = {"probe": 700 << 20, "train": 1200 << 20}
+    phases = {"probe": 1200 << 20, "train": 700 << 20}
     kept = replace(DONE, phase_peaks=phases, host_peak_bytes=1200 << 20, host_budget_bytes=2 << 30)
+    assert dict(detail_rows(kept))["  in probe"] == "1.17 GiB"
     assert kept.over_budget() == "" and dict(detail_rows(kept))["peak"] == "planned 200.0 MiB, measured 190.0 MiB (-5%)"
     assert dict(result_rows(kept))["peak RAM"] == "1.17 GiB, within the budget of 2.00 GiB"
     over = replace(kept, host_budget_bytes=1 << 30, first_over="at step 1")
     rows = dict(result_rows(over))
-    assert rows["peak memory"].endswith("within the budget of 1.00 GiB") and "OVER" in rows["peak RAM"]
+    assert rows["peak memory of the device"].endswith("within the budget of 1.00 GiB") and "OVER" in rows["peak RAM"]
     told = over.over_budget()
     assert "exceeded in RAM" in told and "the peak was 1.17 GiB" in told and "--memory_budget=1200M" in told
     on_device = replace(kept, measured_peak_bytes=3 << 30, first_over="at step 7")
