@@ -88,6 +88,8 @@ def is_told_elsewhere(text: str, is_cause: bool = True) -> bool:
         return int(store.add(f"{key}/others", 1)) > 1
     except RuntimeError:  # the process that had the store is gone
         return False
+    except KeyboardInterrupt:  # the launcher ends this process, since one has told it and gone
+        return True
 
 
 def restarts() -> int:
