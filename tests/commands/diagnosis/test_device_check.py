@@ -161,7 +161,9 @@ def test_all_of_it_on_a_device_with_a_limit_of_its_own(monkeypatch: pytest.Monke
     def answer(function: str, *arguments: Any) -> Any:
         module, _, name = function.partition(":")
         if name == "look":
-            return {"devices": [{**inventory.measured(device), "rates": dict.fromkeys(("float32", "bfloat16"), 1e10)}]}, machine
+            return {
+                "devices": [{**inventory.measured(device), "rates": dict.fromkeys(("float32", "bfloat16"), 1e10)}]
+            }, machine
         return getattr(import_module(module), name)(*arguments)
 
     row = {
