@@ -103,10 +103,7 @@ def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest
 def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None:
     places = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
     done = subprocess.run(
-        [sys.executable, str(Path(module.__file__).parent.parent / "train_low_mem.py"), "demo", *places],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, str(module.ROOT / module.FILE), "demo", *places], capture_output=True, text=True, check=True
     )
     right = re.search(r"years not in training .*?([\d.]+)%", done.stdout)
     assert right is not None and float(right[1]) >= 95.0, done.stdout

@@ -154,10 +154,8 @@ class AnswerWriter:
             return [[] for _ in inputs]
         settings = self.settings
         beams = settings.num_beams if settings.num_beams > 1 else max(2, min(CANDIDATE_BEAMS, count // 2))
-        found = [
-            best[:count]
-            for best in replace(self, settings=replace(settings, num_beams=beams, temperature=0.0)).best(inputs)
-        ]
+        certain = replace(self, settings=replace(settings, num_beams=beams, temperature=0.0))
+        found = [best[:count] for best in certain.best(inputs)]
         temperatures = (settings.temperature,) if settings.temperature else TEMPERATURES
         ways = [replace(settings, num_beams=1, temperature=temperature) for temperature in temperatures]
         draws = [(place, way) for place, best in enumerate(found) for way in range(count - len(best))]

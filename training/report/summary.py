@@ -53,11 +53,15 @@ class Summary:
     @property
     def run_peak_bytes(self) -> int:
         """The peak that the plan speaks of: a probe, a second process beside this one, is over before its first step."""
-        if self.host_peak_bytes is not None:
-            return self.measured_peak_bytes
         rest = [size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")]
-        is_probe = self.phase_peaks.get("probe", 0) >= self.measured_peak_bytes
-        return max(rest) if is_probe and rest else self.measured_peak_bytes
+        is_of_phases = self.host_peak_bytes is None
+        return max(rest) if is_of_phases and self.is_probe_highest and rest else self.measured_peak_bytes
+
+    @property
+    def is_probe_highest(self) -> bool:
+        """Whether no phase has taken more of the host than the probe."""
+        highest = self.measured_peak_bytes if self.host_peak_bytes is None else self.host_peak_bytes
+        return self.phase_peaks.get("probe", 0) >= highest
 
     @property
     def is_ram_over(self) -> bool:
@@ -182,8 +186,7 @@ def detail_rows(summary: Summary) -> Rows:
     )  # fmt: skip
     rows: Rows = [(say("steps"), steps), (say("peak"), peak)]
     rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
-    is_probe_highest = s.phase_peaks.get("probe", 0) == max(s.phase_peaks.values(), default=0)
-    phases = set(PHASES) if is_probe_highest else set(PHASES) - {"probe"}
+    phases = set(PHASES) if s.is_probe_highest else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
     rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
     if s.steps_here:
