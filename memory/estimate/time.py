@@ -46,7 +46,8 @@ class Pace:
             differ, of rounding what learns, and of the casts of a walk; widening_passes: of a walk over quantized weights,
             of which a piece at a time is widened and stays in cache.
         memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
-        block_seconds: of a block and a micro-batch, forward or back, whatever its size. step_seconds: of a step likewise.
+        block_seconds: of a block and a micro-batch, forward or back, whatever its size. update_seconds: of a block's update
+            likewise. step_seconds: of a step.
         value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts, softmax,
             dropout, loss), so that it grows with the threads; 0: they are a part of `efficiency`.
         evaluation: share of `efficiency` that forward alone reaches.
@@ -67,6 +68,7 @@ class Pace:
     memory_rate: float = 8e9
     copy_rate: float = 10e9
     block_seconds: float = 0.0
+    update_seconds: float = 0.0
     step_seconds: float = 0.0
     value_flops: float = 0.0
     evaluation: float = 1.0
@@ -85,8 +87,16 @@ PACES = {
     AMX_BF16.name: replace(FITTED_BF16, **GUESSED),  # nothing fitted yet but that a micro-batch has its own cost
     ARM_BF16.name: Pace(**GUESSED),
     ARM_PLAIN.name: Pace(**GUESSED),
-    # an H200's host took 33 to 45 us a kernel, of which a block has some 40 a way (`benchmarks.checks.launches`)
-    "cuda": Pace(half_tokens=1024, wide=0, memory_rate=5e11, block_seconds=1.5e-3, step_seconds=2e-2, **GUESSED),
+    # an H200's host took 33 to 45 us a kernel, of which a block has some 40 a way and 110 in its update (`benchmarks.checks.launches`)
+    "cuda": Pace(
+        half_tokens=1024,
+        wide=0,
+        memory_rate=5e11,
+        block_seconds=1.5e-3,
+        update_seconds=4.2e-3,
+        step_seconds=2e-2,
+        **GUESSED,
+    ),  # fmt: skip
     "mps": Pace(memory_rate=5e10, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
 }
 
@@ -208,7 +218,8 @@ def _seconds(
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
     copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
-    passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate + pace.step_seconds
+    passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate
+    passing += total_blocks * pace.update_seconds + pace.step_seconds
     busy = max(computing + 0.05 * copying, copying) + passing
     # weights that rest elsewhere are waited for, forward and back, each beside what it computes
     bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)

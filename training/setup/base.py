@@ -155,6 +155,9 @@ def _with_answers_of(config: Config, notes: list[str], *places: Path) -> Config:
         taken |= {name: value for name, value in found.items() if name in TAKEN and not config.given(name)}
         notes += [say("{problem}; the new model does not use it", problem=problem) for problem in problems]
         notes += [say("{keys}: unknown, ignored", keys=keys) for keys in remarks(place)]
+    if tokens := taken.get("split_prompts"):
+        told = "prompts of more than {tokens} tokens are answered in parts, as by its base; --split_prompts=0 answers them whole"
+        notes.append(say(told, tokens=tokens))
     return config.changed(**taken)
 
 

@@ -149,3 +149,13 @@ def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_pa
         run = ResolvedRun(asked, config, resumed_dir=run_dir)
         find_base(run)
         assert run.base == checkpoint and run.config.data.tokenizer_dir == str(expected)
+
+
+def test_a_new_model_says_that_it_answers_in_parts_as_its_base_does(tmp_path: Path) -> None:
+    folder = save_trained(tmp_path / "base")
+    (folder / "generation_config.json").write_text('{"split_prompts": 60, "num_beams": 5}')
+    for flags, expected in (({}, 60), ({"split_prompts": 0}, 0)):
+        run = ResolvedRun(asked := settings(tmp_path, finetune_from=folder, **flags), asked)
+        find_base(run)
+        assert (run.config.generate.split_prompts, run.config.generate.num_beams) == (expected, 5)
+        assert [note for note in run.notes if "--split_prompts=0" in note] == run.notes[: bool(expected)]
