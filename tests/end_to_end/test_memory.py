@@ -83,10 +83,11 @@ def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: 
         for line in process.stdout:
             lines.append(line)
             if line.startswith("step  8/"):
-                planned = next(e for e in place.events("lowered") if e["event"] == "plan")
-                # the plan as it is still lives under this limit, though not with the margin that a limit asks for
-                group.limit(planned["peak_bytes"] + MARGIN // 2)
-    assert process.returncode == 0, "".join(lines)
+                peaks = [event["peak_bytes"] for event in place.events("lowered") if event["event"] == "step"]
+                # the run as it is still lives under this limit, though not with the margin that a limit asks for
+                group.limit(max(peaks) + MARGIN // 2)
+    # 3: it was not killed, and says that a step was over the new budget before it had shrunk enough
+    assert process.returncode in (0, 3), "".join(lines)
     records = [event for event in place.events("lowered") if event["event"] == "recovery"]
     assert records and records[0]["reason"] in ("budget", "pressure")
     ours, theirs = place.losses("lowered"), place.losses("undisturbed")
@@ -132,6 +133,6 @@ def test_a_run_over_its_budget_that_cannot_shrink_saves_and_ends_with_3(world: W
     assert done.returncode == 3, done.stdout + done.stderr
     assert "step 2: the peak of" in done.stdout
     told, last = done.stderr.strip().splitlines()[-2:]
-    assert "nothing is left to shrink" in told and f"step 2 is saved in {place.runs / 'lasting'}" in told
+    assert "nothing more can be reduced" in told and f"step 2 is saved in {place.runs / 'lasting'}" in told
     assert "train --is_keep_training=True --run_name=lasting" in last
     assert (place.runs / "lasting" / "checkpoints" / "step_00000002" / "state").is_dir()
