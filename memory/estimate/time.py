@@ -96,7 +96,7 @@ PACES = {
         update_seconds=4.2e-3,
         step_seconds=2e-2,
         **GUESSED,
-    ),  # fmt: skip
+    ),
     "mps": Pace(memory_rate=5e10, block_seconds=3e-4, step_seconds=1e-2, **GUESSED),
 }
 
