@@ -23,12 +23,12 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "t
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
-from config import PREFERENCES, Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
-from settings.consistency import HEADS, check
+from settings.consistency import HEADS, PREFERENCES, check
+from settings.declared import Config
 from settings.errors import refuse
 from settings.fields import AUTO
 from storage import writing
@@ -59,6 +59,9 @@ from training.setup.stages import stages_before_torch
 
 __all__ = ["LowMemTrainer", "plot"]
 SHOWN_ROWS = 2  # of the data, when a run begins
+# Whether LowMemDataset reopens its files for every read: True, False or "auto" (below 13 GB available). Edit it here, as the guides
+# say (`settings/edits.py` reads it); the flag --ultra_low_mem stands over it.
+use_ultra_low_mem = "auto"
 
 
 class Requests(NamedTuple):

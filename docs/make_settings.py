@@ -1,4 +1,4 @@
-"""Writes `docs/settings.md` and its JSON Schema from the declarations in `config.py`.
+"""Writes `docs/settings.md`, its JSON Schema and the plain values of `config.py` from `settings/declared.py`.
 
 `python docs/make_settings.py` writes them again.
 """
@@ -8,25 +8,45 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
-from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
-from settings.fields import allowed, show  # noqa: E402
-from settings.precedence import declared, model_presets, run_presets  # noqa: E402
+from settings.declared import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
+from settings.edits import MODEL_CLASS, TRAIN_CLASS  # noqa: E402
+from settings.fields import allowed, declared, show  # noqa: E402
+from settings.precedence import model_presets, run_presets  # noqa: E402
 
 HEAD = """# Settings
 
-Made from `config.py` by `python docs/make_settings.py`; change it there.
+Made from `settings/declared.py` by `python docs/make_settings.py`; change it there.
 
 Every setting is a flag (`--name=value`) and a line of a YAML or JSON file (`--config=FILE`).
-Precedence: defaults < preset < file < flags. Booleans may be written True, False, yes, no, on, off, 1, 0; sizes 6G, 512M, 1.5GiB
+A line edited in `config.py` is another default. Precedence: defaults < a preset that nobody named < a saved model < lines edited in
+`config.py` < a named preset < file < flags. Booleans may be written True, False, yes, no, on, off, 1, 0; sizes 6G, 512M, 1.5GiB
 or bytes (1 G = 1024^3). `python train_low_mem.py COMMAND --help` shows the same in a terminal.
 A setting marked • defines the run: a resumed run keeps its value, and another value is refused.
 """
+
+LINE_WIDTH = 120
+CONFIG_HEAD = '''"""Settings to edit: every one with its default, in the class that the guides name.
+
+Change a line, add one, or paste a class of a guide at the end; `TrainConfig` takes every setting but the model's. What you change stands
+over presets that you have not named and over what a trained model says; a preset that you name (`--preset`, `--model_preset`), a file
+(`--config=FILE`) and flags stand over it. `python train_low_mem.py plan` shows what counts. docs/settings.md says what each may be.
+
+The text is read, not run (`settings/edits.py`). In Python: `from config import load`.
+"""
+
+from settings.declared import Config
+from settings.declared import declared_class as declared
+from settings.errors import DoesNotFit, UserError
+from settings.loading import load
+
+__all__ = ["Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]'''
 
 
 def settings_page() -> str:
@@ -67,7 +87,7 @@ def schema() -> str:
         members = {member.name: _property(member) for member in map(declared, dataclasses.fields(cls))}
         inner = {"type": "object", "properties": members, "additionalProperties": False}
         for member in map(declared, dataclasses.fields(cls)):
-            properties[member.name] = {**members[member.name], "declared": _declared(member)}
+            properties[member.name] = members[member.name]
         properties |= {group: {**inner, "description": (cls.__doc__ or "").split("\n")[0]}}
     # a group that is called like a setting may be either
     for name in {name for name in GROUPS if name in settings_by_name()}:
@@ -100,23 +120,33 @@ def _property(member: dataclasses.Field[Any]) -> dict[str, Any]:
     return {"anyOf": [told, {"const": "auto"}], **text}
 
 
-def _declared(member: dataclasses.Field[Any]) -> dict[str, Any]:
-    """What `setting(...)` says of it: read from here where somebody edits its line in `config.py` into a plain value."""
-    facts = {
-        name: fact
-        for name, fact in member.metadata.items()
-        if fact is not None and fact is not False and name != "help"
-    }
-    kind = facts["kind"]
-    return {name: fact for name, fact in facts.items() if fact not in ("", ())} | {
-        "kind": getattr(kind, "__name__", kind)
-    }
+def plain_values() -> str:
+    """The text of `config.py`: every setting with its default, in the class that guides name."""
+    lines = [CONFIG_HEAD]
+    for cls in sorted(GROUPS.values(), key=lambda cls: getattr(cls, "__name__", "") not in (MODEL_CLASS, TRAIN_CLASS)):
+        assert isinstance(cls, type)
+        about = (cls.__doc__ or "").split("\n")[0]
+        lines += ["", "", "@declared", f"class {cls.__name__}:", f'    """{about}"""', ""]
+        if cls.__name__ == MODEL_CLASS:
+            lines += [
+                f"    model_preset = {json.dumps(Config.model_preset)}  # its shape stands over the lines below that are not edited"
+            ]
+        for member in map(declared, dataclasses.fields(cls)):
+            value = json.dumps(member.default) if isinstance(member.default, str) else repr(member.default)
+            line = f"    {member.name} = {value}"
+            about = member.metadata["help"]
+            if len(line) + len(about) + 4 <= LINE_WIDTH:
+                lines.append(f"{line}  # {about}")
+            else:
+                lines += [*textwrap.wrap(about, LINE_WIDTH, initial_indent="    # ", subsequent_indent="    # "), line]
+    return "\n".join(lines) + "\n"
 
 
 def write(root: Path = HERE.parent) -> None:
     """Write all that is made from the declarations."""
     (root / "docs" / "settings.md").write_text(settings_page(), encoding="utf8")
     (root / "docs" / "settings.schema.json").write_text(schema(), encoding="utf8")
+    (root / "config.py").write_text(plain_values(), encoding="utf8")
 
 
 if __name__ == "__main__":

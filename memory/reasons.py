@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from config import Config
 from language import say
 from memory.batch_size import table_guess
 from memory.estimate.precision import FLOAT16, Precision
@@ -14,6 +13,7 @@ from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
+from settings.declared import Config
 from settings.fields import AUTO, counted
 from units import format_size
 
@@ -90,7 +90,9 @@ def kernel_reasons(choice: ExecutionPlan, had_kernels: bool, missing: str) -> It
 def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in what it does: the class of what computes, or the run that is resumed."""
     if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
-        told = "mixed_precision = fp16 from the preset or the file is not faster here; using {compute} instead"
+        told = (
+            "mixed_precision = fp16 from the preset, the file or config.py is not faster here; using {compute} instead"
+        )
         yield say(told, compute=choice.compute)
     kind, is_fast = say(machine.speed_class), machine.multiplies_fast("bfloat16")
     if began and began != choice.precision:

@@ -1,6 +1,6 @@
 """Declaration, parsing, checks and display of settings.
 
-Every setting of the program is a dataclass field made by `setting(...)` in `config.py`. From that one declaration come
+Every setting of the program is a dataclass field made by `setting(...)` in `settings/declared.py`. From that one declaration come
 the command-line flag, the `--help` line, the check of its value, the file format and `docs/settings.md`.
 Problems are gathered, never raised one by one: a user should repair a command once, not once per mistake.
 """
@@ -67,10 +67,13 @@ def setting(
 defining = partial(setting, defines=True)
 
 
-def annotated(facts: Mapping[str, Any], annotation: str) -> dict[str, Any]:
-    """What is known of a setting, with `kind`, `auto` and `optional` as its annotation says."""
-    kind, *others = annotation.split(" | ")
-    return {**facts, "kind": KINDS[kind], "auto": "Auto" in others, "optional": "None" in others}
+def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
+    """A setting with `kind`, `auto` and `optional` as its annotation says."""
+    kind, *others = str(member.type).split(" | ")
+    facts = {**member.metadata, "kind": KINDS[kind], "auto": "Auto" in others, "optional": "None" in others}
+    whole: dataclasses.Field[Any] = dataclasses.field(default=member.default, metadata=facts)
+    whole.name = member.name
+    return whole
 
 
 def parse(field: dataclasses.Field[Any], value: Any) -> Any:

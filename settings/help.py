@@ -6,8 +6,9 @@ import platform
 import shutil
 from importlib import metadata
 
-from config import COMMANDS, GROUPS, Config, flags_of, unlisted
 from language import join, say
+from settings.declared import COMMANDS, GROUPS, Config, flags_of, unlisted
+from settings.edits import user_edits
 from settings.fields import allowed, show
 from settings.precedence import model_presets, run_presets
 from settings.program import program
@@ -85,7 +86,9 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tokenizer": {"tokenizer": ("train_file", "vocab_size", "tokenizer_type", "tokenizer_dir", "text_column")},
 }  # fmt: skip
-ORDER = "precedence: defaults < preset < file < flags; booleans: True, False, yes, no, 1, 0; sizes: 6G, 512M"
+ORDER = (
+    "precedence: defaults < config.py < preset < file < flags; booleans: True, False, yes, no, 1, 0; sizes: 6G, 512M"
+)
 WIDEST, COLUMN = 120, 32  # of a line, and where the help of a flag begins
 
 
@@ -159,7 +162,11 @@ def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
         default, text, values = own[flag]
     else:
         member = flags_of(command)[flag][1]
-        default = "none" if member.default is None else show(member, member.default)
+        edit = user_edits().by_name.get(flag)
+        value = member.default if edit is None else edit.value
+        default = "none" if value is None else show(member, value)
+        if edit is not None:
+            default = say("{value}, {place}", value=default, place=edit.place)
         text, values = member.metadata["help"], allowed(member.metadata)
     if is_short:
         return _folded(

@@ -1,27 +1,24 @@
-"""Layers of settings: defaults < preset < file < flags, each read and put over those before it.
+"""Layers of settings: default < preset that nobody named < line edited in `config.py` < named preset < file < flags.
 
-A default that somebody has edited in `config.py` stands over a preset that nobody has named, and under one that is named.
-
-The settings themselves are declared in `config.py`; this file takes their table and never imports it.
+The settings themselves are declared in `settings/declared.py`; this file takes their table and never imports it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from language import say
+from settings.edits import Edits
 from settings.errors import UserError
-from settings.fields import KINDS, TRUE_WORDS, annotated, nearest, not_known, parse, read_settings_file, setting
+from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
 ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
-SCHEMA_FILE = ROOT / "docs" / "settings.schema.json"
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
@@ -52,14 +49,17 @@ def layered(
     defaults: Mapping[str, Any],
     settings: Settings,
     taken: Mapping[str, Collection[str]],
+    edits: Edits,
 ) -> Layered:
-    """Put preset, file and flags over each other.
+    """Put presets, edited lines, file and flags over each other.
 
     Args:
         flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
-        defaults: as they stand in `config.py`. settings: all there are. taken: command -> names of the settings that it takes.
+        defaults: as declared. settings: all there are. taken: command -> names of the settings that it takes.
+        edits: the lines of `config.py` that the user has changed.
     """
-    flags, problems = dict(flags), list[str]()
+    flags = dict(flags)
+    problems = list(edits.problems)
     groups = {group for group, _ in settings.values()}
     path = flags.pop("config", None)
     file = dict[str, Any]()
@@ -69,9 +69,11 @@ def layered(
         except UserError as error:
             problems += error.problems
     preset = flags.pop("preset", file.pop("preset", None))
-    takes_sample = preset is None and not (flags.get("train_file") or file.get("train_file")) and command == "train"
+    edited = {name: edit.value for name, edit in edits.by_name.items()}
+    has_data = any(layer.get("train_file") for layer in (edited, file, flags))
+    takes_sample = preset is None and command == "train" and not has_data
     unnamed, named = (_preset(name, groups, problems) for name in ("sample" if takes_sample else None, preset))
-    layers = [("preset", unnamed), ("edited", edits(defaults)), ("preset", named), ("file", file), ("flag", flags)]
+    layers = [("preset", unnamed), ("edited", edited), ("preset", named), ("file", file), ("flag", flags)]
 
     values, origins = dict[str, Any](), dict[str, str]()
     model_preset, is_named = str(defaults["model_preset"]), False
@@ -85,6 +87,7 @@ def layered(
     layers.insert(2 if is_named else 0, ("preset", shape))
 
     for origin, layer in layers:
+        stacks = [values.get(name, defaults[name]) for name in ("num_layers", "num_decoder_layers")]
         for name, value in layer.items():
             if name not in taken[command] and layer is not shape:
                 if origin == "flag" or name not in settings:  # a file may serve several commands
@@ -94,48 +97,25 @@ def layered(
                 problems.append(say("--{name}, is a table; a setting takes one value", name=name))
             else:
                 try:
-                    values[name], origins[name] = parse(settings[name][1], value), origin
+                    values[name] = parse(settings[name][1], value)
+                    origins[name] = origin
                 except ValueError as error:
                     problem = error.args[0] if error.args else error
-                    problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
+                    if origin == "edited":
+                        problems.append(edits.by_name[name].problem(problem))
+                    else:
+                        problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
                 if name == "epochs" and origin != "preset" and origins.get("max_steps") == "preset":
                     del values["max_steps"], origins["max_steps"]  # which would go before them
+        if (
+            "num_layers" in layer
+            and "num_decoder_layers" not in layer
+            and stacks[0] == stacks[1]
+            and "num_layers" in values
+        ):
+            # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
+            values["num_decoder_layers"] = values["num_layers"]
     return Layered(values, model_preset, origins, problems)
-
-
-def edits(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that somebody has edited in `config.py`: the documentation holds them as they came."""
-    return {
-        name: value for name, value in defaults.items() if value != _documented().get(name, {}).get("default", value)
-    }
-
-
-def declared(member: dataclasses.Field[Any]) -> dataclasses.Field[Any]:
-    """A setting with what its annotation says of it.
-
-    Where somebody has replaced its declaration by a value, `batch_size_per_gpu: int = 1`, the documentation says all of it.
-    """
-    if member.metadata:
-        facts = annotated(member.metadata, str(member.type))
-    else:
-        about, value = _documented().get(member.name, {}), member.default
-        unknown = {"kind": type(value).__name__, "auto": isinstance(value, (int, float)), "optional": True}
-        known: dict[str, Any] = about.get("declared", unknown)
-        help = about.get("description", "").removesuffix(f" ({known.get('unit')})")
-        kind = {**KINDS, "NoneType": str}.get(known["kind"], known["kind"])
-        facts = {**setting(value, help).metadata, "auto": False, "optional": False, **known, "kind": kind}
-    whole: dataclasses.Field[Any] = dataclasses.field(default=member.default, metadata=facts)
-    whole.name = member.name
-    return whole
-
-
-@cache
-def _documented() -> dict[str, dict[str, Any]]:
-    """Setting -> what `docs/settings.schema.json` says of it."""
-    properties: dict[str, dict[str, Any]] = {}
-    if SCHEMA_FILE.is_file():
-        properties = json.loads(SCHEMA_FILE.read_text(encoding="utf8"))["properties"]
-    return properties
 
 
 def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:

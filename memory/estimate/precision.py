@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from config import Config, UserError
 from limits import INT4_GROUP, INT4_GROUP_BYTES
+from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO
 
 FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"
@@ -63,7 +64,7 @@ def matrix_bytes(shape: tuple[int, ...], name: str) -> int:
 
 
 def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
-    """The word that is asked for; fp16 of a preset or a file is meant for GPUs, and is auto where such products are not fast.
+    """The word that is asked for; fp16 of a preset, a file or `config.py` is meant for GPUs, and is auto where such products are not fast.
 
     Raises:
         UserError: fp16 is asked for by a flag, and is not faster there.
@@ -71,7 +72,7 @@ def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> s
     asked = config.memory.mixed_precision
     if asked != "fp16" or multiplies_fast(FLOAT16):
         return asked
-    if config.origin("mixed_precision") in ("preset", "file"):
+    if config.origin("mixed_precision") in ("preset", "file", "edited"):
         return AUTO
     raise UserError(
         "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "

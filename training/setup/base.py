@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.estimate import misfit
 from data.prepare.looking import ask
 from data.prepare.task import file_problems, read_extra_tokens
@@ -25,8 +24,10 @@ from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import read_record
-from settings.consistency import check, ranking_problems
-from settings.errors import refuse
+from settings.consistency import PREFERENCES, check, ranking_problems
+from settings.declared import Config, T5ModelConfig
+from settings.edits import label
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, near_path
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
@@ -40,7 +41,6 @@ from training.setup.resolved import ResolvedRun
 MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(T5ModelConfig))
 # the tokenizer's, or of training alone
 NOT_OF_SHAPE = ("dropout_rate", "vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-NAMED = ("flag", "file", "edited")  # origins of what a user has chosen
 # what a new model takes over of how its base answers; of the longest answer, where that is longer than what it is trained on
 TAKEN = (*HEEDED, "max_new_tokens")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -169,7 +169,7 @@ def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
         raise UserError(say(told, base=base))
     shape = with_head_of(config, shape)
     problems = [
-        f"--{name} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
+        f"{label(name, config.origin(name))} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
         for name in MODEL_FIELDS
         if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
     ]
@@ -210,9 +210,7 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
             why_not = say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))
         return None, [_random(why_not, config)]
     shape = with_head_of(config, read_config(found))
-    asked = [
-        name for name in (*MODEL_FIELDS, "model_preset") if config.origin(name) in NAMED and name != "dropout_rate"
-    ]
+    asked = [name for name in (*MODEL_FIELDS, "model_preset") if config.given(name) and name != "dropout_rate"]
     other = [
         name
         for name in MODEL_FIELDS

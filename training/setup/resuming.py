@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from language import say
 from run_files import SETTINGS_FILE
-from settings.errors import refuse
+from settings.consistency import PREFERENCES
+from settings.declared import Config, flags_of, places, settings_by_name
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
+from settings.loading import load, training_command
 from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
@@ -76,10 +78,10 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     ours, settings = config.as_dict(), settings_by_name()
     defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
     of_plan = {*flags_of("plan")} - {*flags_of("train")}
-    named = [name for name in ours if config.given(name) and name not in of_plan]
+    named = [name for name in ours if config.typed(name) and name not in of_plan]
     # auto, where it defines the run, is what the run has decided
     flags = {name: ours[name] for name in named if not (name in defining and ours[name] == AUTO)}
-    if config.given("epochs") and ours["max_steps"] == AUTO:
+    if config.typed("epochs") and ours["max_steps"] == AUTO:
         flags["max_steps"] = AUTO  # else the steps that the run has decided on would go before the epochs of now
     path = run_dir / SETTINGS_FILE
     try:
@@ -97,7 +99,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         for name in defining
         if name in flags and ours[name] != theirs[name]
     ]
-    is_other = config.given("model_preset") and config.model_preset != theirs["model_preset"]
+    is_other = config.typed("model_preset") and config.model_preset != theirs["model_preset"]
     if is_other and theirs["finetune_from"] in (None, AUTO):  # else the shape is the base's
         # which a tokenizer may have changed since
         of_data = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
@@ -112,7 +114,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
             f"--is_keep_training = True, the run {run_dir.name} was not trained on preferences; resume it with {command}"
         )
     refuse(problems)
-    if num_processes() == 1 and not config.given("shard_weights"):
+    if num_processes() == 1 and not config.typed("shard_weights"):
         flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
     return load(command, {"config": str(path), **flags, **here, **now})

@@ -1,0 +1,822 @@
+"""Every setting once: default, kind, unit, range, one line of help, and whether it is fixed for a run.
+
+Users change a default in `config.py`, which shows the same classes with plain values (`settings/edits.py` reads it), name values in a
+YAML or JSON file (`--config=FILE`), or give them as flags; `settings/precedence.py` has the order. `settings.loading.load` returns a
+checked `Config`; nothing else builds one from outside input, and nothing changes one: `config.changed(seed=7)` is another.
+Groups only sort the settings for readers: names are unique across groups, so flags are flat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import optimizers
+from language import LANGUAGES
+from settings.consistency import (
+    CLASS_SCORES,
+    HEADS,
+    NUMBER_SCORES,
+    PREFERENCES,
+    RANKED_SHOWN,
+    REGRESSION,
+    SCORES,
+    SEQUENCE,
+    TEXT,
+    TOKEN,
+)
+from settings.fields import AUTO, Auto, Size, Text, declared, defining, setting
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_TOKENS = 65536  # of an encoder's input
+HEAD_EVAL_ROWS = 4096
+DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
+
+
+@dataclass(frozen=True)
+class T5ModelConfig:
+    """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
+
+    vocab_size: int = defining(32128, "vocabulary size", unit="tokens", low=3, high=2**31 - 1)
+    d_model: int = defining(512, "hidden size", low=1)
+    d_kv: int = defining(64, "size of one attention head, independent of d_model", low=1)
+    d_ff: int = defining(2048, "inner size of the feed-forward layers", low=1)
+    num_layers: int = defining(6, "encoder blocks; named alone, also decoder blocks where both stacks are equal", low=1)
+    num_decoder_layers: int = defining(6, "decoder blocks; 0: an encoder, which needs a head", low=0)
+    num_heads: int = defining(8, "attention heads", low=1)
+    relative_attention_num_buckets: int = defining(32, "buckets of the relative position bias", low=4)
+    relative_attention_max_distance: int = defining(128, "distance beyond which positions share one bucket", low=2)
+    dropout_rate: float = defining(0.0, "dropout probability in training", low=0.0, high=0.95)
+    layer_norm_epsilon: float = defining(1e-6, "epsilon of the RMS norms", above=0.0)
+    initializer_factor: float = defining(1.0, "factor on T5's initial standard deviations", above=0.0)
+    feed_forward_proj: str = defining("relu", "activation function", choices=("relu", "gated-gelu", "gated-silu"))
+    tie_word_embeddings: bool = defining(True, "share one table between embedding and output")
+    scale_decoder_outputs: bool = defining(True, "scale the output by d_model^-0.5 (T5 1.0)")
+    bias_in_every_layer: bool = defining(False, "one position bias table per block (UMT5)")
+    pad_token_id: int = defining(0, "id of the padding token", low=0)
+    eos_token_id: int = defining(1, "id of the end-of-sequence token", low=0)
+    decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
+    head: str = defining(
+        TEXT, "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
+        choices=(TEXT, "none", SEQUENCE, TOKEN),
+    )  # fmt: skip
+    labels: str | Auto = defining(
+        AUTO, "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data",
+    )  # fmt: skip
+    pooling: str | Auto = defining(
+        AUTO, "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
+        choices=("mean", "first", "last"),
+    )  # fmt: skip
+    head_kind: str | Auto = defining(
+        AUTO, "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence, "
+        "linear for token", choices=("dense", "linear"),
+    )  # fmt: skip
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it writes text: encoder, decoder and a head over the vocabulary."""
+        return self.head == TEXT
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the classes of a head over labels, in the order of its outputs; (): regression, or not known yet."""
+        if self.labels in (AUTO, REGRESSION):
+            return ()
+        if self.labels.isdecimal():
+            return tuple(map(str, range(int(self.labels))))
+        return tuple(name.strip() for name in self.labels.split(","))
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of a head over labels: one per class, one of a regression, 2 while the labels are not known; 0 without such a head."""
+        if self.head not in HEADS:
+            return 0
+        return 1 if self.labels == REGRESSION else len(self.label_names) or 2
+
+    def has_labels_of(self, other: T5ModelConfig) -> bool:
+        """Whether the head of `other` gives these labels, as far as it names them."""
+        is_unnamed = other.labels == AUTO or other.labels.isdecimal()
+        return self.num_labels == other.num_labels and (is_unnamed or self.label_names == other.label_names)
+
+    @property
+    def head_pooling(self) -> str:
+        """`pooling` with auto resolved."""
+        return self.pooling if self.pooling != AUTO else "last" if self.num_decoder_layers else "mean"
+
+    @property
+    def has_dense_head(self) -> bool:
+        """Whether its head over labels has a dense layer before the output; `head_kind` with auto resolved."""
+        return self.head_kind == "dense" or (self.head_kind == AUTO and self.head == SEQUENCE)
+
+    @property
+    def start_token_id(self) -> int:
+        """Id that the decoder starts with."""
+        return self.pad_token_id if self.decoder_start_token_id is None else self.decoder_start_token_id
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data, and how it becomes training examples."""
+
+    train_file: str | None = defining(
+        None,
+        "file, folder, glob or address (s3://, hf://OWNER/NAME) to train on, or several separated by commas; none: the built-in sample",
+    )
+    validation_file: str | None = defining(
+        None, "evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out"
+    )
+    text_column: str = defining(
+        "text", "text column for pretraining; naming it trains on this text even where the file has pairs"
+    )
+    label_column: str = defining(
+        "label", "column of labels, for --head: one per text, or a list or string of one per token"
+    )
+    mask_column: str | Auto = defining(
+        AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
+    )  # fmt: skip
+    label_file: str | None = defining(
+        None, "FASTA files with the labels of FASTA records, by id, of training and validation data"
+    )
+    mask_file: str | None = defining(None, "FASTA files with masks of those labels, by id, as 0 and 1")
+    prepare_text: str = defining(
+        "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
+        "or ankh (each letter encoded separately)", choices=("none", "prott5", "prostt5", "ankh"),
+    )  # fmt: skip
+    prompt_column: str = defining("prompt", "prompt column of pairs")
+    response_column: str = defining("response", "response column of pairs")
+    chosen_column: str = defining("chosen", "column with the better answer of a preference")
+    rejected_column: str = defining("rejected", "column with the worse answer of a preference")
+    messages_column: str | Auto = defining(
+        AUTO, "column with whole conversations; auto: messages or conversations, if there are no prompt and response columns",
+    )  # fmt: skip
+    history_column: str | None = defining(
+        None, "column with earlier turns of a pair, such as [[question, answer], ...]"
+    )
+    items_column: str | Auto = defining(
+        AUTO, "column with histories: a list of items, or items separated by blanks; each item is learnt from those before it; auto: items, "
+        "if there is nothing else to learn",
+    )  # fmt: skip
+    item_file: str | None = defining(
+        None, "file with the columns item and codes: items of histories are written by one token per code; none: as they are",
+    )  # fmt: skip
+    item_separator: Text = defining(", ", "text between two items of a history without item_file")
+    history_items: int = defining(20, "most past items in the prompt of a history", unit="items", low=1)
+    reverse_histories: float = defining(
+        0.0, "share of training pairs made of the reversed history, where later items predict an earlier one",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    holdout: str | Auto = defining(
+        AUTO, "validation data without validation_file: rows (one in a hundred) or last (the last item of each history); auto: last for "
+        "histories, else rows", choices=("rows", "last"),
+    )  # fmt: skip
+    expand_turns: bool = defining(False, "train on every answer of a conversation instead of only the last")
+    prompt_template: Text | Auto = defining(
+        AUTO, "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
+        "{prompt} (and {system}), or Jinja; auto: the one the model was trained with, else the tokenizer's, else plain",
+    )  # fmt: skip
+    source_prefix: Text | Auto | None = defining(
+        AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with"
+    )
+    tokenizer_dir: str | Auto = setting(
+        AUTO, "folder with tokenizer.json; auto: the model's own, else a new one is trained"
+    )
+    extra_tokens: str | None = defining(
+        None, "file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens",
+    )  # fmt: skip
+    objective: str | Auto = defining(
+        AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
+        choices=("span", "ul2", "prefix", "denoise", "pairs", PREFERENCES, *HEADS),
+    )  # fmt: skip
+    max_seq_len: int = defining(
+        512,
+        "maximum encoder input; with a head nothing is cut unless it is given",
+        unit="tokens",
+        low=8,
+        high=MOST_TOKENS,
+    )
+    max_target_len: int | Auto = defining(
+        AUTO, "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
+        unit="tokens", low=4, high=65536,
+    )  # fmt: skip
+    noise_density: float = defining(
+        0.15, "fraction of tokens that span corruption and denoise mask", low=0.01, high=0.9
+    )
+    mean_noise_span_length: float = defining(3.0, "mean length of a masked span", unit="tokens", low=1.0, high=64.0)
+    max_samples: int | None = defining(None, "most rows of the training data to use", unit="rows", low=1)
+    group_by_length: bool = defining(True, "put rows of similar length into the same micro-batch (pairs)")
+    mixture_weights: str | None = defining(
+        None, "sampling weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch"
+    )
+    mixture_temperature: float = defining(
+        1.0, "sample parts in proportion to size^(1/temperature); 1: every row once", low=1.0
+    )
+    shuffle_block_rows: int | Auto = defining(
+        AUTO, "rows that stay together when shuffling; 0: none; auto: 0, or 256 from 16 GiB of shards on",
+        unit="rows", low=0, high=2**20,
+    )  # fmt: skip
+    batch_tokens: int = defining(0, "most tokens in a micro-batch; 0: no limit", unit="tokens", low=0)
+    drop_page_cache: bool = setting(False, "release file pages while reading (for limits that count them)")
+    skip_bad_rows: bool = defining(False, "skip and count broken rows instead of stopping at the first")
+    cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", is_place=True)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Steps, batch size, optimizer, learning rate, evaluation and checkpoints."""
+
+    is_finetune: bool = defining(False, "finetune a trained model on prompt and response pairs")
+    is_keep_training: bool | Auto = setting(
+        False, "resume the last run of this output folder exactly where it stopped; auto: resume run_name if it exists, else "
+        "start it",
+    )  # fmt: skip
+    finetune_from: str | Auto | None = setting(
+        AUTO, "model folder to start from, hf://OWNER/NAME, or with allow_download a Hugging Face hub name; auto: the newest finished "
+        "pretraining run whose tokenizer suits the data, else none; none: random weights",
+    )  # fmt: skip
+    allow_download: bool = setting(
+        False, "download finetune_from from the Hugging Face hub, or the mirror in HF_ENDPOINT, into models/"
+    )
+    max_steps: int | Auto = setting(AUTO, "training steps; auto: from epochs", unit="steps", low=1)
+    epochs: float | Auto = setting(
+        AUTO, "passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune", unit="epochs", above=0.0
+    )
+    effective_batch_size: int | Auto = defining(
+        AUTO, "rows per step over all micro-batches and processes; auto: by the memory free at the start; a number given is never changed",
+        unit="rows", low=1,
+    )  # fmt: skip
+    batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)
+    eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
+    gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
+    optimizer: str = defining(optimizers.DEFAULT, optimizers.described(), choices=tuple(optimizers.OPTIMIZERS))
+    bf16_rounding: str = defining(
+        "stochastic", "how bf16 weights take small updates: stochastic, compensated (one more byte per weight) or nearest (loses them)",
+        choices=("stochastic", "compensated", "nearest"),
+    )  # fmt: skip
+    learning_rate: float | Auto = setting(
+        AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
+        above=0.0,
+    )  # fmt: skip
+    lr_schedule: str = setting(
+        "cosine", "learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third",
+        choices=("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd"),
+    )  # fmt: skip
+    warmup_steps: int | Auto = setting(AUTO, "steps of linear warmup; auto: a tenth of all, at most 10000", low=0)
+    weight_decay: float = defining(
+        0.0, "decoupled weight decay, multiplied by the learning rate; norms, position biases and DoRA magnitudes are exempt",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    layerwise_decay: float = defining(
+        1.0, "learning rate factor from one block to the block below, embedding last; 1: off", above=0.0, high=1.0
+    )
+    freeze: str | None = defining(
+        None, "parameters to freeze, such as encoder,embedding or *.q.weight; none: all are trained"
+    )
+    max_grad_norm: float = setting(
+        0.0, "clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)", low=0.0
+    )
+    label_smoothing: float = defining(0.0, "label smoothing", low=0.0, high=0.9)
+    loss_over: str = defining(
+        "vocabulary", "tokens that each token of an answer is compared with in the loss: all of the vocabulary, or with answers those by which "
+        "an answer of the list (--answers) may go on", choices=("vocabulary", "answers"),
+    )  # fmt: skip
+    z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", low=0.0, high=1.0)
+    class_weights: str | None = defining(
+        None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
+        "to their frequency); none: 1 each",
+    )  # fmt: skip
+    eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
+    eval_rows: int = setting(
+        64, "maximum validation rows per evaluation; with a head 4096 unless it is given", unit="rows", low=1
+    )
+    save_steps: int | Auto = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", low=1)
+    keep_latest_n_ckp: int = setting(2, "recent checkpoints to keep besides the best", low=1)
+    average_checkpoints: int = setting(
+        0, "evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as "
+        "it often does with --lr_schedule=constant; 0: off", unit="checkpoints", low=0,
+    )  # fmt: skip
+    detect_anomaly: bool = setting(False, "name the block where inf or nan first appeared (slow)")
+    log_steps: int = setting(10, "steps between lines of output where it is not a terminal", low=1)
+    sample_rows: int = setting(3, "validation rows to answer at the end as samples", unit="rows", low=0)
+    early_stopping_evals: int = setting(
+        0, "stop after this many evaluations in a row without improvement; 0: never", unit="evaluations", low=0
+    )
+    metric_for_best: str = setting(
+        "loss", f"metric that selects the best checkpoint: loss, a score of answers ({', '.join((*SCORES, *RANKED_SHOWN))}), of labels "
+        f"({', '.join((*CLASS_SCORES, *NUMBER_SCORES))}) or a metric of your own in Python; NAME/loss for one of several validation sets",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """Preference training: DPO, IPO, ORPO."""
+
+    preference_loss: str = defining(
+        "sigmoid", "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
+        choices=("sigmoid", "ipo", "orpo"),
+    )  # fmt: skip
+    beta: float = defining(0.1, "how closely the model stays to the reference model; not for orpo", above=0.0)
+    preference_label_smoothing: float = defining(
+        0.0, "assumed fraction of pairs with swapped labels; for sigmoid", low=0.0, high=0.49
+    )
+    orpo_lambda: float = defining(0.1, "weight of the odds ratio next to the cross-entropy; for orpo", above=0.0)
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Adapters trained on top of frozen weights: LoRA and DoRA."""
+
+    lora_rank: int = defining(0, "LoRA rank; 0: no adapters, all weights are trained", low=0, high=4096)
+    lora_alpha: float | Auto = defining(AUTO, "adapters are scaled by alpha / rank; auto: twice the rank", above=0.0)
+    lora_dropout: float = defining(0.0, "dropout on the input of the adapters", low=0.0, high=0.95)
+    lora_targets: str | Auto = defining(
+        AUTO, "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v"
+    )
+    lora_scaling: str = defining(
+        "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
+        choices=("standard", "rank_stabilised"),
+    )  # fmt: skip
+    use_dora: bool = defining(False, "train the magnitude of each row as well as its direction (DoRA)")
+    lora_tokens: str | Auto | None = defining(
+        AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",
+    )  # fmt: skip
+    lora_base: str | Auto = defining(
+        AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request",
+        choices=("fp32", "bf16", "int8", "int4"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The memory budget, and the techniques that keep to it."""
+
+    memory_budget: Size | Auto = setting(
+        AUTO,
+        "most memory for the process tree of one rank; on a GPU as much again of the card's; auto: what is free here",
+    )
+    memory_mode: str | Auto = setting(
+        AUTO, "standard (keeps all activations, fastest), low (much less memory; up to 5% slower, up to 20% for narrow models), "
+        "ultra (least memory: recomputes all blocks, bf16 weights); auto: the fastest that fits with weights in memory",
+        choices=("standard", "low", "ultra"),
+    )  # fmt: skip
+    probe: bool | Auto = setting(
+        AUTO, "measure the worst steps in a child process before the run; auto: if the plan is near the budget"
+    )
+    ultra_low_mem: bool | Auto = setting(AUTO, "reopen the Arrow file for every read; auto: below 13 GB available")
+    mixed_precision: str | Auto = defining(
+        AUTO, "no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits",
+        choices=("no", "fp16", "bf16"),
+    )  # fmt: skip
+    gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
+    offload_boundaries: bool | Auto = setting(
+        AUTO, "offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU"
+    )
+    shard_weights: bool | Auto = setting(
+        AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit"
+    )
+    weights_in: str | Auto = setting(
+        AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
+        "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),
+    )  # fmt: skip
+    weights_dir: str | Auto = setting(AUTO, "folder of that file during the run; auto: output_dir", is_place=True)
+    light_clean_steps: int = setting(50, "steps between light memory cleanups", low=1)
+    full_clean_steps: int = setting(200, "steps between full memory cleanups", low=1)
+    monitor_seconds: float = setting(0.25, "time between two memory samples", unit="seconds", low=0.01, high=60.0)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Names, folders, device and output."""
+
+    run_name: str | Auto = setting(
+        AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ plus the time"
+    )
+    output_dir: str = setting("model_save", "folder for models and checkpoints", is_place=True)
+    checkpoint_mirror: str | None = setting(
+        None, "address to copy checkpoints to and restore them from, such as s3://bucket/folder", is_place=True
+    )
+    log_dir: str = setting("logs", "folder for logs and metrics", is_place=True)
+    overwrite: bool = setting(False, "replace an existing run of that name")
+    seed: int = defining(42, "seed of initial weights, data order, masks and dropout", low=0, high=2**63 - 1)
+    device: str | Auto = setting(AUTO, "auto: CUDA, then MPS, then CPU", choices=DEVICES)
+    num_threads: int | Auto = setting(AUTO, "CPU threads per process", low=1)
+    compiled_kernels: bool | Auto = setting(AUTO, "C kernels, compiled on first use; auto: on Linux CPUs with gcc")
+    language: str | Auto = setting(
+        AUTO, "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory "
+        "lines", choices=LANGUAGES,
+    )  # fmt: skip
+    log_with: str | None = setting(
+        None, "experiment trackers to report to, separated by commas: tensorboard, wandb, trackio, mlflow, aim, comet_ml, "
+        "clearml, dvclive, swanlab; none: nothing leaves this machine",
+    )  # fmt: skip
+    push_to_hub: str | None = setting(
+        None, "Hugging Face Hub repository to upload the finished model and its card to, OWNER/NAME or NAME; needs a login (hf auth login "
+        "or HF_TOKEN); none: nothing is uploaded",
+    )  # fmt: skip
+    quiet: bool = setting(False, "print only results, warnings and errors; the log stays complete")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How a tokenizer is trained."""
+
+    tokenizer_type: str | Auto = setting(
+        AUTO, "bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or letters "
+        "(one token per letter); auto: letters for proteins, else bpe",
+        choices=("bpe", "unigram", "byte", "words", "letters"),
+    )  # fmt: skip
+    tokenizer_sample: Size = setting(64 * 2**20, "most text to train a tokenizer on, sampled over the corpus")
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Which rows are dropped before training."""
+
+    clean: bool = defining(False, "normalise text and drop rows by the four limits below")
+    min_chars: int = defining(5, "shortest row to keep", unit="characters", low=1)
+    max_chars: int | None = defining(None, "longest row to keep", unit="characters", low=1)
+    min_letters: float = defining(0.4, "least fraction of letters and digits in a row", low=0.0, high=1.0)
+    max_repetition: float = defining(0.9, "highest fraction of a text that zlib may save", low=0.0, high=1.0)
+    dedup: str = defining(
+        "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)",
+        choices=("none", "exact", "near"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """How token shards are written."""
+
+    shards_dir: str | Auto = setting(AUTO, "folder for the token shards; auto: under cache_dir")
+    shard_rows: int = setting(65536, "rows per shard file", unit="rows", low=64)
+    preview: int = setting(
+        0, "show this many examples exactly as the model receives them, without writing shards", unit="rows", low=0
+    )
+    prepare_workers: int | Auto = setting(
+        AUTO, "encoding processes; 0: none; auto: one per core, at most 4", low=0, high=256
+    )
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """The machine to plan for, and the form of the output."""
+
+    target: str | Auto = setting(
+        AUTO, "machine to plan for: a name from presets/machines.yaml or a YAML file; auto: this one; with json, several "
+        "separated by commas",
+    )  # fmt: skip
+    json: bool = setting(False, "print JSON, for programs (chat: also read it, one line per question)")
+    check: bool = setting(
+        False, "check a device against the CPU in about two minutes: numbers, waits, memory, speed; exit code 2 if it fails",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The trained model to use."""
+
+    model: str | Auto = setting(
+        AUTO, "model folder; several with commas: an ensemble that averages log-probabilities (generate, evaluate, chat, serve); auto: the base "
+        "of the adapter, else the newest run in output_dir",
+    )  # fmt: skip
+    adapter: str | None = setting(None, "adapter folders for the model, separated by commas; the first is active")
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """What a converted model looks like."""
+
+    dtype: str = setting("keep", "dtype of the weights", choices=("keep", "fp32", "bf16", "fp16"))
+    shard_size: Size | None = setting(None, "largest weights file; none: one file")
+    allow_pickle: bool = setting(
+        False,
+        "read pytorch_model.bin or adapter_model.bin where there is no safetensors file (torch's weights-only loader)",
+    )
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The format to export to."""
+
+    format: str | None = setting(
+        None, "gguf (llama.cpp), ctranslate2 or onnx; each needs the package of its name, and onnx also onnxruntime for the "
+        "check", choices=("gguf", "ctranslate2", "onnx"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """How answers are decoded."""
+
+    max_new_tokens: int = setting(
+        128, "longest answer; if not given, the value in the model's folder: the longest it was trained on",
+        unit="tokens", low=1, high=65536,
+    )  # fmt: skip
+    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536)
+    temperature: float = setting(0.0, "0: greedy decoding; above 0: sampling", low=0.0, high=10.0)
+    top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0)
+    top_p: float = setting(1.0, "sample from the most likely tokens with this total probability", above=0.0, high=1.0)
+    num_beams: int = setting(1, "number of beams; 1: no beam search", low=1, high=256)
+    length_penalty: float = setting(
+        1.0, "a beam's score is divided by length^this: above 0 favours long answers", low=-10.0, high=10.0
+    )
+    early_stopping: str = setting(
+        "False", "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or impossible "
+        "(never)", choices=("True", "False", "never"),
+    )  # fmt: skip
+    repetition_penalty: float = setting(
+        1.0, "penalty on tokens that were already generated; 1: none, 1.2: strong", above=0.0, high=100.0
+    )
+    no_repeat_ngram_size: int = setting(
+        0, "forbid repeating any sequence of this many tokens; 0: off", unit="tokens", low=0
+    )
+    exclude_seen: bool = setting(
+        False, "leave out answers that the prompt contains, of a history all its items; for a beam search"
+    )
+    history_prompts: int = setting(
+        1, "prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search",
+        unit="prompts", low=1, high=64,
+    )  # fmt: skip
+    split_prompts: int = setting(
+        0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
+        unit="tokens", low=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    """Prompts, and where the answers go."""
+
+    input: str | None = setting(
+        None, "a text, a file of prompts (text, JSONL, CSV, Parquet, Arrow, FASTA), or - for lines of standard input"
+    )
+    output: str | None = setting(
+        None, "JSONL file for answers or predicted labels, .npz, .parquet or .h5 for vectors, or folder for a new model; interrupted files are continued; none: "
+        "the screen",
+    )  # fmt: skip
+    generate_batch_size: int | Auto = setting(
+        AUTO, "prompts answered at once; auto: what the budget allows", unit="rows", low=1
+    )
+    long_prompts: str = setting(
+        "cut", "prompts longer than max_seq_len: cut (counted and reported) or refuse", choices=("cut", "refuse")
+    )
+    answers: str | Auto | None = defining(
+        AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
+        "model's folder, if there (in training: none); none: any",
+    )  # fmt: skip
+    num_answers: int = defining(
+        1,
+        "best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams",
+        low=1,
+        high=256,
+    )
+    candidates: int = setting(
+        1, "write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others (minimum Bayes "
+        "risk); several models share the number; 1: off", low=1, high=256,
+    )  # fmt: skip
+    choose_by: str = setting("chrf", "similarity of candidates", choices=("chrf", "chrf++", "bleu"))
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """Which vectors of texts are written."""
+
+    vectors: str = setting(
+        "mean", "one vector per text, the mean over its tokens, or one per token", choices=("mean", "token")
+    )
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """How answers are scored."""
+
+    metrics: str | Auto = setting(
+        AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}, and with num_answers {', '.join(RANKED_SHOWN)}; auto: all",
+    )  # fmt: skip
+    eval_generate_rows: int | Auto = setting(
+        AUTO, "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",
+        unit="rows", low=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """The conversation in the terminal."""
+
+    system_prompt: str | None = setting(None, "system prompt of the conversation")
+    history_turns: int | Auto = setting(
+        AUTO, "earlier questions and answers that the model sees; auto: all that fit if it was trained on conversations, else "
+        "none", low=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BoardConfig:
+    """Address, access and files of the page and the API."""
+
+    host: str = setting("127.0.0.1", "address to listen on; one that others can reach always requires a token")
+    port: int | Auto = setting(
+        AUTO, "port to listen on; 0: any free one; auto: 8300 for the page, 8400 for the API", low=0, high=65535
+    )
+    token: str | Auto | None = setting(
+        AUTO, "password of the page, key of the API; auto: none on this machine only, else a random one is printed"
+    )
+    data_dir: str = setting("data/files", "folder for data files and uploads")
+    upload_limit: Size = setting(8 * 2**30, "largest file that may be uploaded")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Limits of the API."""
+
+    max_queue: int = setting(
+        64, "most answers that may wait in the queue; further requests are turned away to retry later", low=0, high=4096
+    )
+    request_timeout: float = setting(
+        600.0, "maximum duration of a request, including queueing", unit="seconds", above=0.0, high=86400.0
+    )
+    shutdown_timeout: int = setting(
+        30, "time for open requests to finish at shutdown", unit="seconds", low=0, high=3600
+    )
+
+
+@dataclass(frozen=True)
+class ListingConfig:
+    """Deleting runs."""
+
+    delete: str | None = setting(None, "name of a run to delete, with its model and checkpoints")
+    yes: bool = setting(False, "delete without asking")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one run, by group."""
+
+    model: T5ModelConfig = field(default_factory=T5ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    convert: ConvertConfig = field(default_factory=ConvertConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    board: BoardConfig = field(default_factory=BoardConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    listing: ListingConfig = field(default_factory=ListingConfig)
+    model_preset: str = "tiny"
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
+
+    def origin(self, name: str) -> str | None:
+        """Where the value of a setting came from: "flag", "file", "edited" in `config.py`, or "preset"; None: the default."""
+        return dict(self.origins).get(name)
+
+    def given(self, name: str) -> bool:
+        """Whether the user chose this setting: by flag, by file or by a line in `config.py`."""
+        return self.origin(name) in ("flag", "file", "edited")
+
+    def typed(self, name: str) -> bool:
+        """Whether the user named this setting for this start: by flag or by file."""
+        return self.origin(name) in ("flag", "file")
+
+    def changed(self, **values: Any) -> Config:
+        """The same settings with other values, by flat name; where each came from stays."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            groups.setdefault(settings_by_name()[name][0], {})[name] = value
+        changes: dict[str, Any] = {
+            group: dataclasses.replace(getattr(self, group), **members) for group, members in groups.items()
+        }
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
+        values = {name: getattr(getattr(self, group), name) for name, (group, _) in settings_by_name().items()}
+        return {"model_preset": self.model_preset, **values}
+
+    def save(self, path: Path) -> None:
+        """Write all settings as JSON; `load(command, {"config": path})` reads it back."""
+        path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
+# which rows are read, and how they become text
+ROWS = (
+    "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
+    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "items_column", "item_file", "item_separator", "history_items", "holdout", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
+)  # fmt: skip
+SHARED = ("output_dir", "log_dir", "language")
+# where a trained model is used, and what it may take
+USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
+       *SHARED)  # fmt: skip
+TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
+         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen",
+         "history_prompts", "split_prompts")  # fmt: skip
+# command -> its groups and single settings: those that it uses, and no other
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "train": TRAIN,
+    "plan": ("plan", *TRAIN),
+    "doctor": (
+        "json", "check", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
+        "max_grad_norm", "lora", "memory", "run",
+    ),
+    "tokenizer": (
+        "head", *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
+        "extra_tokens", "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
+    ),
+    "prepare": (
+        "head", "labels", *ROWS, "extra_tokens", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
+    ),
+    "evaluate": (
+        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
+    ),
+    "generate": (
+        "checkpoint", "answer", "generate", "prompt_column", "items_column", "item_file", "item_separator", "history_items", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
+        "skip_bad_rows", "max_seq_len", "overwrite", *USE,
+    ),
+    "embed": (
+        "checkpoint", "input", "output", "embed", "text_column", "prepare_text", "skip_bad_rows", "max_seq_len",
+        "eval_batch_size_per_gpu", "overwrite", *USE,
+    ),
+    "board": ("board", *SHARED),
+    "demo": (
+        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
+        "language",
+    ),
+    "serve": (
+        "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
+        "repetition_penalty", "no_repeat_ngram_size", "answers", "response_column", "cache_dir", "system_prompt", "prompt_template", "source_prefix",
+        "prepare_text", "max_seq_len", *USE,
+    ),
+    "runs": ("listing", "json", *SHARED),
+    "chat": ("checkpoint", "json", "chat", "generate", "answers", "response_column", "cache_dir", "prompt_template", "source_prefix", "max_seq_len", *USE),
+}  # fmt: skip
+COMMANDS["merge"] = ("checkpoint", "output", "overwrite", "memory_budget", *SHARED)
+COMMANDS["check"] = ("checkpoint", *SHARED)
+COMMANDS["convert"] = ("checkpoint.model", "head", "output", "convert", "overwrite", *SHARED)
+COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", "memory_budget", *SHARED)
+COMMANDS["quantize"] = (
+    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",
+    "num_threads", "seed", *SHARED,
+)  # fmt: skip
+COMMANDS["dpo"] = ("preference", *TRAIN)
+
+
+@cache
+def settings_by_name() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
+    """Every setting: name -> (group, field)."""
+    table: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    for group, cls in GROUPS.items():
+        for member in dataclasses.fields(cls):  # type: ignore[arg-type]
+            assert member.name not in table, f"{member.name} is in two groups"
+            table[member.name] = (group, declared(member))
+    return table
+
+
+def declared_class(shown: type) -> Any:
+    """The class declared here that a class of `config.py` shows with plain values: what Python code gets from there."""
+    return globals()[shown.__name__]
+
+
+def places() -> tuple[str, ...]:
+    """The settings that say where a start reads and writes."""
+    return tuple(name for name, (_, member) in settings_by_name().items() if member.metadata["is_place"])
+
+
+@cache
+def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
+    """The settings that a command takes as flags, in the order of its groups."""
+    found: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    for word in COMMANDS[command]:
+        for name, (group, member) in settings_by_name().items():
+            # "model" is a group and a setting: in a command's list it is the group
+            if word == group or word == f"{group}.{name}" or (word == name and word not in GROUPS):
+                found[name] = group, member
+    return found
+
+
+def unlisted(command: str) -> frozenset[str]:
+    """Settings that a command takes and does not show: `plan` takes a whole command line of `train` as it is."""
+    if command != "plan":
+        return frozenset()
+    groups = ("metrics", "generate", "cleaning")
+    names = (
+        "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub", "answers", "num_answers",
+    )  # fmt: skip
+    return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)

@@ -1,0 +1,230 @@
+"""What the user has changed in `config.py`, read from its text.
+
+`config.py` shows every setting with a plain value in the class that guides name, so that it may be edited as printed: a line changed in
+place, with or without annotation; lines added anywhere in a class; a class replaced by a few lines or by comments alone; a whole class
+pasted at the end of the file. The text is parsed, never run, so that each edit is known by its line and a mistake is one sentence.
+`trainer_low_mem.py` holds one such line too, `use_ultra_low_mem`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from language import say
+from settings.fields import AUTO, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG_FILE = "config.py"
+TRAINER_FILE = "trainer_low_mem.py"
+TRAINER_LINE = "use_ultra_low_mem"
+MODEL_CLASS = "T5ModelConfig"
+TRAIN_CLASS = "TrainConfig"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A setting as the program came: the class of `config.py` that shows it, and its default."""
+
+    class_name: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edited line.
+
+    Args:
+        line: its number in `file`, from 1.
+    """
+
+    name: str
+    value: Any
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file and the line, as a message names them."""
+        return say("{file} line {line}", file=self.file, line=self.line)
+
+    def problem(self, wrong: object) -> str:
+        """A sentence about this line."""
+        return say(
+            "{place}: {name} = {value}, {wrong}", place=self.place, name=self.name, value=self.value, wrong=wrong
+        )
+
+
+@dataclass(frozen=True)
+class Edits:
+    """All edits by the name of the setting, and what is wrong with lines that cannot act."""
+
+    by_name: Mapping[str, Edit]
+    problems: tuple[str, ...]
+
+
+@cache
+def user_edits() -> Edits:
+    """The edits in this program's own `config.py` and `trainer_low_mem.py`."""
+    from settings.declared import GROUPS, Config, settings_by_name
+
+    shipped = {"model_preset": Shipped(MODEL_CLASS, Config.model_preset)}
+    for name, (group, member) in settings_by_name().items():
+        shipped[name] = Shipped(getattr(GROUPS[group], "__name__", group), member.default)
+    settings = edits_of_config(_text(CONFIG_FILE), shipped)
+    line = edit_of_trainer(_text(TRAINER_FILE))
+    if line is None:
+        return settings
+    return Edits({**settings.by_name, line.name: line}, settings.problems)
+
+
+def label(name: str, origin: str | None) -> str:
+    """A setting as the user wrote it: `--d_model`, or `config.py line 31: d_model`."""
+    if origin != "edited":
+        return f"--{name}"
+    return f"{user_edits().by_name[name].place}: {name}"
+
+
+def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
+    """The edits in the text of a `config.py`.
+
+    A line is an edit where its value is not the default or stands in another class than it came in, and in a class that somebody has
+    written. Of several edits of a setting the last one counts.
+
+    Args:
+        shipped: setting -> its class and default.
+    """
+    try:
+        tree = ast.parse(_with_bodies(text.decode("utf-8-sig")))
+    except UnicodeDecodeError:
+        return Edits({}, (say("{file}: is not UTF-8; save it as UTF-8", file=CONFIG_FILE),))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        told = "{file} line {line}: cannot be read as Python ({reason}); correct it"
+        return Edits({}, (say(told, file=CONFIG_FILE, line=line, reason=getattr(error, "msg", error)),))
+    by_name: dict[str, Edit] = {}
+    problems: list[str] = []
+    class_names: set[str] = set()
+    for block in _blocks(tree):
+        home = {name for name, place in shipped.items() if place.class_name == block.class_name}
+        # Few of a class's settings, or the class a second time: somebody has written all of these lines.
+        is_rewritten = 2 * len(home & {line.name for line in block.lines}) < len(home)
+        is_written_by_user = is_rewritten or block.class_name in class_names
+        class_names.add(block.class_name)
+        for line in block.lines:
+            edit = Edit(line.name, line.value, CONFIG_FILE, line.number)
+            if not block.class_name and not (line.name in shipped or nearest(line.name, shipped)):
+                continue  # A name beside the classes may be there for their lines to use.
+            wrong = line.wrong or _misplaced(line.name, block.class_name, shipped)
+            if wrong:
+                problems.append(edit.problem(wrong))
+                continue
+            default = shipped[line.name].default
+            is_default = line.value == default and isinstance(line.value, bool) == isinstance(default, bool)
+            if not is_default or is_written_by_user or line.name not in home:
+                by_name[line.name] = edit
+    return Edits(by_name, tuple(problems))
+
+
+def edit_of_trainer(text: bytes) -> Edit | None:
+    """The value of `use_ultra_low_mem` in the text of `trainer_low_mem.py`, where somebody has changed it."""
+    edit = None
+    for number, line in enumerate(text.decode("utf8", "replace").splitlines(), start=1):
+        match = re.match(rf"\s*{TRAINER_LINE}\s*(?::[^=]*)?=([^=#]+)", line)
+        if match:
+            value = match[1].strip().strip("'\"")
+            edit = None if value == AUTO else Edit("ultra_low_mem", value, TRAINER_FILE, number)
+    return edit
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An assignment; `wrong` says why its value is none that a setting can have."""
+
+    name: str
+    value: Any
+    number: int
+    wrong: str
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The assignments of one class; those outside of all classes have none."""
+
+    class_name: str
+    lines: list[_Line]
+
+
+def _blocks(tree: ast.Module) -> Iterator[_Block]:
+    names: dict[str, Any] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef):
+            yield _Block(statement.name, _lines(statement.body, dict(names)))
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            yield _Block("", _lines([statement], names))
+
+
+def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[_Line]:
+    """The assignments among these statements, whose values may use the names above them."""
+    lines: list[_Line] = []
+    for statement in statements:
+        if isinstance(statement, ast.Pass) or (
+            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        ):
+            continue
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets = [statement.target]
+        value: Any = None
+        wrong: str = say("is not a number, a text, True, False or None")
+        try:
+            # Without builtins and imports, an expression can only calculate with numbers, texts and the names above it.
+            source = ast.Expression(statement.value)  # type: ignore[attr-defined]
+            value = eval(compile(source, CONFIG_FILE, "eval"), {"__builtins__": {}}, dict(names))
+            wrong = "" if value is None or isinstance(value, (str, int, float)) else wrong
+        except Exception:
+            value = ast.unparse(statement).partition("=")[2].strip()
+        for target in targets or [ast.Name(ast.unparse(statement).partition("\n")[0])]:
+            name = ast.unparse(target)
+            names[name] = value
+            lines.append(_Line(name, value, statement.lineno, wrong))
+    return lines
+
+
+def _misplaced(name: str, class_name: str, shipped: Mapping[str, Shipped]) -> str:
+    """Why a setting cannot act where it stands; empty: it can. `TrainConfig` takes all but the shape of the model."""
+    if name not in shipped:
+        hint = nearest(name, shipped)
+        return say("is no setting{hint}", hint=hint or say("; see --help=all for those that exist"))
+    home = shipped[name].class_name
+    if class_name == home or (class_name == TRAIN_CLASS and home != MODEL_CLASS):
+        return ""
+    if not class_name:
+        return say("has no effect outside of a class; move it into class {home}", home=home)
+    return say("has no effect in class {class_name}; move it into class {home}", class_name=class_name, home=home)
+
+
+def _with_bodies(text: str) -> str:
+    """The text with `pass` behind the head of each class of comments alone, which Python refuses; line numbers stay."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if not re.match(r"class\s+\w+[^#]*:\s*(#.*)?$", line):
+            continue
+        body = next(
+            (other for other in lines[number + 1 :] if other.strip() and not other.lstrip().startswith("#")), ""
+        )
+        if not body[:1].isspace():
+            lines[number] = f"{line.partition('#')[0].rstrip()} pass"
+    return "\n".join(lines) + "\n"
+
+
+def _text(name: str) -> bytes:
+    path = ROOT / name
+    return path.read_bytes() if path.is_file() else b""
