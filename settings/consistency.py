@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from language import say
-from settings.edits import user_edits
 from settings.fields import AUTO, counted, not_known
 
 if TYPE_CHECKING:
@@ -83,28 +82,7 @@ def unheeded(config: Config, command: str) -> list[str]:
     if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
         text = "--warmup_steps = {warmup}, exceeds the {steps} of this run: the learning rate rises until the end"
         told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
-    told += _edit_notes(config, command)
     return told
-
-
-def _edit_notes(config: Config, command: str) -> list[str]:
-    """Which lines edited in `config.py` act in this start, and which a named preset overrides."""
-    from settings.declared import flags_of  # it imports this module
-
-    edits = user_edits().by_name
-    acting = [edit for name, edit in edits.items() if config.origin(name) == "edited"]
-    notes: list[str] = []
-    if acting:
-        lines = ", ".join(f"{edit.name} = {edit.value} ({edit.file}:{edit.line})" for edit in acting)
-        notes.append(say("edited: {lines}", lines=lines))
-    for name, edit in edits.items():
-        if config.origin(name) == "preset" and name in flags_of(command):
-            text = (
-                "{place}: {name} = {edited}, is overridden by {value} from a preset; --{name}={edited} takes precedence"
-            )
-            value = config.as_dict()[name]
-            notes.append(say(text, place=edit.place, name=name, edited=edit.value, value=value))
-    return notes
 
 
 def idle_search(config: Config) -> list[str]:

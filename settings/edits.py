@@ -12,14 +12,11 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from language import say
 from settings.fields import AUTO, nearest
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG_FILE = "config.py"
 TRAINER_FILE = "trainer_low_mem.py"
 TRAINER_LINE = "use_ultra_low_mem"
@@ -66,28 +63,6 @@ class Edits:
 
     by_name: Mapping[str, Edit]
     problems: tuple[str, ...]
-
-
-@cache
-def user_edits() -> Edits:
-    """The edits in this program's own `config.py` and `trainer_low_mem.py`."""
-    from settings.declared import GROUPS, Config, settings_by_name
-
-    shipped = {"model_preset": Shipped(MODEL_CLASS, Config.model_preset)}
-    for name, (group, member) in settings_by_name().items():
-        shipped[name] = Shipped(getattr(GROUPS[group], "__name__", group), member.default)
-    settings = edits_of_config(_text(CONFIG_FILE), shipped)
-    line = edit_of_trainer(_text(TRAINER_FILE))
-    if line is None:
-        return settings
-    return Edits({**settings.by_name, line.name: line}, settings.problems)
-
-
-def label(name: str, origin: str | None) -> str:
-    """A setting as the user wrote it: `--d_model`, or `config.py line 31: d_model`."""
-    if origin != "edited":
-        return f"--{name}"
-    return f"{user_edits().by_name[name].place}: {name}"
 
 
 def edits_of_config(text: bytes, shipped: Mapping[str, Shipped]) -> Edits:
@@ -223,8 +198,3 @@ def _with_bodies(text: str) -> str:
         if not body[:1].isspace():
             lines[number] = f"{line.partition('#')[0].rstrip()} pass"
     return "\n".join(lines) + "\n"
-
-
-def _text(name: str) -> bytes:
-    path = ROOT / name
-    return path.read_bytes() if path.is_file() else b""

@@ -8,8 +8,8 @@ from importlib import metadata
 
 from language import join, say
 from settings.declared import COMMANDS, GROUPS, Config, flags_of, unlisted
-from settings.edits import user_edits
 from settings.fields import allowed, show
+from settings.loading import user_edits
 from settings.precedence import model_presets, run_presets
 from settings.program import program
 from terminal import folded

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from language import say
 from settings.consistency import HEADS, PREFERENCES, TEXT, check, objective_problems
-from settings.declared import COMMANDS, HEAD_EVAL_ROWS, MOST_TOKENS, Config, flags_of, settings_by_name
-from settings.edits import user_edits
+from settings.declared import COMMANDS, GROUPS, HEAD_EVAL_ROWS, MOST_TOKENS, ROOT, Config, flags_of, settings_by_name
+from settings.edits import CONFIG_FILE, MODEL_CLASS, TRAINER_FILE, Edits, Shipped, edit_of_trainer, edits_of_config
 from settings.errors import refuse
 from settings.fields import AUTO
 from settings.precedence import layered
@@ -58,3 +60,46 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
 def training_command(saved: Mapping[str, Any]) -> str:
     """The command that a run with these saved settings was started with."""
     return "dpo" if saved.get("objective") == PREFERENCES else "train"
+
+
+@cache
+def user_edits() -> Edits:
+    """The edits in this program's own `config.py` and `trainer_low_mem.py`."""
+    shipped = {"model_preset": Shipped(MODEL_CLASS, Config.model_preset)}
+    for name, (group, member) in settings_by_name().items():
+        shipped[name] = Shipped(getattr(GROUPS[group], "__name__", group), member.default)
+    settings = edits_of_config(_text(CONFIG_FILE), shipped)
+    line = edit_of_trainer(_text(TRAINER_FILE))
+    if line is None:
+        return settings
+    return Edits({**settings.by_name, line.name: line}, settings.problems)
+
+
+def label(name: str, origin: str | None) -> str:
+    """A setting as the user wrote it: `--d_model`, or `config.py line 31: d_model`."""
+    if origin != "edited":
+        return f"--{name}"
+    return f"{user_edits().by_name[name].place}: {name}"
+
+
+def edit_notes(config: Config, command: str) -> list[str]:
+    """Which lines edited in `config.py` act in this start, and which a named preset overrides."""
+    edits = user_edits().by_name
+    acting = [edit for name, edit in edits.items() if config.origin(name) == "edited"]
+    notes: list[str] = []
+    if acting:
+        lines = ", ".join(f"{edit.name} = {edit.value} ({edit.file}:{edit.line})" for edit in acting)
+        notes.append(say("edited: {lines}", lines=lines))
+    for name, edit in edits.items():
+        if config.origin(name) == "preset" and name in flags_of(command):
+            text = (
+                "{place}: {name} = {edited}, is overridden by {value} from a preset; --{name}={edited} takes precedence"
+            )
+            value = config.as_dict()[name]
+            notes.append(say(text, place=edit.place, name=name, edited=edit.value, value=value))
+    return notes
+
+
+def _text(name: str) -> bytes:
+    path = ROOT / name
+    return path.read_bytes() if path.is_file() else b""

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import config
-from settings import precedence
 from settings.consistency import unheeded
-from settings.declared import Config
+from settings.declared import COMMANDS, Config, flags_of, settings_by_name
+from settings.edits import Edit, Edits
 from settings.errors import UserError
-from settings.loading import load
-from settings.precedence import model_presets, run_presets
+from settings.loading import load, training_command
+from settings.precedence import Layered, layered, model_presets, run_presets
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,41 +55,41 @@ def test_order_of_the_layers(tmp_path: Path) -> None:
     assert loaded.given("seed") and loaded.given("max_steps") and not loaded.given("max_seq_len")
 
 
-EDITED = """
-import json
-from config import load
-from settings.consistency import unheeded
-
-def told(**flags):
-    found = load("train", {"train_file": "x", **flags})
-    model, train = found.model, found.train
-    notes = [note for note in unheeded(found, "train") if "d_model" in note]
-    return [model.d_model, model.num_layers, train.batch_size_per_gpu, found.memory.memory_budget, len(notes)]
-
-print(json.dumps([told(), told(model_preset="t5-small"), told(d_model="64", batch_size_per_gpu="auto")]))
-"""
+def with_edits(command: str = "train", flags: dict[str, Any] | None = None, **edits: Any) -> Layered:
+    """The layers with these lines edited in `config.py`."""
+    by_name = {name: Edit(name, value, "config.py", 9) for name, value in edits.items()}
+    taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
+    return layered(command, flags or {}, Config().as_dict(), settings_by_name(), taken, Edits(by_name, ()))
 
 
-def test_a_default_edited_in_config_py_counts_unless_a_preset_is_named(tmp_path: Path) -> None:
-    """Also where its declaration has become a plain value, as of a guide to an older version."""
-    text = (ROOT / "config.py").read_text("utf8")
-    for name, line in (("d_model", "int = 384"), ("batch_size_per_gpu", "int = 1"), ("memory_budget", 'str = "6G"')):
-        pattern = rf"^    {name}: .*?(?=^    \w)"  # to the next setting
-        text, count = re.subn(pattern, f"    {name}: {line}\n", text, count=1, flags=re.MULTILINE | re.DOTALL)
-        assert count == 1
-    (tmp_path / "config.py").write_text(text, "utf8")
-    command, environment = [sys.executable, "-c", EDITED], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    six = 6 * 2**30
-    assert json.loads(done.stdout) == [[384, 2, 1, six, 0], [512, 6, 1, six, 1], [64, 2, "auto", six, 0]]
+def test_an_edited_line_stands_over_a_preset_that_nobody_named_and_under_one_that_is() -> None:
+    assert with_edits(d_model=384).values["d_model"] == 384
+    assert with_edits(flags={"model_preset": "t5-small"}, d_model=384).values["d_model"] == 512
+    assert with_edits(flags={"d_model": "64"}, d_model=384).values["d_model"] == 64
+    assert with_edits(epochs=9.0).values.get("max_steps") is None, "the sample's steps would go before the epochs"
+    assert with_edits(train_file="mine.txt").values.get("max_steps") is None, "the sample is for who has no data"
+    edited = with_edits(model_preset="t5-base")
+    assert edited.model_preset == "t5-base" and edited.origins["model_preset"] == "edited"
+    assert not with_edits("evaluate", d_model=384).problems, "a command passes over what it does not take"
+    (problem,) = with_edits(batch_size_per_gpu="many").problems
+    assert "config.py" in problem and "9" in problem and "batch_size_per_gpu" in problem
 
 
-def test_an_edited_default_stands_over_the_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(precedence._documented()["epochs"], "default", 9.0)
-    monkeypatch.setitem(precedence._documented()["model_preset"], "default", "t5-base")
-    assert load("train", {}).train.max_steps == "auto", "its steps would go before the epochs"
-    assert load("train", {}).origin("model_preset") == "edited"
+@pytest.mark.parametrize(
+    ("flags", "edits", "stacks"),
+    [
+        ({}, {"num_layers": 4}, (4, 4)),
+        ({"num_layers": "3"}, {"num_layers": 4}, (3, 3)),
+        ({"num_decoder_layers": "1"}, {"num_layers": 4}, (4, 1)),
+        ({"model_preset": "t5-small", "num_layers": "4"}, {}, (4, 4)),
+        ({"model_preset": "byt5-small", "num_layers": "6"}, {}, (6, 4)),
+    ],
+)
+def test_num_layers_alone_sets_both_stacks_where_they_are_equal(
+    flags: dict[str, str], edits: dict[str, int], stacks: tuple[int, int]
+) -> None:
+    values = with_edits(flags=flags, **edits).values
+    assert (values["num_layers"], values["num_decoder_layers"]) == stacks
 
 
 def test_nothing_changes_settings_that_are_loaded() -> None:
@@ -144,7 +139,7 @@ def test_round_trip(tmp_path: Path) -> None:
         first.save(tmp_path / "config.json")
         again = load(command, {"config": str(tmp_path / "config.json")})
         assert again.as_dict() == first.as_dict() != Config().as_dict()
-        assert config.training_command(first.as_dict()) == command
+        assert training_command(first.as_dict()) == command
     assert "--objective" in problems_of("train", config=str(tmp_path / "config.json"))[0]
 
 

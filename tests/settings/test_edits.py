@@ -49,7 +49,7 @@ def class_replaced(text: str, name: str, block: str) -> str:
     """The text with another body for a class."""
     head, _, rest = text.partition(f"class {name}:\n")
     assert rest
-    body, decorator, tail = rest.partition("\n\n\n@declared\n")
+    _, decorator, tail = rest.partition("\n\n\n@declared\n")
     return head + block + decorator + tail
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from settings.declared import COMMANDS, flags_of
 from settings.errors import UserError
-from settings.fields import near_path, parse, read_settings_file, setting
+from settings.fields import declared, near_path, parse, read_settings_file, setting
 from settings.loading import load
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
-from settings.precedence import alias, aliases, declared
+from settings.precedence import alias, aliases
 from settings.program import needs
 
 

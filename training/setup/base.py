@@ -26,9 +26,9 @@ from model.shapes import weight_counts
 from run_files import read_record
 from settings.consistency import PREFERENCES, check, ranking_problems
 from settings.declared import Config, T5ModelConfig
-from settings.edits import label
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, near_path
+from settings.loading import label
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run

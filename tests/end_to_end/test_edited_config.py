@@ -1,0 +1,97 @@
+"""`config.py` edited as guides print it, in a copy of the program: plan, training and finetuning use the edited values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import World
+from tests.end_to_end.running import ENVIRONMENT, ROOT, Run
+
+PASTED = """
+
+class TrainConfig:
+    batch_size_per_gpu = 1
+    gradient_accumulation_steps = 3
+    max_seq_len = 48
+    mixed_precision = 'fp16'
+
+class T5ModelConfig:
+    d_model = 48
+    d_kv = 16
+    d_ff = 64
+    num_layers = 1
+    num_heads = 3
+"""
+COMMENTS_ALONE = "\n\nclass T5ModelConfig:\n    # 使用默认配置\n"
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program's files, without tests and documentation."""
+    folder = tmp_path_factory.mktemp("copy") / "program"
+    skipped = shutil.ignore_patterns(".*", "tests", "docs", "benchmarks", "__pycache__", "model_save", "cache", "files")
+    shutil.copytree(ROOT, folder, ignore=skipped)
+    return folder
+
+
+def command(program: Path, name: str, *flags: str) -> Run:
+    words = [sys.executable, str(program / "train_low_mem.py"), name, *flags]
+    return subprocess.run(words, cwd=program.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def test_an_edited_model_is_planned_trained_and_finetuned(copied: Path, pretrained: World) -> None:
+    (copied / "config.py").write_text((ROOT / "config.py").read_text("utf8") + PASTED + COMMENTS_ALONE, "utf8")
+    runs = copied.parent / "runs"
+    shutil.copytree(pretrained.place.runs / "whole", runs / "pretrain_whole")
+    folders = [f"--output_dir={runs}", f"--log_dir={copied.parent / 'logs'}", f"--cache_dir={pretrained.place.cache}"]
+    data = [f"--train_file={pretrained.text}", "--vocab_size=512", "--max_steps=2"]
+
+    planned = command(copied, "plan", "--json", *folders, *data)
+    assert planned.returncode == 0, planned.stderr
+    settings = json.loads(planned.stdout)
+    assert settings
+
+    for run_name, flags in {"text": data, "pairs": [f"--train_file={pretrained.pairs}", "--is_finetune=True"]}.items():
+        done = command(copied, "train", *folders, *flags, "--vocab_size=512", "--max_steps=2", f"--run_name={run_name}")
+        assert done.returncode == 0, done.stderr
+        assert "d_model = 48" in done.stderr and "config.py:" in done.stderr
+        shape = json.loads((runs / run_name / "config.json").read_text("utf8"))
+        sizes = [shape[name] for name in ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads")]
+        assert sizes == [48, 64, 1, 1, 3]
+        record = json.loads((runs / run_name / "settings.json").read_text("utf8"))
+        assert (record["batch_size_per_gpu"], record["max_seq_len"]) == (1, 48)
+
+    answered = command(
+        copied, "evaluate", f"--model={runs / 'pairs'}", f"--validation_file={pretrained.pairs}", *folders[1:]
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert "d_model" not in answered.stderr + answered.stdout
+
+
+def test_help_shows_an_edited_value_and_a_line_that_cannot_act_is_refused(copied: Path) -> None:
+    shipped = (ROOT / "config.py").read_text("utf8")
+    (copied / "config.py").write_text(shipped.replace("d_model = 512", "d_model = 384"), "utf8")
+    assert "384" in command(copied, "train", "--help=all").stdout
+    (copied / "config.py").write_text(f"{shipped}\n\nclass TrainConfig:\n    learn_rate = 1e-4\n", "utf8")
+    number = len(shipped.splitlines()) + 4
+    for name in ("plan", "train", "runs"):
+        refused = command(copied, name)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+        assert f"config.py line {number}" in refused.stderr and "learn_rate" in refused.stderr
+
+
+def test_the_line_of_the_trainer_decides_how_files_are_read(copied: Path, pretrained: World) -> None:
+    shutil.copy(ROOT / "config.py", copied / "config.py")
+    trainer = (ROOT / "trainer_low_mem.py").read_text("utf8")
+    (copied / "trainer_low_mem.py").write_text(
+        trainer.replace('use_ultra_low_mem = "auto"', "use_ultra_low_mem = False"), "utf8"
+    )
+    planned = command(copied, "plan", f"--train_file={pretrained.text}", f"--output_dir={copied.parent / 'none'}")
+    assert planned.returncode == 0
+    assert "ultra_low_mem = False" in planned.stdout + planned.stderr
