@@ -1,4 +1,4 @@
-"""The command table, which Fire dispatches; no logic: `config.py` checks the flags, each command's module does the work.
+"""The command table, which Fire dispatches; no logic: `settings` checks the flags, each command's module does the work.
 
 A mistake is answered before torch is imported, and every flag is known before anything runs.
 

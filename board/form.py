@@ -1,4 +1,4 @@
-"""The settings of `train`, as `config.py` declares them, as form fields for the page."""
+"""The settings of `train`, as `settings/declared.py` declares them, as form fields for the page."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def layered(
         problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
     layers.insert(2 if is_named else 0, ("preset", shape))
 
-    for origin, layer in layers:
+    level = dict[str, int]()  # setting -> the number of the layer that its value is from
+    for place, (origin, layer) in enumerate(layers):
         stacks = [values.get(name, defaults[name]) for name in ("num_layers", "num_decoder_layers")]
         for name, value in layer.items():
             if name not in taken[command] and layer is not shape:
@@ -99,6 +100,7 @@ def layered(
                 try:
                     values[name] = parse(settings[name][1], value)
                     origins[name] = origin
+                    level[name] = place
                 except ValueError as error:
                     problem = error.args[0] if error.args else error
                     if origin == "edited":
@@ -115,6 +117,10 @@ def layered(
         ):
             # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
             values["num_decoder_layers"] = values["num_layers"]
+    sizes = ("batch_size_per_gpu", "gradient_accumulation_steps")
+    rows_level = level.get("effective_batch_size", -1)
+    if origins.get("effective_batch_size") == "preset" and all(level.get(name, -1) > rows_level for name in sizes):
+        del values["effective_batch_size"], origins["effective_batch_size"]  # Both sizes give another number of rows.
     return Layered(values, model_preset, origins, problems)
 
 
