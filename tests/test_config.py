@@ -37,6 +37,13 @@ def test_presets_load() -> None:
         assert all(getattr(loaded.model, field) == float(value) for field, value in shape.items() if field == "d_model")
 
 
+def test_a_folder_in_place_of_a_command_is_refused_with_what_loads_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(f'model.hf_format.load("{tmp_path}")')):
+        load(str(tmp_path))
+    with pytest.raises(UserError, match="did you mean train"):
+        load("trian")
+
+
 def test_all_problems_at_once() -> None:
     problems = problems_of("train", d_model="0", max_stps="5", learning_rate="fast", device="gpu", noise_density="2")
     assert len(problems) == 5
