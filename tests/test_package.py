@@ -14,6 +14,7 @@ import pytest
 
 from frugalt5.checkout import rewritten
 from settings.help import VERSION
+from settings.program import IN_VENV
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
@@ -61,10 +62,9 @@ def build(hook: str, folder: Path) -> Path:
 def environment(folder: Path) -> tuple[Path, Path]:
     """A new environment with torch and the other packages: its Python, and the folder of its packages."""
     venv.create(folder, with_pip=False)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    (site,) = folder.rglob("site-packages")
     (site / "torch_and_others.pth").write_text(sysconfig.get_path("purelib"))
-    scripts = Path(sysconfig.get_path("scripts", "venv", {"base": str(folder), "platbase": str(folder)}))
-    return scripts / ("python.exe" if os.name == "nt" else "python"), site
+    return folder.joinpath(*IN_VENV.parts[1:]), site
 
 
 @pytest.fixture(scope="module")
