@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import optimizers
-from language import LANGUAGES, join, say
+from language import LANGUAGES
 from settings.consistency import (
     CLASS_SCORES,
     HEADS,
@@ -34,9 +34,8 @@ from settings.consistency import (
     objective_problems,
 )
 from settings.errors import DoesNotFit, UserError, refuse
-from settings.fields import AUTO, Auto, Size, Text, defining, nearest, setting
+from settings.fields import AUTO, Auto, Size, Text, defining, setting
 from settings.precedence import declared, layered
-from settings.program import full_name
 
 __all__ = ["COMMANDS", "PREFERENCES", "Config", "DoesNotFit", "T5ModelConfig", "TrainConfig", "UserError", "load"]
 
@@ -831,8 +830,6 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     Raises:
         UserError: all problems at once.
     """
-    if command not in COMMANDS:
-        raise UserError(_not_a_command(str(command)))
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
     defaults = Config()
     given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken)
@@ -863,22 +860,6 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         problems += check(config)
     refuse(problems)
     return config
-
-
-def _not_a_command(word: str) -> str:
-    if Path(word).is_dir():
-        return say(
-            'load("{folder}"), names a folder; load returns the settings of a command, as in load("train", flags); '
-            'for the model in this folder call {function}("{folder}")',
-            folder=word,
-            function=full_name("model.hf_format.load"),
-        )
-    return say(
-        'load("{word}"), names no command; allowed: {commands}{hint}',
-        word=word,
-        commands=join(", ", COMMANDS),
-        hint=nearest(word, COMMANDS),
-    )
 
 
 def training_command(saved: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from config import load
     from settings.errors import UserError
+    from settings.loading import load
     from trainer_low_mem import LowMemTrainer, plot
 
 __all__ = ["LowMemTrainer", "UserError", "load", "plot"]
