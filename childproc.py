@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -28,15 +27,15 @@ from language import speak, spoken
 from leaving import INTERRUPTED
 from screen import stand_guard
 from settings.errors import UserError
+from settings.program import full_name, python_command
 
 if TYPE_CHECKING:
     import asyncio
 
 Result = TypeVar("Result")
-ROOT = str(Path(__file__).resolve().parent)
-START = (
-    f"import sys; sys.path.insert(0, {ROOT!r}); from leaving import leave_at_ctrl_c; leave_at_ctrl_c(False); "
-    "from childproc import serve; serve()"
+SERVE = (
+    f"from {full_name('leaving')} import leave_at_ctrl_c; leave_at_ctrl_c(False); "
+    f"from {full_name('childproc')} import serve; serve()"
 )
 LOOK_SECONDS = 0.1  # between two looks at a child whose memory is limited
 OWN_LOOK_SECONDS = 0.005  # the same of a process at itself
@@ -80,7 +79,7 @@ class Worker:
         self._is_limited = max_bytes is not None
         self._errors = tempfile.TemporaryFile() if is_quiet else None  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            python_command(SERVE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env=None if environment is None else dict(environment),
         )  # fmt: skip
         if max_bytes is not None or max_cpu is not None:
@@ -169,7 +168,7 @@ def call(function: Callable[..., Result] | str, *arguments: Any, **limits: Any) 
     """The result of a module's function, computed in a child of its own.
 
     Args:
-        function: or `module:name`, of a module that this process does not import.
+        function: or `module:name`, of a module of this program that this process does not import.
         limits: `max_bytes`, `max_cpu` and the others of `Worker`.
     Raises:
         as `Worker.ask`.
@@ -182,7 +181,7 @@ def call(function: Callable[..., Result] | str, *arguments: Any, **limits: Any) 
 def _applying(function: Callable[..., Result] | str) -> Callable[[Any], Result]:
     if isinstance(function, str):
         module, _, name = function.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(full_name(module)), name)
     return lambda arguments: function(*arguments)  # type: ignore[operator]
 
 

@@ -32,7 +32,7 @@ from settings.errors import DoesNotFit, OverBudget, UserError, reason_of, refuse
 from settings.fields import AUTO, allowed, counted, nearest
 from settings.help import command_help, general_help, versions
 from settings.loading import edit_notes, load
-from settings.program import IS_INSTALLED, NAME, PACKAGE, missing, python
+from settings.program import IS_INSTALLED, NAME, PACKAGE, full_name, missing, python
 from terminal import paragraphs
 
 HELP_FLAGS = ("-h", "--help", "-help", "--h")
@@ -181,7 +181,7 @@ def _run(name: str, config: Config) -> None:
         return
     module, function = PLACES.get(name, (f"commands.{name}", name))
     try:
-        found = import_module(module)
+        found = import_module(full_name(module))
     except ModuleNotFoundError as error:
         if name not in ("board", "serve"):
             raise
@@ -280,7 +280,7 @@ def _print_once(text: str, is_cause: bool = True, is_own: bool = False) -> None:
 
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
     text = "".join(traceback.format_exception(error))
-    tracking = sys.modules.get("training.report.log_files")
+    tracking = sys.modules.get(full_name("training.report.log_files"))
     place = tracking.log_crash(text) if tracking else None
     if place is None:
         from training.processes.launch import rank  # light

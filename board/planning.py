@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -22,10 +21,10 @@ from board.runs import ALIVE
 from language import spoken
 from settings.declared import flags_of
 from settings.fields import TRUE_WORDS
-from settings.program import FILE, ROOT
+from settings.program import start_command
 from units import MIB
 
-PROGRAM = (sys.executable, str(ROOT / FILE))
+PROGRAM = tuple(start_command())
 SECONDS = 60.0  # longest for one plan
 KEPT, FRESH_SECONDS = 256, 5.0
 Flags = Mapping[str, str]

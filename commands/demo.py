@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from data.sources.prompts import Prompt
 from language import say
 from settings.declared import Config
 from settings.loading import load
-from settings.program import FILE, IS_INSTALLED, PACKAGE, ROOT, program, python
+from settings.program import FILE, IS_INSTALLED, PACKAGE, program, python, start_command
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress
 from training.report.wording import duration
@@ -86,7 +85,7 @@ def _run(config: Config, title: str, **flags: object) -> None:
     shown = PACKAGE if IS_INSTALLED else f"{python()} {FILE}"
     Progress(1).note("")
     Progress(1).lines(title, [f"$ {shown} {shlex.join(words)}"])
-    code = ended([sys.executable, str(ROOT / FILE), *words])
+    code = ended([*start_command(), *words])
     if code:
         raise SystemExit(code)
 

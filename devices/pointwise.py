@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from devices.base import name_of, traits_of
+from settings.program import IS_INSTALLED
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 MIX_1, MIX_2 = -4658895280553007687, -7723592293110705685  # 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# A process may import a checkout's modules by their plain names and below the package, and torch takes a namespace once.
+NAMESPACE = "frugalt5_package" if IS_INSTALLED else "frugalt5"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # The kernels, in what C++ and Metal share. WORD: unsigned, 64 bits. REAL: the type in which a Python float arrives.
@@ -234,7 +237,7 @@ def kernel(name: str, device: torch.device) -> Callable[..., Tensor]:
     """
     if device.type in _KERNELS:
         return _KERNELS[device.type][name]
-    return getattr(torch.ops.frugalt5, name).default  # type: ignore[no-any-return]
+    return getattr(getattr(torch.ops, NAMESPACE), name).default  # type: ignore[no-any-return]
 
 
 def fills_words(x: Tensor) -> bool:
@@ -279,7 +282,7 @@ def _why_not(name: str, dtype: torch.dtype, kind: str) -> str:
     return "" if torch.equal(found, expected) else f"{name} in {name_of(dtype)}: other numbers than on the CPU"
 
 
-_library = torch.library.Library("frugalt5", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 for _schema in (
     "mix(Tensor keys, Tensor places, int more) -> Tensor",
     # x (N, width), numbers below `low` raised to it; keys (N,)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from language import say
+from language import join, say
 from settings.consistency import HEADS, PREFERENCES, TEXT, check, objective_problems
 from settings.declared import COMMANDS, GROUPS, HEAD_EVAL_ROWS, MOST_TOKENS, ROOT, Config, flags_of, settings_by_name
 from settings.edits import CONFIG_FILE, MODEL_CLASS, TRAINER_FILE, Edits, Shipped, edit_of_trainer, edits_of_config
-from settings.errors import refuse
-from settings.fields import AUTO
+from settings.errors import UserError, refuse
+from settings.fields import AUTO, nearest
 from settings.precedence import layered
+from settings.program import full_name
 
 
 def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
@@ -25,6 +27,8 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     Raises:
         UserError: all problems at once.
     """
+    if command not in COMMANDS:
+        raise UserError(_not_a_command(str(command)))
     taken = {name: frozenset(flags_of(name)) for name in COMMANDS}
     defaults = Config()
     given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken, user_edits())
@@ -55,6 +59,22 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         problems += check(config)
     refuse(problems)
     return config
+
+
+def _not_a_command(word: str) -> str:
+    if Path(word).is_dir():
+        return say(
+            'load("{folder}"), names a folder; load returns the settings of a command, as in load("train", flags); '
+            'for the model in this folder call {function}("{folder}")',
+            folder=word,
+            function=full_name("model.hf_format.load"),
+        )
+    return say(
+        'load("{word}"), names no command; allowed: {commands}{hint}',
+        word=word,
+        commands=join(", ", COMMANDS),
+        hint=nearest(word, COMMANDS),
+    )
 
 
 def training_command(saved: Mapping[str, Any]) -> str:

@@ -24,9 +24,36 @@ from settings.errors import UserError
 ROOT, VENV, FILE = Path(__file__).resolve().parent.parent, ".venv", "train_low_mem.py"
 IN_VENV = Path(VENV, "Scripts", "python.exe") if os.name == "nt" else Path(VENV, "bin", "python")
 PACKAGE = "frugalt5"
-IS_INSTALLED = ROOT.name == "_program"  # of the package
+PREFIX = __name__.removesuffix("settings.program")  # "frugalt5." in the package, nothing in a checkout
+IS_INSTALLED = PREFIX != ""
 SCRIPT = f"-m {PACKAGE}" if IS_INSTALLED else FILE  # as torchrun and accelerate launch take it
 NAME = PACKAGE if IS_INSTALLED else FILE
+
+
+def full_name(module: str) -> str:
+    """The name that a module of this program is imported by: `config` is `frugalt5.config` in the installed package."""
+    return f"{PREFIX}{module}"
+
+
+def python_command(code: str) -> list[str]:
+    """The words that run code in a fresh Python, which finds this program's modules where this process found them.
+
+    The folder that one is in is not searched, nor is that of an installed package for anything but the package: what lies there
+    may be called like a module that some library wants.
+    """
+    top = sys.modules[__name__.partition(".")[0]]
+    folder = str(Path(str(top.__file__)).resolve().parents[1])
+    search = f"import sys; sys.path[:] = [{folder!r}, *filter(None, sys.path)]; import {top.__name__}"
+    if IS_INSTALLED:
+        search += "; del sys.path[0]"
+    return [sys.executable, "-c", f"{search}; {code}"]
+
+
+def start_command() -> list[str]:
+    """The words that start this program as a child, before the name of a command."""
+    if IS_INSTALLED:
+        return python_command(f"from {PACKAGE}.__main__ import main; main()")
+    return [sys.executable, str(ROOT / FILE)]
 
 
 def python() -> str:
@@ -65,7 +92,8 @@ def missing(error: ModuleNotFoundError, arguments: Sequence[str]) -> str:
         arguments: that this program was started with.
     """
     package = (error.name or "").partition(".")[0]
-    if not package or (ROOT / package).is_dir() or (ROOT / f"{package}.py").is_file():
+    is_own = package == PACKAGE or (ROOT / package).is_dir() or (ROOT / f"{package}.py").is_file()
+    if not package or is_own:
         return ""
     other = ROOT / IN_VENV
     facts = {"package": package, "python": sys.executable}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def test_presets_load() -> None:
         loaded = load("train", {"model_preset": name, "train_file": "x"})
         assert loaded.model_preset == name
         assert all(getattr(loaded.model, field) == float(value) for field, value in shape.items() if field == "d_model")
+
+
+def test_a_folder_in_place_of_a_command_is_refused_with_what_loads_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(f'model.hf_format.load("{tmp_path}")')):
+        load(str(tmp_path))
+    with pytest.raises(UserError, match="did you mean train"):
+        load("trian")
 
 
 def test_all_problems_at_once() -> None:

@@ -212,7 +212,15 @@ def _several(config: Config) -> Finding:
         )
         for name, launcher in launchers.items():
             places = [f"--{kind}_dir={folder}/{kind}" for kind in ("output", "log", "cache")]
-            words = [sys.executable, *launcher, SCRIPT, "train", f"--train_file={text}", f"--run_name={name}", *places]
+            words = [
+                sys.executable,
+                *launcher,
+                *SCRIPT.split(),
+                "train",
+                f"--train_file={text}",
+                f"--run_name={name}",
+                *places,
+            ]
             done = childproc.run([*words, *flags], PART_SECONDS)
             if done.returncode:
                 last = [line for line in done.stderr.strip().splitlines() if line.strip()][-1:]
