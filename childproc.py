@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from language import speak, spoken
+from language import say, speak, spoken
 from leaving import INTERRUPTED
 from screen import stand_guard
 from settings.errors import UserError
@@ -149,7 +149,7 @@ class Worker:
         code = self._process.wait()
         if code in (INTERRUPTED, -signal.SIGINT):
             return KeyboardInterrupt()
-        detail = f"exit code {code}"
+        detail: str = say("exit code {code}", code=code)
         if self._errors is not None:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines() or [detail]

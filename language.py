@@ -1,18 +1,24 @@
-"""The language in which the program speaks to its user: `say` translates a sentence; `languages/*.yaml` hold the words.
+"""The language in which the program speaks to its user: `say` makes a message; `languages/*.yaml` hold the translations.
 
-The code holds English, which is also the key: `say("peak {size}", size=size)` looks its sentence up in the chosen language
-and puts the values in. A sentence that has no translation stays English. What was said remembers its English, so that the
-log and files for programs (`english`) read the same for everybody; a test holds that every sentence is translated.
+A message is an English sentence and the values that go into it. As a string it is English, which is what logs, JSON and files
+get. It turns into the user's language where it is shown: by `print` and `str`, and by what lays text out for the screen
+(`terminal`, `screen`). The English sentence is also the key of its translation; one without stays English.
+
+So nothing is translated before it is shown, and a message must not be put into a text that is none: `say`, `join` and `+` keep
+both languages, an f-string warns (`LanguageLost`), which the tests take for an error.
 Source: the idea of GNU gettext, message ids in English, without its compiler.
 """
 
 from __future__ import annotations
 
+import locale
 import os
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +29,75 @@ _spoken = ENGLISH
 _own: ContextVar[str | None] = ContextVar("language", default=None)  # of one request to a server
 
 
-class Said(str):
-    """Text in the user's language; `english` is the same in English.
+class LanguageLost(UserWarning):
+    """A message was put into a text by an f-string, where only its English is left."""
 
-    Inside an ordinary f-string it turns English, so that no sentence mixes two languages: one is translated whole, by
-    `say`, or not at all.
+
+warnings.simplefilter("ignore", LanguageLost, append=True)  # users are shown the English; tests raise it
+
+
+class Message(str):
+    """A sentence with its values: English as a string, in the user's language where it is shown.
+
+    Args:
+        sentence: English, with `{name}` where a value goes. values: may be messages themselves.
     """
 
-    english: str
+    sentence: str
+    values: dict[str, Any]
 
-    def __new__(cls, text: str, in_english: str) -> Said:
-        said = super().__new__(cls, text)
-        said.english = in_english
-        return said
+    def __new__(cls, sentence: str, values: Mapping[str, Any]) -> Message:
+        held = {name: _held(value) for name, value in values.items()}
+        message = super().__new__(cls, _filled(sentence, {name: english(value) for name, value in held.items()}))
+        message.sentence = sentence
+        message.values = held
+        return message
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return str.__str__(self), self.english
+    def in_language(self, language: str) -> str:
+        """The message in one of `LANGUAGES`; English where its sentence has no translation."""
+        translated = _words(language).get(self.sentence)
+        if translated is None:
+            return str(english(self))
+        return _filled(translated, {name: in_language(value, language) for name, value in self.values.items()})
+
+    def __str__(self) -> str:
+        return self.in_language(spoken())
 
     def __format__(self, spec: str) -> str:
-        return format(self.english, spec)
+        warnings.warn("an f-string leaves only the English of a message: give it to say()", LanguageLost, stacklevel=2)
+        return format(english(self), spec)
+
+    def __add__(self, other: str) -> Message:
+        return Joined("", (self, other))
+
+    def __radd__(self, other: str) -> Message:
+        return Joined("", (other, self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.sentence, self.values)
+
+
+class Joined(Message):
+    """Texts, some of them messages, with a separator between them, which is translated too."""
+
+    separator: str
+    parts: tuple[str, ...]
+
+    def __new__(cls, separator: str, parts: Iterable[str]) -> Joined:
+        parts = tuple(parts)
+        text = separator.join(english(part) for part in parts)
+        message = str.__new__(cls, text)
+        message.sentence, message.values = text, {}
+        message.separator = separator
+        message.parts = parts
+        return message
+
+    def in_language(self, language: str) -> str:
+        separator = translation(self.separator, language)
+        return separator.join(in_language(part, language) for part in self.parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Joined, (self.separator, self.parts)
 
 
 def speak(language: str) -> str:
@@ -62,28 +118,33 @@ def speak_here(language: str) -> None:
     _own.set(language)
 
 
-def say(sentence: str, /, **values: Any) -> Said:
-    """A sentence in the user's language, its values put in.
-
-    Args:
-        sentence: English, with `{name}` where a value goes. values: may be `Said` themselves.
-    """
-    translated = _words(spoken()).get(sentence)
-    in_english = _filled(sentence, values)  # of what was said, English is formatted
-    if translated is None:
-        return Said(in_english, in_english)
-    return Said(_filled(translated, {name: _shown(value) for name, value in values.items()}), in_english)
+def say(sentence: str, /, **values: Any) -> Message:
+    """A message: an English sentence, with `{name}` where a value goes, and its values, which may be messages themselves."""
+    return Message(sentence, values)
 
 
-def join(separator: str, parts: Iterable[str]) -> Said:
-    """As `str.join`, of parts that may be `Said`; the separator is translated too."""
-    parts = list(parts)
-    return Said(str.__str__(say(separator)).join(parts), separator.join(english(part) for part in parts))
+def join(separator: str, parts: Iterable[str]) -> Message:
+    """As `str.join`, of parts that may be messages; the separator is translated too."""
+    return Joined(separator, parts)
 
 
 def english(value: Any) -> Any:
-    """What was said, in English; anything else is returned as it is."""
-    return value.english if isinstance(value, Said) else value
+    """The English of a message, as an ordinary string; anything else is returned as it is."""
+    return str.__str__(value) if isinstance(value, Message) else value
+
+
+def in_language(value: Any, language: str) -> Any:
+    """A message in a language, as an ordinary string; anything else is returned as it is."""
+    return value.in_language(language) if isinstance(value, Message) else value
+
+
+def localized(content: Any) -> Any:
+    """A copy of what JSON can hold with its messages in the user's language, for programs that show it, such as the page."""
+    if isinstance(content, dict):
+        return {key: localized(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [localized(value) for value in content]
+    return in_language(content, spoken())
 
 
 def translation(sentence: str, language: str) -> str:
@@ -96,11 +157,16 @@ def spoken() -> str:
     return _own.get() or _spoken
 
 
-def _shown(value: Any) -> Any:
-    return str.__str__(value) if isinstance(value, Said) else value
+def _held(value: Any) -> Any:
+    """A value as a message keeps it, so that it can be pickled: numbers and texts as they are, of an error what it says."""
+    if isinstance(value, (str, Number)):
+        return value
+    if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Message):
+        return join("; ", value.args)
+    return str(value)
 
 
-def _filled(sentence: str, values: dict[str, Any]) -> str:
+def _filled(sentence: str, values: Mapping[str, Any]) -> str:
     return sentence.format(**values) if values else sentence
 
 
@@ -116,9 +182,14 @@ def _words(language: str) -> dict[str, str]:
 
 
 def _of_environment() -> str:
-    """The language that the environment names, as POSIX reads it; English where the screen cannot show another."""
+    """The language that the environment names, as POSIX reads it; English where the screen cannot show another.
+
+    Windows sets no such variable: where none is set, its own setting counts.
+    """
     variables = ("LC_ALL", "LC_MESSAGES", "LANG")
     named = next((os.environ[name] for name in variables if os.environ.get(name)), "")
+    if not named and sys.platform == "win32":
+        named = _of_windows()
     if named.split(".")[0] not in ("", "C", "POSIX"):
         named = os.environ.get("LANGUAGE") or named
     language = named.replace("-", "_").split("_")[0].split(".")[0].lower()
@@ -129,3 +200,11 @@ def _of_environment() -> str:
     except (LookupError, UnicodeEncodeError):
         return ENGLISH
     return language
+
+
+def _of_windows() -> str:
+    """The language of Windows' own windows, such as zh_CN."""
+    import ctypes
+
+    number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined]
+    return locale.windows_locale.get(number, "")

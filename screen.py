@@ -21,7 +21,7 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 def visible(text: str) -> str:
     """Show control characters, but for line ends and tabs, as `\\x1b`; all else stays."""
-    return _COMMANDS.sub(lambda found: ascii(found.group())[1:-1], text)
+    return _COMMANDS.sub(lambda found: ascii(found.group())[1:-1], str(text))
 
 
 class GuardedStream:

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from language import say
 from screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
 
@@ -193,7 +194,10 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or choose another folder"
+            "--{flag} = {folder}, cannot be written: {reason}; free space or choose another folder",
+            flag=flag,
+            folder=folder,
+            reason=reason_of(error),
         ) from error
 
 
@@ -282,7 +286,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another process is making {target}: waiting until it is done"
+        waiting = say("another process is making {target}: waiting until it is done", target=target)
         with locked(target.with_name(target.name + ".lock"), waiting):
             if not target.exists():
                 if not resumable:
@@ -301,17 +305,22 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                         remove(partial)
                     raise
     except OSError as error:
-        advice = "name another folder with --cache_dir or --shards_dir"
+        advice = say("name another folder with --cache_dir or --shards_dir")
         if not is_full(error):
-            reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
-            problem = f"{target.parent}: cannot be written ({reason}); {advice}"
+            reason = say("it is a file") if isinstance(error, FileExistsError) else reason_of(error)
+            problem = say(
+                "{parent}: cannot be written ({reason}); {advice}", parent=target.parent, reason=reason, advice=advice
+            )
         elif resumable and partial.exists():
-            problem = (
-                f"{target.parent}: the disk is full; what is done is kept in {partial}: free space and run the same command "
-                f"again, it continues from there; or delete that folder and {advice}"
+            problem = say(
+                "{parent}: the disk is full; what is done is kept in {partial}: free space and run the same command "
+                "again, it continues from there; or delete that folder and {advice}",
+                parent=target.parent,
+                partial=partial,
+                advice=advice,
             )
         else:
-            problem = f"{target.parent}: the disk is full; free space or {advice}"
+            problem = say("{parent}: the disk is full; free space or {advice}", parent=target.parent, advice=advice)
         raise UserError(problem) from error
     return target
 
@@ -359,7 +368,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, may_wait: bool = False)
             pieces.append(piece)
             left -= len(piece)
     if not left:
-        raise OSError(errno.EFBIG, f"is larger than {most // 1024**2} MiB, which no such file is")
+        raise OSError(errno.EFBIG, say("is larger than {most} MiB, which no such file is", most=most // 1024**2))
     return b"".join(pieces)
 
 

@@ -1,4 +1,7 @@
-"""Text in a terminal's columns, of which a Chinese letter takes two: aligned, broken, cut or filled."""
+"""Text in a terminal's columns, of which a Chinese letter takes two: aligned, broken, cut or filled.
+
+Messages are laid out in the user's language.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ _JOINER, _SKIN_TONES = "\u200d", "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001
 
 def width(text: str) -> int:
     """Columns that text takes on a terminal: Chinese letters take two, marks over letters none."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in text)
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else not unicodedata.combining(c) for c in str(text))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Pad all cells but the last of each row to the width of their column."""
     widths: dict[int, int] = {}
+    rows = [[str(cell) for cell in row] for row in rows]
     for row in rows:
         for column, cell in enumerate(row[:-1]):
             widths[column] = max(widths.get(column, 0), width(cell))
@@ -36,7 +40,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def one_line(text: str, most: int = 160) -> str:
     """Text without line ends, cut where it is long."""
-    flat = " ".join(text.split())
+    flat = " ".join(str(text).split())
     return flat if len(flat) <= most else "".join(letters(flat)[: most - 3]) + "..."
 
 
@@ -61,7 +65,7 @@ def folded(line: str, room: int, indent: int = 0) -> list[str]:
     """
     indent = min(indent, room // 2)
     lines, now = [], ""
-    for piece in _PIECES.findall(line):
+    for piece in _PIECES.findall(str(line)):
         if now.strip() and width(now) + width(piece.rstrip()) > room:
             lines.append(now.rstrip())
             now = " " * indent + piece.lstrip()
@@ -73,6 +77,7 @@ def folded(line: str, room: int, indent: int = 0) -> list[str]:
 def fitted(line: str, columns: int) -> str:
     """Cut or fill a line to so many columns."""
     taken = 0
+    line = str(line)
     for place, letter in enumerate(line):
         wide = width(letter)
         if taken + wide > columns:
@@ -83,6 +88,7 @@ def fitted(line: str, columns: int) -> str:
 
 def shortened(name: str, columns: int) -> str:
     """A name without its middle where it is wider than so many columns: its beginning says what it is, its end which."""
+    name = str(name)
     if width(name) <= columns:
         return name
     head = tail = ""
@@ -101,7 +107,7 @@ def paragraphs(text: str, room: int) -> list[str]:
     That is what stands between backticks, and a line that is a command.
     """
     lines = []
-    for line in text.splitlines():
+    for line in str(text).splitlines():
         words = line.lstrip()
         if words.startswith("python "):
             lines.append(line)

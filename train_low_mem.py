@@ -105,7 +105,7 @@ def _answered(arguments: list[str]) -> int:
 def _interrupted(interruption: KeyboardInterrupt) -> int:
     from training.report.endings import Interrupted  # light
 
-    _print_once(f"\n{str(interruption) or say('interrupted')}")
+    _print_once("\n" + (reason_of(interruption) or say("interrupted")))
     return interruption.code if isinstance(interruption, Interrupted) else INTERRUPTED
 
 
@@ -186,10 +186,14 @@ def _run(name: str, config: Config) -> None:
         if name not in ("board", "serve"):
             raise
         if IS_INSTALLED:
-            way = f"install it: {python()} -m pip install '{PACKAGE}[board]'"
+            way = "{command}, needs the package {package}; install it: {python} -m pip install '{own}[board]'"
         else:
-            way = f"`make board` installs it and shows the page, or: {python()} -m pip install -r requirements-board.txt -c constraints.txt"
-        raise UserError(f"{name}, needs the package {error.name}; {way}") from None
+            way = (
+                "{command}, needs the package {package}; `make board` installs it and shows the page, or: {python} -m pip install "
+                "-r requirements-board.txt -c constraints.txt"
+            )
+        facts = {"own": PACKAGE} if IS_INSTALLED else {}
+        raise UserError(way, command=name, package=error.name, python=python(), **facts) from None
     getattr(found, function)(config)
 
 
@@ -260,11 +264,11 @@ def _print_refusal(name: str, error: UserError) -> None:
         heading = say("does not fit the memory budget")
     else:
         heading = counted(len(error.problems), "problem")
-    lines = [f"  {line}" for problem in error.problems for line in problem.splitlines()]
+    lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
     if sys.stderr.isatty():  # whoever else reads gets each problem as one line
         room = min(WIDEST, shutil.get_terminal_size().columns)
         lines = [part for line in lines for part in paragraphs(line, room)]
-    told = "\n".join([join(": ", [name or NAME, heading]), *lines])
+    told = "\n".join([str(join(": ", [name or NAME, heading])), *lines])
     _print_once(told, is_cause=error.exit_code > 1)
 
 
@@ -273,9 +277,10 @@ def _print_once(text: str, is_cause: bool = True, is_own: bool = False) -> None:
     from training.processes.launch import is_told_elsewhere, num_processes, rank  # light
 
     if not is_told_elsewhere(text, is_cause) or is_own:
-        who = f"process {rank()} of {num_processes()} on {platform.node()}: " if rank() else ""
+        who = "process {rank} of {count} on {host}: "
+        facts = {"rank": rank(), "count": num_processes(), "host": platform.node()}
         with suppress(OSError, ValueError):  # how it ended is told by the exit code
-            print(f"{who}{text}", file=sys.stderr)
+            print((say(who, **facts) if rank() else "") + text, file=sys.stderr)
 
 
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
 from language import say, speak_here, spoken
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from settings.loading import load
 from units import format_size
 from web.bodies import read_object
@@ -70,7 +70,7 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
         is_opened = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         if is_opened and not request.url.path.startswith(("/api/", "/static/")):
             return await page(request, 404)
-        return Told({"problems": ["there is nothing at this address"]}, 404)
+        return Told({"problems": [say("there is nothing at this address")]}, 404)
 
     app = Starlette(
         routes=[*(Route(path, page) for path in PAGES), *_api(board), Mount("/static", StaticFiles(directory=STATIC))],
@@ -84,9 +84,9 @@ def make_app(board: Board, token: str = "", hosts: Iterable[str] = ()) -> Starle
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, OSError):
-        return Told({"problems": [error.strerror or "cannot be read or written"]}, 409)
+        return Told({"problems": [error.strerror or say("cannot be read or written")]}, 409)
     code = 404 if isinstance(error, Outside) else 422 if isinstance(error, UserError) else 400
-    return Told({"problems": getattr(error, "problems", [str(error) or "not understood"])}, code)
+    return Told({"problems": getattr(error, "problems", [reason_of(error) or say("not understood")])}, code)
 
 
 def _api(board: Board) -> list[Route]:
@@ -136,7 +136,7 @@ def _flags(body: dict[str, Any]) -> dict[str, Any]:
 def _known(board: Board, request: Request) -> str:
     name = str(request.path_params["name"])
     if not board.is_known(name):
-        raise Outside(f"there is no run {name[:80]!r}")
+        raise Outside(say("there is no run {name!r}", name=name[:80]))
     return name
 
 

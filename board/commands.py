@@ -12,7 +12,7 @@ from board.table import lines_of
 from language import say
 from screen import visible
 from settings.declared import Config
-from settings.errors import UserError, refuse
+from settings.errors import UserError, reason_of, refuse
 from settings.program import program
 from units import format_size
 
@@ -24,7 +24,11 @@ def places_of(config: Config) -> Places:
         UserError: one of them is a file.
     """
     named = {"log_dir": config.run.log_dir, "output_dir": config.run.output_dir, "data_dir": config.board.data_dir}
-    problems = [f"--{flag} = {path}, is a file; give a folder" for flag, path in named.items() if Path(path).is_file()]
+    problems = [
+        say("--{flag} = {path}, is a file; give a folder", flag=flag, path=path)
+        for flag, path in named.items()
+        if Path(path).is_file()
+    ]
     refuse(problems)
     return Places(*(Path(folder).absolute() for folder in named.values()))
 
@@ -54,12 +58,14 @@ def runs(config: Config) -> None:
 def _delete(places: Places, name: str, is_sure: bool) -> None:
     if name not in (names := places.names()):
         known = ", ".join(names[:20]) or "none"
-        raise UserError(f"--delete = {name}, is not a run; existing runs: {known}")
+        raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=known)
     size = format_size(size_of(places, name))
     if not is_sure:
         if not sys.stdin.isatty():
             raise UserError(
-                f"--delete = {name}, needs a terminal to confirm; add --yes=True to delete {size} permanently"
+                "--delete = {name}, needs a terminal to confirm; add --yes=True to delete {size} permanently",
+                name=name,
+                size=size,
             )
         question = say(
             "permanently delete {run}, {size} with model and checkpoints? [y/N] ", run=visible(name), size=size
@@ -70,7 +76,7 @@ def _delete(places: Places, name: str, is_sure: bool) -> None:
     try:
         problem = delete_run(places, name)
     except (OSError, Outside) as error:
-        problem = str(error)
+        problem = reason_of(error)
     if problem:
-        raise UserError(f"--delete = {name}, was not deleted: {problem}")
+        raise UserError("--delete = {name}, was not deleted: {problem}", name=name, problem=problem)
     print(say("{run} deleted, {size} freed", run=visible(name), size=size))

@@ -133,7 +133,7 @@ class Launcher:
         """
         folder = self.places.logs(name)
         if word not in WISHES or not folder.is_dir():
-            raise Outside(f"{word[:20]!r} is not a request that {name} accepts")
+            raise Outside(say("{word!r} is not a request that {name} accepts", word=word[:20], name=name))
         with self._lock:
             with suppress(OSError):
                 if (folder / REQUEST_FILE).read_text(encoding="utf8", errors="replace").strip() == STOP:

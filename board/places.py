@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from formats import COMPRESSED_SUFFIXES, KIND_BY_SUFFIX
+from language import localized, say
 from run_files import run_names
 from settings.fields import is_encodable
 from settings.names import name_problem, shown_name
@@ -57,7 +58,7 @@ class Places:
             Outside: the name leads elsewhere.
         """
         if Path(name).name != name:
-            raise Outside(f"{shown_name(name)!r} is not a folder name")
+            raise Outside(say("{shown_name!r} is not a folder name", shown_name=shown_name(name)))
         return inside(self.log_dir, name), inside(self.output_dir, name)
 
     def data(self, relative: str) -> Path:
@@ -68,7 +69,7 @@ class Places:
         """
         path = inside(self.data_dir, relative)
         if not path.is_file():
-            raise Outside(f"there is no data file {relative[:80]!r}")
+            raise Outside(say("there is no data file {relative!r}", relative=relative[:80]))
         return path
 
     def model(self, relative: str) -> Path:
@@ -79,7 +80,7 @@ class Places:
         """
         path = inside(self.output_dir, relative)
         if not path.is_dir() or path.resolve() == self.output_dir.resolve():
-            raise Outside(f"there is no model {relative[:80]!r}")
+            raise Outside(say("there is no model {relative!r}", relative=relative[:80]))
         return path
 
     def data_files(self, most: int = 500) -> list[dict[str, Any]]:
@@ -116,7 +117,7 @@ def checked_name(name: str) -> str:
         Outside: it is not.
     """
     if problem := name_problem(name):
-        raise Outside(f"{shown_name(name)!r} {problem}")
+        raise Outside(say("{name!r} {problem}", name=shown_name(name), problem=problem))
     return name
 
 
@@ -132,10 +133,10 @@ def inside(folder: Path, relative: str) -> Path:
         Outside: it lies elsewhere.
     """
     if not relative or "\0" in relative or "\\" in relative or Path(relative).is_absolute():
-        raise Outside(f"{relative[:80]!r} is not a path inside {folder}")
+        raise Outside(say("{relative!r} is not a path inside {folder}", relative=relative[:80], folder=folder))
     path = folder / relative
     if ".." in Path(relative).parts or not _is_inside(folder, path):
-        raise Outside(f"{relative[:80]!r} leads out of {folder}")
+        raise Outside(say("{relative!r} leads out of {folder}", relative=relative[:80], folder=folder))
     return path
 
 
@@ -147,10 +148,10 @@ def _is_inside(folder: Path, path: Path) -> bool:
 
 
 def json_bytes(content: object, allow_nan: bool = True) -> bytes:
-    """Content as JSON, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
+    """Content as JSON, messages in the user's language, whatever is in its texts: half of a surrogate pair, as of names that are not UTF-8, as an escape.
 
     Raises:
         ValueError: it holds numbers that JSON has not, and `allow_nan` is not set.
     """
-    text = json.dumps(content, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    text = json.dumps(localized(content), ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
     return text.encode("utf8", "backslashreplace")

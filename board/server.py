@@ -8,6 +8,7 @@ from urllib.parse import quote
 from board.app import make_app
 from board.commands import places_of
 from board.service import Board
+from language import say
 from settings.declared import Config
 from settings.fields import AUTO
 from web.listening import address_of, listen, own_names, server_of, token_of
@@ -27,5 +28,5 @@ def serve(config: Config) -> None:
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
     app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
     where = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
-    print(f"the page is at {where}  (Ctrl-C stops the page; runs continue)", flush=True)
+    print(say("the page is at {where}  (Ctrl-C stops the page; runs continue)", where=where), flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

@@ -27,7 +27,7 @@ from board.runs import console_tail, list_runs, run_facts
 from board.talking import Talks
 from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from settings.fields import AUTO, is_encodable
 from settings.loading import load
 
@@ -171,7 +171,7 @@ class Board:
             flags = self.settled(raw)
             load("train", flags)
         except (UserError, Outside) as error:
-            return {"problems": getattr(error, "problems", [str(error)]), "exit_code": 2}
+            return {"problems": getattr(error, "problems", [reason_of(error)]), "exit_code": 2}
         runs = await asyncio.to_thread(list_runs, self.places)
         found = await self.planner.plan(flags, still_to_take(runs))
         given = str(raw.get("run_name") or "").strip()

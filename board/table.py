@@ -32,7 +32,7 @@ def lines_of(runs: Sequence[dict[str, Any]], columns: int | None = None, now: fl
     cells = [_cells(run, now) for run in runs]
     for dropped in range(len(LEAST_NEEDED) + 1):
         names = [name for name in HEAD if name not in LEAST_NEEDED[:dropped]]
-        rows = [[str(say(name)) for name in names], *([row[name] for name in names] for row in cells)]
+        rows: list[list[str]] = [[say(name) for name in names], *([row[name] for name in names] for row in cells)]
         widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
         room = columns - sum(widths[1:]) - 2 * (len(names) - 1)  # for the names of the runs
         if room >= min(widths[0], SHORTEST_NAME):
@@ -44,10 +44,10 @@ def lines_of(runs: Sequence[dict[str, Any]], columns: int | None = None, now: fl
         if run["state"] == "failed" and run["reason"]:
             reason = " ".join(str(run["reason"]).split())
             reason = reason if len(reason) <= LONGEST_REASON else f"... {reason[-LONGEST_REASON:]}"
-            lines += folded(str(say("{run} failed: {reason}", run=run["name"], reason=reason)), columns, indent=2)
+            lines += folded(say("{run} failed: {reason}", run=run["name"], reason=reason), columns, indent=2)
     if hidden := [name for name in HEAD if name not in names]:
         told = "columns hidden: {columns}; use a wider terminal or --json=True"
-        lines += folded(str(say(told, columns=join(", ", map(say, hidden)))), columns, indent=2)
+        lines += folded(say(told, columns=join(", ", map(say, hidden))), columns, indent=2)
     return lines
 
 
@@ -76,7 +76,7 @@ def _beginning(run: dict[str, Any], now: float | None, columns: int) -> list[str
             what=say(what) if split == what else say("preparing {split}", split=split), rows=f"{doing['rows']:,}",
             speed=f"{doing['rows_per_second']:,.0f}", **whose,
         )  # fmt: skip
-    return folded(str(told), columns, indent=2)
+    return folded(told, columns, indent=2)
 
 
 def _moment(seconds: float, now: float | None) -> str:

@@ -20,13 +20,18 @@ from typing import Any
 import childproc
 from board.places import Places
 from board.planning import PROGRAM
+from language import say
+from settings.errors import reason_of
 
 MOST_TALKS, QUIET_SECONDS, LOAD_SECONDS, INTERRUPT_SECONDS = 2, 600.0, 300.0, 20.0
 LONGEST_LINE = 2**20
 OPTIONS = ("temperature", "top_p", "max_new_tokens", "num_beams", "history_turns")
 
 
-BUSY = f"{MOST_TALKS} models are already answering, and no more can be loaded; try again when one has finished"
+BUSY = say(
+    "{most_talks} models are already answering, and no more can be loaded; try again when one has finished",
+    most_talks=MOST_TALKS,
+)
 
 
 class TalkFailed(Exception):
@@ -61,7 +66,7 @@ class Talk:
             line = await asyncio.wait_for(self.child.stdout.readline(), seconds)
             if not line:
                 said = (await self.child.stderr.read(4000)).decode("utf8", "replace")
-                raise TalkFailed("\n".join(said.strip().splitlines()[-6:]) or "the model's process has ended")
+                raise TalkFailed("\n".join(said.strip().splitlines()[-6:]) or say("the model's process has ended"))
             self.used = time.monotonic()
             with suppress(ValueError):
                 return dict(json.loads(line))
@@ -102,7 +107,7 @@ class Talks:
                 await asyncio.wait([talk.ending])
                 talk = await self._talk(pane, model, options)
         except TalkFailed as failed:
-            yield {"problem": str(failed)}
+            yield {"problem": reason_of(failed)}
             return
         async with talk.lock:
             try:
@@ -121,7 +126,7 @@ class Talks:
                         return
             except (TalkFailed, asyncio.TimeoutError, ConnectionError) as error:
                 await self._close(talk)
-                yield {"problem": str(error) or "no answer"}
+                yield {"problem": reason_of(error) or say("no answer")}
             except (asyncio.CancelledError, GeneratorExit):  # whoever asked has left: the answer is of no use
                 talk.ending = asyncio.create_task(self._until_end(talk) if talk.is_ready else self._close(talk))
                 raise

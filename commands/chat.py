@@ -155,7 +155,7 @@ def converse(session: Session, lines: Iterable[str], out: TextIO) -> None:
                 session.ask(asked["text"], lambda piece: tell({"piece": piece}))
                 remark = session.remark()
             except DoesNotFit as error:
-                remark = str(error)
+                remark = reason_of(error)
             if remark:
                 tell({"note": remark})
             tell({"end": True})
@@ -238,7 +238,7 @@ class Session:
         try:
             self.adapters.set_adapter(None if name == "none" else name)
         except UserError as error:
-            return str(error)
+            return reason_of(error)
         return say("{name} is active", name=name)
 
     def _save(self, name: str) -> str:

@@ -25,14 +25,17 @@ def check(config: Config) -> list[tuple[str, str]]:
     Memory: 1 MiB. Time: one reading of all files.
     """
     named = Path(config.checkpoint.model)
-    whole, problems = [], []
+    whole, problems = list[tuple[str, str]](), list[str]()
     home = named if named.is_dir() else find_model(config).folder
     folders = sorted((home / "checkpoints").glob("step_*"), reverse=True)
     if not folders or any(home.glob("*.safetensors")) or read_sums(home) is not None:
         folders = [home, *folders]
     for folder in folders:
         found = damages(folder)
-        problems += [f"--model = {named}, {damage}; copy it again, or use another folder" for damage in found]
+        problems += [
+            say("--model = {named}, {damage}; copy it again, or use another folder", named=named, damage=damage)
+            for damage in found
+        ]
         if not found:
             try:
                 whole.append((str(folder), _describe(folder)))

@@ -107,7 +107,9 @@ def _convert_adapter(config: Config, source: Path) -> None:
     if not config.convert.allow_pickle:
         adapter_folder.open_weights(source)  # which says what to do
     if config.convert.dtype != "keep" or config.convert.shard_size is not None:
-        raise UserError(f"--dtype and --shard_size, are for models, and {source} is an adapter; leave them out")
+        raise UserError(
+            "--dtype and --shard_size, are for models, and {source} is an adapter; leave them out", source=source
+        )
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         stored = PickleFile(source / adapter_folder.PICKLE_FILE)
         tensors = {name: stored.get_slice(name)[slice(None)] for name in stored.keys()}  # noqa: SIM118
@@ -139,7 +141,8 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     if config.given("head"):
         if config.model.head != "none":
             raise UserError(
-                f"--head = {config.model.head}, is not in the source; allowed: none, which takes the encoder; train makes a head"
+                "--head = {head}, is not in the source; allowed: none, which takes the encoder; train makes a head",
+                head=config.model.head,
             )
         path = source / CONFIG_FILE
         shape = with_head_of(config, shape_from(path, read_json(path), TensorFolder(source, pickles)))
@@ -155,8 +158,11 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     tolerance = TOLERANCES[torch.float32 if target == native else target]
     if not difference <= tolerance:  # a difference that is no number fails as well
         raise UserError(
-            f"--dtype = {settings.dtype}, changes the logits by {difference:.1e} of their norm, allowed: {tolerance:.0e}; "
-            "keep the weights unchanged, or use fp32"
+            "--dtype = {dtype}, changes the logits by {difference:.1e} of their norm, allowed: {tolerance:.0e}; "
+            "keep the weights unchanged, or use fp32",
+            dtype=settings.dtype,
+            difference=difference,
+            tolerance=tolerance,
         )
     return target, difference
 

@@ -58,7 +58,11 @@ def doctor(config: Config) -> None:
         found, machine = call(look, config, measures, setup=prepare_environment, is_quiet=True, **limits)
         report |= found
     except ChildDied as death:
-        report["problem"] = f"it did not answer within {DEVICE_SECONDS:.0f} s" if death.reason == TIME else str(death)
+        report["problem"] = (
+            say("it did not answer within {device_seconds:.0f} s", device_seconds=DEVICE_SECONDS)
+            if death.reason == TIME
+            else str(death)
+        )
     if not config.plan.json:
         _show_machine(report)
         sys.stdout.flush()

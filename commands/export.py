@@ -99,8 +99,11 @@ def export(config: Config) -> float | None:
             allowed = TOLERANCES[model.embedding.dtype] + SLACK
             if difference is not None and not difference <= allowed:
                 raise UserError(
-                    f"--format = {form}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; "
-                    "try --dtype=fp32, and report the model's config.json"
+                    "--format = {form}, its numbers differ by {difference:.1e} there, allowed: {allowed:.0e}; try "
+                    "--dtype=fp32, and report the model's config.json",
+                    form=form,
+                    difference=difference,
+                    allowed=allowed,
                 )
     output = Path(str(config.answer.output))
     checked = say("read back and compared, tensor by tensor")
@@ -125,5 +128,10 @@ def _cast(model: T5, named: str) -> None:
         if target is not None and is_matrix(name, parameter.shape):
             largest = float(parameter.abs().max())
             if largest > torch.finfo(target).max:
-                raise UserError(f"--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32")
+                raise UserError(
+                    "--dtype = {named}, cannot hold the {largest:.1e} in {name}; use bf16 or fp32",
+                    named=named,
+                    largest=largest,
+                    name=name,
+                )
             parameter.data = parameter.data.to(target)

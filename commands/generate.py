@@ -253,7 +253,7 @@ def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
             text, place = line.strip(), f"line {number}"
             if not text:
                 bad_rows.note(Path("standard input"), place, say("is empty"))
-            yield Prompt(f"standard input, {place}", text, {PROMPT: text})
+            yield Prompt(say("standard input, {place}", place=place), text, {PROMPT: text})
     except UnicodeError:
         raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
 

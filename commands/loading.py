@@ -365,7 +365,8 @@ def find_model(config: Config) -> ModelFolders:
     first, *others = find_models(config)
     if others:
         raise UserError(
-            f"--model = {config.checkpoint.model}, names several models; give one here (generate, evaluate, chat and serve take several)"
+            "--model = {model}, names several models; give one here (generate, evaluate, chat and serve take several)",
+            model=config.checkpoint.model,
         )
     return first
 
@@ -394,7 +395,8 @@ def find_models(config: Config) -> list[ModelFolders]:
     folders = [_existing(name) for name in names or [named]]
     if len(folders) > 1 and adapter is not None:
         raise UserError(
-            f"--adapter = {adapter}, belongs to one model and --model names several; name the adapters' folders there"
+            "--adapter = {adapter}, belongs to one model and --model names several; name the adapters' folders there",
+            adapter=adapter,
         )
     return [ModelFolders.of(folder, adapter) for folder in folders]
 
@@ -450,7 +452,9 @@ def find_answering(
     model, shape = models[0], models[0].shape
     if len(model.adapters) > 1 and not several:
         names = ",".join(map(str, model.adapters))
-        raise UserError(f"--adapter = {names}, only one can be on here; give one (chat changes between several)")
+        raise UserError(
+            "--adapter = {names}, only one can be on here; give one (chat changes between several)", names=names
+        )
     if shape.is_text:
         return answering(config, model, searches, ranks), models
     if writes:
@@ -463,7 +467,9 @@ def find_answering(
         )
     if len(models) > 1:
         raise UserError(
-            f"--model = {config.checkpoint.model}, an ensemble writes text and {model.folder} is an encoder; give one model"
+            "--model = {model}, an ensemble writes text and {folder} is an encoder; give one model",
+            model=config.checkpoint.model,
+            folder=model.folder,
         )
     return config, models
 
@@ -548,14 +554,21 @@ def _check_alike(first: ModelFolders, tokenizer: Tokenizer, model: ModelFolders)
     """Refuse a model that cannot write beside the first one, token by token."""
     if Tokenizer.load(model.tokenizer).fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"--model = {model.folder}, has another tokenizer than {first.folder}; an ensemble needs one for all, such as runs with "
-            "the same --tokenizer_dir"
+            "--model = {folder}, has another tokenizer than {first_folder}; an ensemble needs one for all, such "
+            "as runs with the same --tokenizer_dir",
+            folder=model.folder,
+            first_folder=first.folder,
         )
     for name in ("vocab_size", "start_token_id", "eos_token_id"):
         its, other = getattr(model.shape, name), getattr(first.shape, name)
         if its != other:
             raise UserError(
-                f"--model = {model.folder}, has {name} {its} and {first.folder} {other}; an ensemble needs the same"
+                "--model = {folder}, has {name} {its} and {first_folder} {other}; an ensemble needs the same",
+                folder=model.folder,
+                name=name,
+                its=its,
+                first_folder=first.folder,
+                other=other,
             )
 
 
@@ -624,7 +637,9 @@ def _choose_dtypes(config: Config, device: Device, folder: Path, fits_wide: bool
     chosen = device.choose_compute_dtype("no" if asked == AUTO and is_wide else asked)
     if stored == torch.int8:
         if chosen.dtype == torch.float16:
-            chosen = DtypeChoice(torch.float32, "fp32 products: those of int8 weights overflow in fp16", asked == AUTO)
+            chosen = DtypeChoice(
+                torch.float32, say("fp32 products: those of int8 weights overflow in fp16"), asked == AUTO
+            )
         return stored, chosen
     if chosen.dtype == torch.float16:
         return torch.float16, chosen

@@ -113,7 +113,11 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
         needs_base = is_preference or train.is_finetune or train.finetune_from not in (AUTO, None)
         if run.resumed_dir or not needs_base or not (is_preference or config.given("model_preset")):
             raise
-        assumed = f"{error.problems[0].splitlines()[0]}; planned for --model_preset={config.model_preset}"
+        assumed = say(
+            "{reason}; planned for --model_preset={model_preset}",
+            reason=error.problems[0].splitlines()[0],
+            model_preset=config.model_preset,
+        )
         return config, [assumed], 0
     if run.resumed_dir is not None and run.base is not None and run.is_resumed:
         done = step_of(run.base)

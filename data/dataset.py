@@ -29,6 +29,7 @@ from data.sources.files import TABLES, Source, find
 from data.sources.reading import reading
 from data.sources.tables import is_list, is_number, parquet_batch_rows, parquet_file
 from formats import ARROW_STREAM, PARQUET
+from language import say
 from settings.errors import UserError, refuse
 from settings.fields import listed
 
@@ -38,7 +39,7 @@ OPENED = {MMAP: pa.memory_map, FILE: pa.OSFile}
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
-CHANGED = "its size has changed since it was opened"
+CHANGED = say("its size has changed since it was opened")
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
 
@@ -108,7 +109,8 @@ class ArrowTable:
     def _scan(self, file: pa.MemoryMappedFile) -> list[int]:
         if any(pa.types.is_dictionary(kind) for kind in self.schema.types):
             raise UserError(
-                f"{self.source.path}: a stream with dictionary columns cannot be read by row; write an Arrow file"
+                "{path}: a stream with dictionary columns cannot be read by row; write an Arrow file",
+                path=self.source.path,
             )
         offsets, rows = list[int](), list[int]()
         file.seek(0)
@@ -277,21 +279,28 @@ class LowMemDataset(Sequence[dict[str, Any]]):
     def _check_mode(self, ultra_low_mem: bool) -> None:
         problems = []
         if self.mode not in MODES:
-            problems.append(f"mode = {self.mode}, is not known; allowed: {', '.join(MODES)}")
+            problems.append(
+                say("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=", ".join(MODES))
+            )
         elif ultra_low_mem and self.mode != REOPEN:
-            problems.append(f"mode = {self.mode}, contradicts ultra_low_mem = True; leave one of them out")
+            problems.append(
+                say("mode = {mode}, contradicts ultra_low_mem = True; leave one of them out", mode=self.mode)
+            )
         if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
-            problems.append("drop_page_cache = True, this system does not support it; omit it")
+            problems.append(say("drop_page_cache = True, this system does not support it; omit it"))
         refuse(problems)
 
     def _open(self, source: Source) -> ArrowTable | ParquetTable:
         if not isinstance(source.path, Path):
             raise UserError(
-                f"{source.path}: an address has no rows by number; fetch it, or turn it into shards with prepare"
+                "{path}: an address has no rows by number; fetch it, or turn it into shards with prepare",
+                path=source.path,
             )
         if source.kind not in TABLES:
             raise UserError(
-                f"{source.path}: {source.kind} has no rows by number; turn it into shards with the prepare command"
+                "{path}: {kind} has no rows by number; turn it into shards with the prepare command",
+                path=source.path,
+                kind=source.kind,
             )
         with reading(source):
             return (ParquetTable if source.kind == PARQUET else ArrowTable)(source, self.mode)
@@ -393,7 +402,10 @@ class TokenStream:
         window = tokens[begin - first * self.row_tokens : end - first * self.row_tokens].astype(np.int64)
         if len(window) != self.window_tokens:
             raise UserError(
-                f"rows {first + 1} to {last + 1} of the token stream are not of {self.row_tokens} tokens; "
-                "delete the shards folder and prepare it again"
+                "rows {first} to {last} of the token stream are not of {row_tokens} tokens; delete the shards folder "
+                "and prepare it again",
+                first=first + 1,
+                last=last + 1,
+                row_tokens=self.row_tokens,
             )
         return window

@@ -25,6 +25,7 @@ from devices import machine_file, processor
 from devices.copies import Carrier, HostCopies
 from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
+from language import say
 from limits import (
     DEVICE_DROPOUT_ELEMENTS,
     DEVICE_SCORES,
@@ -425,7 +426,7 @@ class Device(ABC):
             requested: `mixed_precision`: "auto", "no", "bf16" or "fp16".
         """
         if requested == "no":
-            return DtypeChoice(torch.float32, "fp32, as asked for", True)
+            return DtypeChoice(torch.float32, say("fp32, as asked for"), True)
         best = self.fast_dtypes()[0]
         if requested == "fp16" and self.multiplies_fp16():
             best = torch.float16
@@ -433,12 +434,12 @@ class Device(ABC):
             best = torch.float32
         if requested == "fp16" and best != torch.float16:
             word = "bf16" if best == torch.bfloat16 else "fp32"
-            return DtypeChoice(best, f"{word} products: fp16 ones are not faster here", False)
+            return DtypeChoice(best, say("{word} products: fp16 ones are not faster here", word=word), False)
         if best == torch.float16:
-            return DtypeChoice(best, "fp16 products: fast here; the residual stream is fp32", True)
+            return DtypeChoice(best, say("fp16 products: fast here; the residual stream is fp32"), True)
         if best == torch.bfloat16:
-            return DtypeChoice(best, "bf16 products: fast here", True)
-        reason = "fp32 products: bf16 ones are not faster here; weights may still be stored in bf16"
+            return DtypeChoice(best, say("bf16 products: fast here"), True)
+        reason = say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16")
         return DtypeChoice(best, reason, requested == "auto")
 
     def multiplies_fp16(self) -> bool:

@@ -59,22 +59,31 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
         )
     if name not in serving:
         raise UserError(
-            f"--device = {requested}, cannot be shared by {local_processes} processes: torch.distributed has no backend for it; "
-            "start one process, or use --device=cpu"
+            "--device = {requested}, cannot be shared by {local_processes} processes: torch.distributed has no "
+            "backend for it; start one process, or use --device=cpu",
+            requested=requested,
+            local_processes=local_processes,
         )
     count = known[name].count()
     if count is not None and local_rank >= count:
         raise UserError(
-            f"--num_processes = {local_rank + 1} or more, but this machine has {counted(count, f'{name.upper()} device')}; "
-            f"allowed: at most {counted(count, 'process')} here; lower it or use --device=cpu"
+            "--num_processes = {local_rank} or more, but this machine has {devices}; allowed: at most "
+            "{processes} here; lower it or use --device=cpu",
+            local_rank=local_rank + 1,
+            devices=counted(count, f"{name.upper()} device"),
+            processes=counted(count, "process"),
         )
     try:
         return known[name](local_rank)
     except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
         reason = (str(error).splitlines() or ["unknown"])[0]
         raise UserError(
-            f"--device = {requested}, {name.upper()} device {local_rank} cannot be used ({reason}); free it, choose another by "
-            "CUDA_VISIBLE_DEVICES, or use --device=cpu"
+            "--device = {requested}, {upper} device {local_rank} cannot be used ({reason}); free it, choose "
+            "another by CUDA_VISIBLE_DEVICES, or use --device=cpu",
+            requested=requested,
+            upper=name.upper(),
+            local_rank=local_rank,
+            reason=reason,
         ) from error
 
 

@@ -20,6 +20,7 @@ import torch
 
 from devices.base import Device, count_processors
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
+from language import say
 from units import KIB, MIB, format_size
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
@@ -55,9 +56,14 @@ def why_no_kernels(index: int) -> str:
             return ""
     if not kinds:
         return ""
-    return (
-        f"torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(index)} (compute capability {major}.{minor}, it has "
-        f"{', '.join(sorted({f'{of}.{low}' for _, (of, low), _ in kinds}))}); {OLD_CARDS}"
+    return say(
+        "torch {version} has no kernels for {device} (compute capability {major}.{minor}, it has {value}); {old_cards}",
+        version=torch.__version__,
+        device=torch.cuda.get_device_name(index),
+        major=major,
+        minor=minor,
+        value=", ".join(sorted({f"{of}.{low}" for _, (of, low), _ in kinds})),
+        old_cards=OLD_CARDS,
     )
 
 

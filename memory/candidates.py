@@ -166,8 +166,9 @@ def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool
     asked, processes = config.memory.shard_weights, machine.num_processes
     if asked is True and processes == 1:
         raise UserError(
-            "--shard_weights = True, shards the weights over processes, but there is only one; start several, as with "
-            f"torchrun --nproc_per_node=2 {SCRIPT} ..., or omit it"
+            "--shard_weights = True, shards the weights over processes, but there is only one; start several, as "
+            "with torchrun --nproc_per_node=2 {script} ..., or omit it",
+            script=SCRIPT,
         )
     # ways of training that have not learned it; answers have as many tokens as they come to have, on each process others
     apart = config.lora.lora_rank or config.data.objective == PREFERENCES or writes_answers(config)

@@ -78,7 +78,10 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         rates = tuple((dtype, float(about["rates"][dtype])) for dtype in named)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 and bfloat16, FLOP/s)"
+            "--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 "
+            "and bfloat16, FLOP/s)",
+            name=name,
+            error=error,
         ) from None
     taken = available if budget == AUTO else min(int(budget), available)
     return Machine(taken, available, base, rates, is_another=True)

@@ -194,8 +194,10 @@ def _search(
         kept = []
     if not tried:  # weights were to rest beside the device, whatever the way
         raise DoesNotFit(
-            f"--weights_in = {config.memory.weights_in}, does not fit into {format_size(machine.host_bytes)} of RAM beside the "
-            "device; choose another place, or omit it"
+            "--weights_in = {weights_in}, does not fit into {size} of RAM beside the device; choose another "
+            "place, or omit it",
+            weights_in=config.memory.weights_in,
+            size=format_size(machine.host_bytes),
         )
     least = min(tried.values(), key=lambda way: _peak(work, way, machine))
     raise DoesNotFit(*refusal(config, work, machine, least))

@@ -24,17 +24,18 @@ from childproc import CRASHED, MEMORY, TIME, ChildDied, call
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
+from language import say
 from memory.estimate.peaks import CORRECTION, FIXED, changeable
 from memory.estimate.shapes import MicroBatchRows
 from memory.estimate.workload import ExecutionPlan
 from settings.declared import Config
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from storage import write_text
 from units import MIB
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 MEASURE = "training.probing:measure"  # which imports torch
-KILLED = "killed for its memory"
+KILLED = say("killed for its memory")
 LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction did not do its work
 # a probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone
 # was passed by 0.8% at the median and by 4 to 7% three times; with these the median is the same and the most is under 3%
@@ -213,10 +214,10 @@ def _run(request: ProbeRequest, time_limit: float) -> ProbeResult:
             environment=environment, setup=prepare_environment, is_quiet=True,
         )  # fmt: skip
     except (ChildDied, UserError) as error:
-        failed = "; ".join(error.problems) if isinstance(error, UserError) else str(error)
+        failed = reason_of(error)
         reason = error.reason if isinstance(error, ChildDied) else ""
         if reason == TIME:
-            failed = f"took longer than {time_limit:.0f} s of processor time"
+            failed = say("took longer than {time_limit:.0f} s of processor time", time_limit=time_limit)
         elif reason == MEMORY or (reason == CRASHED and request.host_bytes):  # libraries crash where they get no memory
             failed = KILLED
         return ProbeResult(seconds=time.perf_counter() - began, failed=failed)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from language import say
 from memory.estimate.disk import is_in_memory
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.weight_offload import pinned_bytes
@@ -30,7 +31,11 @@ def weights_folder(config: Config) -> Path:
 
 def rests_in_memory(folder: Path) -> str:
     """That a folder is no place for weights that memory has no room for."""
-    return f"--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir to a folder on a disk"
+    return say(
+        "--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir "
+        "to a folder on a disk",
+        folder=folder,
+    )
 
 
 def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None) -> list[str]:
@@ -77,7 +82,8 @@ def ways_at(
     unshared = [way for way in here if way.shards == 1]
     if not unshared and here and config.memory.weights_in != AUTO:
         raise UserError(
-            f"--weights_in = {config.memory.weights_in}, is for weights that are whole on each process; omit shard_weights"
+            "--weights_in = {weights_in}, is for weights that are whole on each process; omit shard_weights",
+            weights_in=config.memory.weights_in,
         )
     whole = [way for way in unshared if parted or way.accumulation_passes == 1]
     fewest = min((way.saved_blocks for way in whole), default=0)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from language import say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
 from model.formats.shape_file import (
@@ -65,7 +66,9 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
     stored = TensorFolder(Path(folder), allow_pickle)
     name = embedding_name(stored)
     if name not in stored.names:
-        raise UserError(f"{folder}, holds no {EMBEDDING}; give the folder of a T5 model")
+        raise UserError(
+            "{folder}, holds no {embedding}; give the folder of a T5 model", folder=folder, embedding=EMBEDDING
+        )
     numbers = [
         each for each in stored.names
         if len(stored.shape(each)) == 2 and stored.is_number(each) and not each.startswith(LABEL_HEADS)
@@ -152,10 +155,18 @@ def load(
         different = [name for name in names if getattr(config, name) != getattr(expect, name)]
         if different:
             shown = ", ".join(
-                f"{name} is {getattr(config, name)} and not {getattr(expect, name)}" for name in different
+                say(
+                    "{name} is {value} and not {other_value}",
+                    name=name,
+                    value=getattr(config, name),
+                    other_value=getattr(expect, name),
+                )
+                for name in different
             )
             raise UserError(
-                f"{folder}, is a checkpoint of a different shape: {shown}; give the model that it was made with"
+                "{folder}, is a checkpoint of a different shape: {shown}; give the model that it was made with",
+                folder=folder,
+                shown=shown,
             )
     is_frozen = dtype in QUANTIZED
     as_stored = dataclasses.replace(expect or config, vocab_size=config.vocab_size)
@@ -221,18 +232,31 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     wanted, found, problems = set(sources.values()), stored.names, misfits(stored, config)
     if bare := [name for name in wanted & found if stored.is_number(name) and stored.lacks_scale(name)]:
         problems.append(
-            f"{stored.path}, holds int8 weights without their scales ({listed(bare)}); copy the folder again"
+            say(
+                "{path}, holds int8 weights without their scales ({bare}); copy the folder again",
+                path=stored.path,
+                bare=listed(bare),
+            )
         )
     if odd := [name for name in wanted & found if not stored.is_number(name)]:
         problems.append(
-            f"{stored.path}, holds no floating-point numbers in {listed(odd)}; use a complete T5 checkpoint"
+            say(
+                "{path}, holds no floating-point numbers in {odd}; use a complete T5 checkpoint",
+                path=stored.path,
+                odd=listed(odd),
+            )
         )
     embedding = sources["embedding"]
     copies = found & {EMBEDDING, *EMBEDDING_COPIES} - {embedding}
     if other := [name for name in copies if embedding in found and not stored.equal(embedding, name)]:
         problems.append(
-            f"{stored.path}, holds other numbers in {listed(other)} than in {embedding}; encoder and decoder share one "
-            "embedding here: use a complete T5 checkpoint"
+            say(
+                "{path}, holds other numbers in {other} than in {embedding}; encoder and decoder share one embedding "
+                "here: use a complete T5 checkpoint",
+                path=stored.path,
+                other=listed(other),
+                embedding=embedding,
+            )
         )
     refuse(problems)
     return sources

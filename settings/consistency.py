@@ -106,64 +106,112 @@ def _not_default(config: Config, names: Iterable[str]) -> list[tuple[str, Any]]:
 def _of_training(config: Config) -> Iterator[str]:
     model, train, lora, objective = config.model, config.train, config.lora, config.data.objective
     if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
-        yield f"--vocab_size = {model.vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id"
+        yield say(
+            "--vocab_size = {vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id",
+            vocab_size=model.vocab_size,
+        )
     if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
         yield (
-            f"--relative_attention_max_distance = {model.relative_attention_max_distance}, must be more than half of "
-            f"relative_attention_num_buckets ({model.relative_attention_num_buckets})"
+            say(
+                "--relative_attention_max_distance = {relative_attention_max_distance}, must be more than half of "
+                "relative_attention_num_buckets ({relative_attention_num_buckets})",
+                relative_attention_max_distance=model.relative_attention_max_distance,
+                relative_attention_num_buckets=model.relative_attention_num_buckets,
+            )
         )
     if model.bias_in_every_layer and not model.scale_decoder_outputs:
-        yield "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
+        yield say(
+            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
+        )
     rows, batch_size = train.effective_batch_size, train.batch_size_per_gpu
     accumulation = train.gradient_accumulation_steps
     if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
-        yield f"--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto"
+        yield say(
+            "--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto",
+            batch_size=batch_size,
+            rows=rows,
+        )
     if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
         yield (
-            f"--effective_batch_size = {rows}, is not a multiple of batch_size_per_gpu x gradient_accumulation_steps "
-            f"({batch_size} x {accumulation}); set one of the three to auto"
+            say(
+                "--effective_batch_size = {rows}, is not a multiple of batch_size_per_gpu x "
+                "gradient_accumulation_steps ({batch_size} x {accumulation}); set one of the three to auto",
+                rows=rows,
+                batch_size=batch_size,
+                accumulation=accumulation,
+            )
         )
     is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
     if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES, *HEADS):
-        yield f"--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune"
+        yield say(
+            "--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune", objective=objective
+        )
     elif is_typed and objective not in HEADS and (train.is_finetune or objective in ("pairs", PREFERENCES)):
-        what = "preferences" if objective == PREFERENCES else "pairs"
-        yield f"--text_column = {config.data.text_column}, has no effect on {what}; omit it"
+        what = say("preferences") if objective == PREFERENCES else say("pairs")
+        yield say(
+            "--text_column = {text_column}, has no effect on {what}; omit it",
+            text_column=config.data.text_column,
+            what=what,
+        )
     if not lora.lora_rank:
         for name, value in _not_default(config, [member.name for member in dataclasses.fields(lora)]):
-            yield f"--{name} = {value}, has no effect without adapters; set --lora_rank=8"
+            yield say("--{name} = {value}, has no effect without adapters; set --lora_rank=8", name=name, value=value)
     best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
     if objective in HEADS:
         of_head = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(model.labels, CLASS_SCORES)
         if best not in ("loss", *of_head):
-            yield f"--metric_for_best = {train.metric_for_best}, {not_known(best, ('loss', *of_head))}"
+            yield say(
+                "--metric_for_best = {metric_for_best}, {problem}",
+                metric_for_best=train.metric_for_best,
+                problem=not_known(best, ("loss", *of_head)),
+            )
     elif best not in ("loss", *SCORES) and not RANKED.fullmatch(best) and not writes_answers(config):
         known = not_known(train.metric_for_best, ("loss", *SCORES, *RANKED_SHOWN))
-        yield f"--metric_for_best = {train.metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64"
+        yield say(
+            "--metric_for_best = {metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64",
+            metric_for_best=train.metric_for_best,
+            known=known,
+        )
     elif best != "loss" and not writes_answers(config):
-        yield f"--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64"
+        yield say(
+            "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
+            best=best,
+        )
     elif (best in SCORES and metrics != AUTO and best not in score_words(metrics)) or (
         RANKED.fullmatch(best) and best not in ranked_words(config)
     ):
-        yield f"--metric_for_best = {best}, is not among --metrics ({metrics}); add it there"
+        yield say(
+            "--metric_for_best = {best}, is not among --metrics ({metrics}); add it there", best=best, metrics=metrics
+        )
     asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
     if asked == 1:
-        yield "--average_checkpoints = 1, averages nothing; use 2 or more, or 0"
+        yield say("--average_checkpoints = 1, averages nothing; use 2 or more, or 0")
     elif asked > kept:
-        yield f"--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them"
+        yield say(
+            "--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them",
+            asked=asked,
+            kept=kept,
+        )
     if train.is_keep_training == AUTO and config.run.run_name == AUTO:
-        yield "--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one"
+        yield say("--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one")
     if os.path.abspath(config.run.log_dir) == os.path.abspath(config.run.output_dir):
         told = "--log_dir = {folder}, is the output_dir too, where the run has a folder of the same name; give it another one"
         yield say(told, folder=config.run.log_dir)
     mirror = config.run.checkpoint_mirror
     if mirror is not None and "://" not in mirror:
-        yield f"--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///.."
+        yield say(
+            "--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///..",
+            mirror=mirror,
+        )
     data = config.data
     if data.item_file is not None and data.item_separator != type(data)().item_separator:
-        yield f"--item_separator = {data.item_separator!r}, has no effect with --item_file, whose codes are separated by blanks; omit it"
+        yield say(
+            "--item_separator = {item_separator!r}, has no effect with --item_file, whose codes are separated by "
+            "blanks; omit it",
+            item_separator=data.item_separator,
+        )
     if config.origin("holdout") == "flag" and data.validation_file is not None:
-        yield f"--holdout = {data.holdout}, has no effect with --validation_file; omit one"
+        yield say("--holdout = {holdout}, has no effect with --validation_file; omit one", holdout=data.holdout)
 
 
 def _preferences(config: Config) -> Iterator[str]:
@@ -172,13 +220,19 @@ def _preferences(config: Config) -> Iterator[str]:
         return
     chosen = config.preference.preference_loss
     unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, "; see preference_label_smoothing"), "z_loss": (True, ""), "loss_over": (True, ""),
-        "beta": (chosen == "orpo", "; see orpo_lambda"), "preference_label_smoothing": (chosen != "sigmoid", ""),
-        "orpo_lambda": (chosen != "orpo", "; see beta"),
+        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""), "loss_over": (True, ""),
+        "beta": (chosen == "orpo", say("; see orpo_lambda")), "preference_label_smoothing": (chosen != "sigmoid", ""),
+        "orpo_lambda": (chosen != "orpo", say("; see beta")),
     }  # fmt: skip
     hints = {name: hint for name, (has_no_effect, hint) in unheeded.items() if has_no_effect}
     for name, value in _not_default(config, hints):
-        yield f"--{name} = {value}, has no effect with dpo and preference_loss {chosen}; omit it{hints[name]}"
+        yield say(
+            "--{name} = {value}, has no effect with dpo and preference_loss {chosen}; omit it{hints}",
+            name=name,
+            value=value,
+            chosen=chosen,
+            hints=hints[name],
+        )
 
 
 def _of_heads(config: Config) -> Iterator[str]:
@@ -186,32 +240,53 @@ def _of_heads(config: Config) -> Iterator[str]:
     model, train, head = config.model, config.train, config.model.head
     if head == TEXT:
         if not model.num_decoder_layers:
-            yield "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
-        idle, hint = ["labels", "pooling", "head_kind", "class_weights"], "name --head=sequence or token"
+            yield say(
+                "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
+            )
+        idle, hint = ["labels", "pooling", "head_kind", "class_weights"], say("name --head=sequence or token")
     else:
         idle = ["z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
-        hint = "omit it"
+        hint = say("omit it")
     if head == TOKEN:
         idle.append("pooling")
     for name, value in _not_default(config, idle):
-        yield f"--{name} = {value}, has no effect with --head={head}; {hint}"
+        yield say(
+            "--{name} = {value}, has no effect with --head={head}; {hint}", name=name, value=value, head=head, hint=hint
+        )
     if head in (TOKEN, "none") and model.num_decoder_layers:
-        yield f"--num_decoder_layers = {model.num_decoder_layers}, --head={head} reads the encoder; omit it"
+        yield say(
+            "--num_decoder_layers = {num_decoder_layers}, --head={head} reads the encoder; omit it",
+            num_decoder_layers=model.num_decoder_layers,
+            head=head,
+        )
     if head == SEQUENCE and model.num_decoder_layers:  # transformers has one such class, T5ForSequenceClassification
         for name, fixed in (("pooling", "last"), ("head_kind", "dense")):
             if (value := getattr(model, name)) not in (AUTO, fixed):
-                yield f"--{name} = {value}, a head over a decoder is {fixed}; omit it, or num_decoder_layers"
+                yield say(
+                    "--{name} = {value}, a head over a decoder is {fixed}; omit it, or num_decoder_layers",
+                    name=name,
+                    value=value,
+                    fixed=fixed,
+                )
     if model.labels == REGRESSION and train.class_weights is not None:
-        yield f"--class_weights = {train.class_weights}, regression has no classes; omit it"
+        yield say(
+            "--class_weights = {class_weights}, regression has no classes; omit it", class_weights=train.class_weights
+        )
     elif train.class_weights not in (None, "balanced"):
         try:
             weights = [float(word) for word in str(train.class_weights).split(",")]
         except ValueError:
             weights = []
         if not weights or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
-            yield f"--class_weights = {train.class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5"
+            yield say(
+                "--class_weights = {class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5",
+                class_weights=train.class_weights,
+            )
     if model.labels == REGRESSION and train.label_smoothing:
-        yield f"--label_smoothing = {train.label_smoothing}, regression has no classes; omit it"
+        yield say(
+            "--label_smoothing = {label_smoothing}, regression has no classes; omit it",
+            label_smoothing=train.label_smoothing,
+        )
 
 
 def score_words(metrics: str) -> list[str]:
@@ -232,12 +307,22 @@ def ranking_problems(config: Config) -> Iterator[str]:
     """Find what `--num_answers` asks for and the beams, or `--metrics` and the answers, do not give."""
     answers, beams = config.answer.num_answers, config.generate.num_beams
     if answers > beams:
-        yield f"--num_answers = {answers}, needs as many beams and there are {beams}; give --num_beams={answers}"
+        yield say(
+            "--num_answers = {answers}, needs as many beams and there are {beams}; give --num_beams={answers}",
+            answers=answers,
+            beams=beams,
+        )
     deepest = max((int(RANKED.fullmatch(name)[1] or 1) for name in ranked_words(config)), default=1)  # type: ignore[index]
     if deepest > answers:
         yield (
-            f"--metrics = {config.metrics.metrics}, looks at {deepest} answers per prompt and there are {answers}; give "
-            f"--num_answers={deepest} --num_beams={max(beams, deepest)}"
+            say(
+                "--metrics = {metrics}, looks at {deepest} answers per prompt and there are {answers}; give "
+                "--num_answers={deepest} --num_beams={beams}",
+                metrics=config.metrics.metrics,
+                deepest=deepest,
+                answers=answers,
+                beams=max(beams, deepest),
+            )
         )
 
 
@@ -251,40 +336,66 @@ def answer_problems(config: Config) -> Iterator[str]:
     how = config.generate
     candidates, several = config.answer.candidates, config.answer.num_answers
     if candidates > 1 and several > 1:
-        yield f"--num_answers = {several}, writes one answer of {candidates} candidates; omit it, or --candidates"
+        yield say(
+            "--num_answers = {several}, writes one answer of {candidates} candidates; omit it, or --candidates",
+            several=several,
+            candidates=candidates,
+        )
     if how.num_beams > 1 and how.temperature > 0.0 and candidates == 1:
-        yield f"--num_beams = {how.num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1"
+        yield say(
+            "--num_beams = {num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1",
+            num_beams=how.num_beams,
+        )
     if how.split_prompts and several > 1:
-        yield f"--split_prompts = {how.split_prompts}, joins one answer of each part, and num_answers is {several}; omit one"
+        yield say(
+            "--split_prompts = {split_prompts}, joins one answer of each part, and num_answers is {several}; omit one",
+            split_prompts=how.split_prompts,
+            several=several,
+        )
     if how.split_prompts >= config.data.max_seq_len:
-        yield f"--split_prompts = {how.split_prompts}, is not less than max_seq_len ({config.data.max_seq_len}); lower it"
+        yield say(
+            "--split_prompts = {split_prompts}, is not less than max_seq_len ({max_seq_len}); lower it",
+            split_prompts=how.split_prompts,
+            max_seq_len=config.data.max_seq_len,
+        )
     if how.min_new_tokens > how.max_new_tokens:
-        yield f"--min_new_tokens = {how.min_new_tokens}, is more than max_new_tokens ({how.max_new_tokens}); lower it"
+        yield say(
+            "--min_new_tokens = {min_new_tokens}, is more than max_new_tokens ({max_new_tokens}); lower it",
+            min_new_tokens=how.min_new_tokens,
+            max_new_tokens=how.max_new_tokens,
+        )
 
 
 def _of_memory(config: Config) -> Iterator[str]:
     memory, train = config.memory, config.train
     recomputes_none = memory.memory_mode == "standard" or memory.gradient_checkpointing is False
     if memory.offload_boundaries is True and recomputes_none:
-        yield (
+        yield say(
             "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
             "gradient_checkpointing=False recompute none; omit one"
         )
     if memory.shard_weights is not True:
         return
     if config.lora.lora_rank or config.data.objective == PREFERENCES:
-        yield (
+        yield say(
             "--shard_weights = True, is for training all weights on texts and pairs; omit it with adapters "
             "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
         )
     if train.max_grad_norm > 0:
-        yield f"--max_grad_norm = {train.max_grad_norm}, needs all gradients at once, which shard_weights=True never has; omit one"
+        yield say(
+            "--max_grad_norm = {max_grad_norm}, needs all gradients at once, which shard_weights=True never has; "
+            "omit one",
+            max_grad_norm=train.max_grad_norm,
+        )
     if writes_answers(config):
         yield (
-            f"--eval_generate_rows = {config.metrics.eval_generate_rows}, is written by each process for itself, which none can with "
-            "shard_weights=True; omit one, and score the finished model with evaluate"
+            say(
+                "--eval_generate_rows = {eval_generate_rows}, is written by each process for itself, which none can "
+                "with shard_weights=True; omit one, and score the finished model with evaluate",
+                eval_generate_rows=config.metrics.eval_generate_rows,
+            )
         )
     if memory.mixed_precision == "fp16":
-        yield (
+        yield say(
             "--mixed_precision = fp16, does not work with shard_weights=True: whether scaled gradients overflow is not decided across processes; omit one"
         )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from language import Message, join, say
 
 
 class UserError(Exception):
@@ -10,13 +13,20 @@ class UserError(Exception):
 
     Args:
         problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
+        values: of the only problem, as `say` takes them: `UserError("{path} has no column {name}", path=path, name=name)`.
     """
 
     exit_code = 2
 
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
+    def __init__(self, *problems: str, **values: Any) -> None:
+        assert not values or len(problems) == 1, "values belong to one problem"
+        self.problems: list[str] = [
+            problem if isinstance(problem, Message) else say(problem, **values) for problem in problems
+        ]
+        super().__init__(*self.problems)
+
+    def __str__(self) -> str:
+        return str(join("\n", self.problems))
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -26,7 +36,12 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in a line: the system's own word where there is one. Libraries raise an OSError that has none."""
+    """What went wrong, in a line: our own message, or the system's own word where there is one.
+
+    Libraries raise an OSError that has none.
+    """
+    if error.args and isinstance(error.args[0], Message):
+        return join("; ", error.args)
     return getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
 
 

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from language import Said, join, say
+from language import Message, english, join, say, translation
 from settings.errors import UserError, reason_of, refuse
 from storage import read_bytes
 from units import format_size, parse_size
@@ -212,18 +212,27 @@ def show(field: dataclasses.Field[Any], value: Any) -> str:
     return format_size(value) if field.metadata["kind"] == "size" and isinstance(value, int) else str(value)
 
 
-def counted(number: int, noun: str) -> Said:
+class Counted(Message):
+    """A number of things, of which English has a plural."""
+
+    def in_language(self, language: str) -> str:
+        noun = translation(self.values["noun"], language)
+        return english(self) if noun == self.values["noun"] else f"{self.values['number']:,} {noun}"
+
+
+def counted(number: int, noun: str) -> Message:
     """Show a number of things: `1 row`, `2,249 rows`, `2 processes`; in the user's language where it has the noun."""
-    english = f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s")
-    translated = say(noun)
-    return Said(f"{number:,} {str.__str__(translated)}" if translated != noun else english, english)
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return Counted(f"{{number:,}} {plural}", {"number": number, "noun": noun})
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
     """Names in a row, of which a file may hold any number, of any length: `a, b, c and 1,980 more`."""
-    words = [str(name) for name in names]
-    shown = ", ".join(word if len(word) <= 60 else f"{word[:60]}..." for word in words[:most])
-    return shown + (f" and {len(words) - most:,} more" if len(words) > most else "")
+    words = [name if isinstance(name, Message) else str(name) for name in names]
+    shown = join(", ", (word if len(word) <= 60 else f"{english(word)[:60]}..." for word in words[:most]))
+    if len(words) <= most:
+        return shown
+    return say("{names} and {count} more", names=shown, count=f"{len(words) - most:,}")
 
 
 def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]:
@@ -237,20 +246,29 @@ def read_settings_file(path: Path, groups: Iterable[str] = ()) -> dict[str, Any]
     try:
         content = yaml.safe_load(read_bytes(path, may_wait=True).decode("utf8"))  # JSON is YAML
     except FileNotFoundError:
-        raise UserError(f"--config = {path}, no such file; give a YAML or JSON file of settings") from None
+        raise UserError("--config = {path}, no such file; give a YAML or JSON file of settings", path=path) from None
     except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        wrong = f"{line}{' '.join(str(error.problem or error.context).split())[:200]}"
-        raise UserError(f"--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings") from None
+        line = say("line {number}: ", number=error.problem_mark.line + 1) if error.problem_mark else ""
+        wrong = line + " ".join(str(error.problem or error.context).split())[:200]
+        raise UserError(
+            "--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings", path=path, wrong=wrong
+        ) from None
     except Exception as error:  # of a date that is none, or a number of 5000 digits, yaml lets Python's own errors pass
-        told = "name a YAML or JSON file of settings"
-        raise UserError(f"--config = {path}, cannot be read: {reason_of(error)}; {told}") from None
+        raise UserError(
+            "--config = {path}, cannot be read: {wrong}; give a YAML or JSON file of settings",
+            path=path,
+            wrong=reason_of(error),
+        ) from None
     if not isinstance(content, dict):
-        raise UserError(f"--config = {path}, is not a table of name: value lines; write it so")
+        raise UserError("--config = {path}, is not a table of name: value lines; write it so", path=path)
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(value if key in groups and isinstance(value, Mapping) else {key: value})
-    problems = [f"--config = {path}, {wrong}" for key, value in flat.items() if (wrong := _mistake(key, value))]
+    problems = [
+        say("--config = {path}, {wrong}", path=path, wrong=wrong)
+        for key, value in flat.items()
+        if (wrong := _mistake(key, value))
+    ]
     refuse(problems)
     return flat
 
@@ -259,7 +277,10 @@ def _mistake(key: object, value: object) -> str:
     """What no line of a table of settings can be, whatever its name; empty: nothing."""
     for number in (key, value):
         if isinstance(number, int) and number.bit_length() > LONGEST_NUMBER_BITS:  # Python itself refuses to show it
-            return f"holds a whole number of {number.bit_length():,} bits; write one that a setting can have"
+            return say(
+                "holds a whole number of {bit_length:,} bits; write one that a setting can have",
+                bit_length=number.bit_length(),
+            )
     if isinstance(key, str):
         return ""
-    return f"the name {str(key)[:40]} is {type(key).__name__}, not a text; quote it, or fix it"
+    return say("the name {key} is {kind}, not a text; quote it, or fix it", key=str(key)[:40], kind=type(key).__name__)

@@ -108,20 +108,20 @@ def general_help() -> str:
     lines: list[str] = [say("usage: {program} {command} [--flag=value ...]", program=program(), command=say("COMMAND"))]
     for group, commands in COMMAND_GROUPS.items():
         lines += ["", say("{heading}:", heading=say(group))]
-        lines += [part for name, about in commands.items() for part in _folded(f"  {name:10} {say(about)!s}", 13)]
+        lines += [part for name, about in commands.items() for part in _folded(f"  {name:10} " + say(about), 13)]
     more = say(
         "{program} COMMAND --help shows the flags that matter, --help=all every flag; --version", program=program()
     )
-    return "\n".join([*lines, "", *_folded(more)])
+    return join("\n", [*lines, "", *_folded(more)])
 
 
 def command_help(name: str, everything: bool = False) -> str:
     """The flags of one command: by task those that matter, or all by group, with default, allowed values and a line of help."""
     usage = say("usage: {program} {command} [--flag=value ...]", program=program(), command=name)
-    head = [*_folded(str(join(": ", [name, say(ABOUT[name])])), len(name) + 2), "", usage, *_folded(say(ORDER))]
+    head = [*_folded(join(": ", [name, say(ABOUT[name])]), len(name) + 2), "", usage, *_folded(say(ORDER))]
     short = SHORT.get(name)
     if everything or short is None:
-        return "\n".join([*head, "", *_all_flags(name)])
+        return join("\n", [*head, "", *_all_flags(name)])
     lines = head
     for task, flags in short.items():
         lines += [
@@ -133,7 +133,7 @@ def command_help(name: str, everything: bool = False) -> str:
     lines += ["", *_folded(say("{command} --help=all shows {more} more", command=f"{program()} {name}", more=more))]
     if unlisted(name):
         lines += _folded(say("every flag of train is accepted, so that its command line can be planned unchanged"))
-    return "\n".join(lines)
+    return join("\n", lines)
 
 
 def _all_flags(name: str) -> list[str]:
@@ -144,7 +144,7 @@ def _all_flags(name: str) -> list[str]:
         if flag not in hidden:
             if its_group != group:
                 about = (getattr(GROUPS[its_group], "__doc__", "") or "").splitlines()[0]
-                lines += ["", *_folded(str(say(about)))]
+                lines += ["", *_folded(say(about))]
             group = its_group
             lines += _told(name, flag)
     return lines
@@ -169,12 +169,11 @@ def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
             default = say("{value}, {place}", value=default, place=edit.place)
         text, values = member.metadata["help"], allowed(member.metadata)
     if is_short:
-        return _folded(
-            str(say("  --{flag}  {help} ({default})", flag=f"{flag:26}", help=say(text), default=default)), COLUMN
-        )
+        told = say("  --{flag}  {help} ({default})", flag=f"{flag:26}", help=say(text), default=default)
+        return _folded(told, COLUMN)
     return [
-        str(say("  --{flag}  (default {default})", flag=flag, default=default)),
-        *_folded(str(say("      {help} [{values}]", help=say(text), values=values)), 6),
+        say("  --{flag}  (default {default})", flag=flag, default=default),
+        *_folded(say("      {help} [{values}]", help=say(text), values=values), 6),
     ]
 
 

@@ -99,7 +99,7 @@ def label(name: str, origin: str | None) -> str:
     """A setting as the user wrote it: `--d_model`, or `config.py line 31: d_model`."""
     if origin != "edited":
         return f"--{name}"
-    return f"{user_edits().by_name[name].place}: {name}"
+    return say("{place}: {name}", place=user_edits().by_name[name].place, name=name)
 
 
 def edit_notes(config: Config, command: str) -> list[str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from language import Said, say
+from language import Message, say
 
 LONGEST_NAME, LONGEST_NAME_BYTES = 120, 200
 SHOWN_NAME = 80  # letters of a name that is too long
 _NAME = re.compile(r"[^\W.][\w.+=@ -]*")
 
 
-def name_problem(name: str) -> Said | None:
+def name_problem(name: str) -> Message | None:
     """Why a new run cannot be called so, as behind a name and a comma; None: it can."""
     if not _NAME.fullmatch(name) or name != name.strip() or name.endswith("."):
         return say("is not a valid folder name; use letters, digits, _ and -")

@@ -176,6 +176,9 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
         word = typed.lower()
         meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]
     if isinstance(meant, str) and " " in meant:
-        return meant.format(value=typed)
+        verb, _, flags = meant.partition(" ")
+        if verb == "write" and " " not in flags:
+            return say("write {flags}", flags=flags.format(value=typed))
+        return say(meant)
     ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
     return say("here it is --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""

@@ -126,5 +126,8 @@ def needs(package: str, setting: str, *, module: str = "") -> ModuleType:
         told = "{setting}, needs the package {package}, which does not load here ({reason}); run: {install}"
         if isinstance(error, ModuleNotFoundError) and error.name == (module or package).partition(".")[0]:
             told = "{setting}, needs the package {package}, which is not installed; run: {install}"
-        reason, install = " ".join(str(error).split())[:200], f"{python()} -m pip install {package}"
+        reason, install = (
+            " ".join(str(error).split())[:200],
+            f"{python()} -m pip install {package}",
+        )
         raise UserError(say(told, setting=setting, package=package, reason=reason, install=install)) from None

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from language import say
+
 USED, IDLE, REFUSED = "used", "no effect here", "refused"
 CONFIG, GENERATION, TOKENIZER, SPECIAL = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -196,7 +198,7 @@ def check_keys(path: Path, content: Mapping[str, Any], names: Collection[str] | 
     Args:
         path: of the file; its name says which. names: only these keys; None: all.
     """
-    problems = []
+    problems: list[str] = []
     for name, key in FILES[path.name].items():
         value = content.get(name)
         if key.kind != REFUSED or value is None or (names is not None and name not in names):
@@ -204,6 +206,13 @@ def check_keys(path: Path, content: Mapping[str, Any], names: Collection[str] | 
         if key.counts(content) and value not in key.allowed:
             allowed = ", ".join(json.dumps(one) for one in (*key.allowed, None))
             problems.append(
-                f"{path}: {name} = {str(value)[:_SHOWN_LENGTH]}, {key.does}: that is not done here; allowed: {allowed}, or no such line"
+                say(
+                    "{path}: {name} = {value}, {does}: that is not done here; allowed: {allowed}, or no such line",
+                    path=path,
+                    name=name,
+                    value=str(value)[:_SHOWN_LENGTH],
+                    does=key.does,
+                    allowed=allowed,
+                )
             )
     return problems

@@ -8,16 +8,18 @@ import json
 import pickle
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
 import yaml
 
-from language import FOLDER, LANGUAGES, english, join, say, speak, spoken
+from language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
 from settings.declared import GROUPS, settings_by_name
+from settings.errors import UserError
 from settings.fields import counted
 from settings.help import ABOUT, COMMAND_GROUPS, SHORT
+from settings.precedence import aliases
 from training.report.log_files import plain
 from training.report.summary import PHASES
 
@@ -30,13 +32,25 @@ SOURCES = [
 ]
 
 
-# what puts text on the screen, and files whose sentences are seen there; refusals (UserError) are English
-SHOWING = {"print", "note", "tell", "table", "lines"}
+# what makes a message of its sentence, what puts text on the screen, and the files whose sentences are seen there
+MAKING = {"say", "UserError", "DoesNotFit", "OverBudget", "RankFailed", "refuse", "Outside", "TalkFailed"}
+SHOWING = {"print", "note", "tell", "table", "lines", "warn"}
 SEEN = [
     *(path for room in ("commands", "training") for path in (ROOT / room).rglob("*.py")),
-    *(ROOT / name for name in ("board/commands.py", "trainer_low_mem.py", "train_low_mem.py")),
+    *(ROOT / name for name in ("board/commands.py", "board/server.py", "trainer_low_mem.py", "train_low_mem.py")),
 ]
 SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-z]+)*")
+
+
+# parts whose texts are for programs and programmers: the API of a server, the devices' laboratory, generated code, files in English
+ENGLISH_PARTS = (
+    "serving/", "web/", "frugalt5/", "engine/anomaly.py", "devices/pointwise.py", "commands/diagnosis/device_", "training/report/card.py",
+    "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "units.py",
+)  # fmt: skip
+PHRASE = re.compile(r"[A-Za-z]{2,},? [a-z]{2,}")
+COMMAND = re.compile(
+    r": (import sys|from x import|from x.__main__ import|hf download|x -m pip|\[\.x\[\])"
+)  # for a shell, Python or jq
 
 
 @cache
@@ -46,10 +60,19 @@ def nodes() -> list[ast.AST]:
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
 
 
-def calls(name: str) -> Iterator[ast.Call]:
+def calls(*names: str) -> Iterator[ast.Call]:
     for node in nodes():
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             yield node
+
+
+def sentences(call: ast.Call) -> Iterator[str]:
+    """The sentences that a call makes a message of."""
+    given = call.args[:1] if getattr(call.func, "id", "") == "say" else call.args
+    for argument in given:
+        for part in [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument]:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
 
 
 def held() -> set[str]:
@@ -62,7 +85,7 @@ def held() -> set[str]:
                 said = [
                     part.args[0]
                     for part in parts
-                    if isinstance(part, ast.Call) and getattr(part.func, "id", "") == "say"
+                    if isinstance(part, ast.Call) and getattr(part.func, "id", "") in MAKING and part.args
                 ]
                 names = {name.id for name in said if isinstance(name, ast.Name)}
                 given = [
@@ -74,7 +97,7 @@ def held() -> set[str]:
                     part.value
                     for value in given
                     for part in ast.walk(value)
-                    if isinstance(part, ast.Constant) and " " in str(part.value)
+                    if isinstance(part, ast.Constant) and " " in str(part.value).strip()
                 }
     return found
 
@@ -94,7 +117,9 @@ def words(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def test_every_sentence_is_translated_once(words: dict[str, str]) -> None:
-    said = {call.args[0].value for call in calls("say") if isinstance(call.args[0], ast.Constant)} | held()
+    said = {sentence for call in calls(*MAKING) for sentence in sentences(call)} | held()
+    said |= {call.args[1].value for call in calls("counted") if isinstance(call.args[1], ast.Constant)}
+    said |= {sentence for sentence in advice_of(aliases().values()) if sentence.removeprefix("write ").count(" ")}
     settings = {member.metadata["help"] for _, member in settings_by_name().values()}
     groups = {str(group.__doc__).splitlines()[0] for group in GROUPS.values()}
     said |= (
@@ -108,6 +133,8 @@ def test_every_sentence_is_translated_once(words: dict[str, str]) -> None:
 
 def written(node: ast.AST) -> str:
     """Text as it stands in the code, x where a value goes; empty of anything else, such as `say(...)`."""
+    if isinstance(node, ast.BinOp):
+        return written(node.left) + written(node.right)
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
@@ -128,23 +155,87 @@ def test_what_is_shown_is_said() -> None:
     assert not passed_by
 
 
+def test_no_sentence_is_formatted() -> None:
+    """A text that is put together before it is a message has lost its translation: values are given beside the sentence."""
+    lost = []
+    for path in SOURCES:
+        if not path.relative_to(ROOT).as_posix().startswith(ENGLISH_PARTS):
+            tree = ast.parse(path.read_text(encoding="utf8"))
+            lost += [f"{path.name}: {text}" for text in formatted(tree) if PHRASE.search(text)]
+    assert not [line for line in lost if not COMMAND.search(line)]
+
+
+def formatted(node: ast.AST, is_free: bool = False) -> Iterator[str]:
+    """Each f-string of a tree, but what only programmers read: errors that are no refusal, and the help of settings."""
+    name = called(node) if isinstance(node, ast.Call) else ""
+    is_free = is_free or isinstance(node, ast.Assert) or name in ("setting", "defining")
+    is_free = is_free or (
+        name.endswith(("Error", "Failed", "NoKernels", "ArrowInvalid")) and name not in (*MAKING, "ValueError")
+    )
+    if isinstance(node, ast.JoinedStr) and not is_free:
+        yield written(node)
+    for child in ast.iter_child_nodes(node):
+        yield from formatted(child, is_free)
+
+
+def called(call: ast.Call) -> str:
+    """The name of what is called, without what it belongs to."""
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def advice_of(meanings: Iterable[object]) -> Iterator[str]:
+    """The sentences of `aliases.yaml`, which stand alone or by the value that was typed."""
+    for meaning in meanings:
+        if isinstance(meaning, dict):
+            yield from advice_of(meaning.values())
+        elif isinstance(meaning, str):
+            yield meaning
+
+
 def test_a_translation_takes_the_same_values(words: dict[str, str]) -> None:
     assert not {english for english, translated in words.items() if fields(english) != fields(translated)}
-    given = {call.args[0].value: {word.arg for word in call.keywords} for call in calls("say") if isinstance(call.args[0], ast.Constant)}  # fmt: skip
+    given = {
+        sentence: {word.arg for word in call.keywords}
+        for call in calls(*MAKING)
+        for sentence in sentences(call)
+        if call.keywords
+    }
     assert not {sentence for sentence, names in given.items() if None not in names and fields(sentence) != names}
 
 
-def test_what_was_said_remembers_its_english() -> None:
-    speak("zh")
+def test_a_message_is_english_and_shown_in_the_language_of_its_reader(capsys: pytest.CaptureFixture[str]) -> None:
     said = say("{peak} of {budget}", peak=counted(2, "row"), budget=counted(1, "marble"))
-    assert said == "2 行，预算 1 marble" and english(said) == "2 rows of 1 marble"
-    assert f"{said}!" == "2 rows of 1 marble!", "an untranslated sentence stays whole"
-    assert say("nobody translated {what}", what=counted(3, "row")) == "nobody translated 3 rows"
-    assert english(join("; ", [said, "x"])) == "2 rows of 1 marble; x" and english(5) == 5
-    assert join("; ", [said, "x"]) == f"{said!s}；x"
-    for copied in (pickle.loads(pickle.dumps(said)), copy.deepcopy(said)):
-        assert copied == said and english(copied) == english(said)
-    assert json.dumps(plain({"report": said})) == '{"report": "2 rows of 1 marble"}'
+    listed = join("; ", [said, "x"])
+    speak("zh")
+    assert said == english(said) == "2 rows of 1 marble" and str(said) == "2 行，预算 1 marble"
+    assert english(listed) == "2 rows of 1 marble; x" and str(listed) == "2 行，预算 1 marble；x" and english(5) == 5
+    assert str("  " + said + "!") == "  2 行，预算 1 marble!"
+    assert str(say("nobody translated {what}", what=counted(3, "row"))) == "nobody translated 3 rows"
+    for message in (said, listed, counted(2, "row"), "" + said):
+        for copied in (pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
+            assert str(copied) == str(message) and english(copied) == english(message)
+    assert json.dumps(plain({"report": said})) == json.dumps({"report": said}) == '{"report": "2 rows of 1 marble"}'
+    assert localized({"problems": [said]}) == {"problems": ["2 行，预算 1 marble"]}
+    print(said)
+    assert capsys.readouterr().out == "2 行，预算 1 marble\n"
+    with pytest.raises(LanguageLost):
+        f"{said}!"
+
+
+def test_an_error_keeps_both_languages() -> None:
+    error = UserError(
+        "{setting}, needs the package {package}, which is not installed; run: {install}",
+        setting="--format",
+        package="gguf",
+        install="pip",
+    )
+    error = UserError(*error.problems, "nobody translated this")
+    speak("zh")
+    for copied in (error, pickle.loads(pickle.dumps(error)), UserError(*error.problems)):
+        assert copied.problems[0] == "--format, needs the package gguf, which is not installed; run: pip"
+        assert str(copied) == "--format：需要 gguf 包，这里没有安装；请运行：pip\nnobody translated this"
+    within = say("--metric_for_best = {best}, {problem}", best="x", problem=error)
+    assert str(within).startswith("--metric_for_best = x：--format：需要") and "needs the package" in within
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ def _write(found: list[Path], folder: Path, asked: int) -> None:
     except (OSError, ValueError) as error:
         remove(folder)
         raise UserError(
-            f"--average_checkpoints = {asked}, the mean cannot be written: {reason_of(error)}; the best checkpoint is published; free "
-            "space and continue with --is_keep_training=True to have the mean"
+            "--average_checkpoints = {asked}, the mean cannot be written: {reason}; the best checkpoint is "
+            "published; free space and continue with --is_keep_training=True to have the mean",
+            asked=asked,
+            reason=reason_of(error),
         ) from error

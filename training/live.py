@@ -17,7 +17,7 @@ from language import say
 from memory.candidates import step_settings
 from memory.controller import MemoryController
 from settings.declared import GenerateConfig
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState
 from training.divergence import Divergence
@@ -110,7 +110,7 @@ class LiveRun:
             except Exception as error:
                 if not isinstance(error, (UserError, OSError)) and not self.device.is_out_of_memory(error):
                     raise
-                self.log.tell(say("no samples: {reason}", reason=str(error).splitlines()[0]))
+                self.log.tell(say("no samples: {reason}", reason=reason_of(error)))
                 return False
         return True
 

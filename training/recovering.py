@@ -21,7 +21,7 @@ from training.live import LiveRun
 from training.report.summary import resume_command
 from training.saving import save
 
-CHANGED = "weights were changed already"
+CHANGED = say("weights were changed already")
 SHOWN_ROWS = 8
 
 
@@ -50,7 +50,13 @@ def slow_down(live: LiveRun, number: int) -> None:
     divergence = live.divergence
     if not divergence.slow_down():
         _end_diverged(live, number)
-    live.roll_back(f"step {number} is not finite: the learning rate is now {divergence.rate_factor:g} of it")
+    live.roll_back(
+        say(
+            "step {number} is not finite: the learning rate is now {rate_factor:g} of it",
+            number=number,
+            rate_factor=divergence.rate_factor,
+        )
+    )
 
 
 def give_up(live: LiveRun) -> NoReturn:
@@ -98,8 +104,16 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     anomalies = live.engine.update.anomalies
     where = live.group.first_of(None if anomalies is None else anomalies.first)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
-    further = f" and {len(rows) - SHOWN_ROWS} more (see metrics.jsonl)" if len(rows) > SHOWN_ROWS else ""
-    values = {"step": to_blame, "rows": f"row{'s' * (len(rows) > 1)} {shown}{further} of the training data"}
+    further = (
+        say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS) if len(rows) > SHOWN_ROWS else ""
+    )
+    values = {
+        "step": to_blame,
+        "rows": say(
+            "rows {shown}{further} of the training data" if len(rows) > 1 else "row {shown} of the training data",
+            **{"shown": shown, **({"further": further} if len(rows) > 1 else {})},
+        ),
+    }
     report = say("step {step}: inf or nan; skipped {rows}", **values)
     if where:
         report = say("step {step}: inf or nan, first in {place}; skipped {rows}", place=where, **values)
@@ -117,25 +131,41 @@ def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoRe
     """Publish what is good, and say what to change: of a model that gives no finite loss, or of a rate of which no part has helped."""
     train, base = live.config.train, live.run.base
     if is_hopeless and not live.has_saved:
-        what = f"the losses of {MOST_IN_A_ROW} batches in a row are inf or nan before a weight was changed"
-        told = f"--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one"
+        what = say(
+            "the losses of {most_in_a_row} batches in a row are inf or nan before a weight was changed",
+            most_in_a_row=MOST_IN_A_ROW,
+        )
+        told = say(
+            "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
+            base=base,
+            what=what,
+        )
         if live.controller.plan.choice.compute == "float16":
-            told = (
-                f"--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; "
-                "start again with --mixed_precision=bf16"
+            told = say(
+                "--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; start "
+                "again with --mixed_precision=bf16",
+                what=what,
             )
         elif base is None:
-            told = f"--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor"
+            told = say(
+                "--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor",
+                what=what,
+            )
         raise UserError(told)
     last, ending = live.checkpoints.named_best() or live.checkpoints.latest(), "no model is published"
     if last is not None:
-        ending = f"the model of the last good checkpoint is in {live.run.run_dir}"
+        ending = say("the model of the last good checkpoint is in {run_dir}", run_dir=live.run.run_dir)
         if live.is_main:
             publish(last, live.run.run_dir)
     others = "a longer --warmup_steps" + ("" if train.max_grad_norm else ", or --max_grad_norm=1")
     factor = live.divergence.rate_factor
-    slower = f", also with {factor:g} of it" if factor < 1.0 else ""
+    slower = say(", also with {factor:g} of it", factor=factor) if factor < 1.0 else ""
     raise UserError(
-        f"--learning_rate = {train.learning_rate}, the run diverges at step {number}: its numbers become inf or nan{slower}; "
-        f"take a smaller one or auto, {others}; {ending}"
+        "--learning_rate = {learning_rate}, the run diverges at step {number}: its numbers become inf or "
+        "nan{slower}; take a smaller one or auto, {others}; {ending}",
+        learning_rate=train.learning_rate,
+        number=number,
+        slower=slower,
+        others=others,
+        ending=ending,
     )

@@ -33,10 +33,15 @@ def token_of(asked: str | None, host: str, what: str = "start programs here") ->
         return "" if is_local else secrets.token_urlsafe(18)
     if not asked and not is_local:
         raise UserError(
-            f"--token = none, would let anybody who reaches {host} {what}; omit it, and a random one is generated"
+            "--token = none, would let anybody who reaches {host} {what}; omit it, and a random one is generated",
+            host=host,
+            what=what,
         )
     if asked and len(asked) < LEAST_TOKEN:
-        raise UserError(f"--token = ..., is shorter than {LEAST_TOKEN} letters; omit it, and a random one is generated")
+        raise UserError(
+            "--token = ..., is shorter than {least_token} letters; omit it, and a random one is generated",
+            least_token=LEAST_TOKEN,
+        )
     return asked or ""
 
 
@@ -77,7 +82,11 @@ def listen(host: str, port: int) -> socket.socket:
             opened.pop_all()
     except OSError as error:
         raise UserError(
-            f"--port = {port}, cannot be listened at on {host}: {reason_of(error)}; choose another, such as --port={port + 1}"
+            "--port = {port}, cannot be listened at on {host}: {reason}; choose another, such as --port={other_port}",
+            port=port,
+            host=host,
+            reason=reason_of(error),
+            other_port=port + 1,
         ) from None
     return listener
 

@@ -69,5 +69,5 @@ def check_gguf(model: T5, vocabulary: Vocabulary, folder: Path) -> float | None:
     found = {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in reader.tensors}
     wanted = {gguf_name(weight): weight.shape for weight in weights(model.config)}
     if found != wanted or len(reader.fields["tokenizer.ggml.tokens"].data) != len(vocabulary.pieces):
-        raise UserError(f"--output = {path}, does not hold what was written; check the disk")
+        raise UserError("--output = {path}, does not hold what was written; check the disk", path=path)
     return None

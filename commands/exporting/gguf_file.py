@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from commands.exporting.vocabulary import Vocabulary
+from language import say
 from model.shapes import Weight, weights
 from model.t5 import T5
 from settings.declared import T5ModelConfig
@@ -71,16 +72,29 @@ def refuse_unknown(shape: T5ModelConfig, vocabulary: Vocabulary) -> None:
     problems = []
     if shape.feed_forward_proj not in ("relu", "gated-gelu"):
         problems.append(
-            f"--model = feed_forward_proj {shape.feed_forward_proj}, llama.cpp supports only relu and gated-gelu"
+            say(
+                "--model = feed_forward_proj {feed_forward_proj}, llama.cpp supports only relu and gated-gelu",
+                feed_forward_proj=shape.feed_forward_proj,
+            )
         )
     if shape.relative_attention_max_distance != MAX_DISTANCE:
         problems.append(
-            f"--model = relative_attention_max_distance {shape.relative_attention_max_distance}, llama.cpp supports only {MAX_DISTANCE}"
+            say(
+                "--model = relative_attention_max_distance {relative_attention_max_distance}, llama.cpp supports "
+                "only {max_distance}",
+                relative_attention_max_distance=shape.relative_attention_max_distance,
+                max_distance=MAX_DISTANCE,
+            )
         )
     if vocabulary.model != "Unigram" and not (vocabulary.model == "BPE" and vocabulary.is_bytewise):
-        problems.append(f"--model = a tokenizer of kind {vocabulary.model}, llama.cpp reads byte-level BPE and Unigram")
+        problems.append(
+            say(
+                "--model = a tokenizer of kind {model}, llama.cpp reads byte-level BPE and Unigram",
+                model=vocabulary.model,
+            )
+        )
     if problems:
-        raise UserError(*(f"{problem}; use --format=ctranslate2 or onnx" for problem in problems))
+        raise UserError(*(say("{problem}; use --format=ctranslate2 or onnx", problem=problem) for problem in problems))
 
 
 def gguf_name(weight: Weight) -> str:

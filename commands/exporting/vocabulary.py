@@ -52,7 +52,10 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     tokenizer = Tokenizer.load(folder)
     if tokenizer.size > size:
         raise UserError(
-            f"--model = {folder}, its tokenizer has {tokenizer.size} tokens and the model {size}: they do not match"
+            "--model = {folder}, its tokenizer has {size} tokens and the model {other_size}: they do not match",
+            folder=folder,
+            size=tokenizer.size,
+            other_size=size,
         )
     if not isinstance(tokenizer.backend, LibraryBackend):
         return _of_sentencepiece(tokenizer, size)

@@ -61,7 +61,7 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __init__(self, rows: LowMemDataset, vocab_size: int, place: object, num_labels: int | None = None) -> None:
         self._rows, self._vocab_size, self._place, self._num_labels = rows, vocab_size, place, num_labels
         if not len(rows):
-            raise UserError(f"{place}: holds no rows; delete the folder and prepare it again")
+            raise UserError("{place}: holds no rows; delete the folder and prepare it again", place=place)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,13 +76,25 @@ class TokenRows(Sequence[dict[str, Any]]):
                 self._check_labels(ids, row["input_ids"], index)
                 continue
             if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
-                problem = f"{name} is {'null' if ids is None else type(ids).__name__}, not token ids"
+                problem = say(
+                    "{name} is {kind}, not token ids", name=name, kind="null" if ids is None else type(ids).__name__
+                )
             elif ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
                 wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
-                problem = f"{name} holds the id {wrong[0]}, the tokenizer has ids 0 to {self._vocab_size - 1:,}"
+                problem = say(
+                    "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
+                    name=name,
+                    wrong=wrong[0],
+                    vocab_size=self._vocab_size - 1,
+                )
             else:
                 continue
-            raise UserError(f"{self._place}, row {index + 1}: {problem}; delete the folder and prepare it again")
+            raise UserError(
+                "{place}, row {index}: {problem}; delete the folder and prepare it again",
+                place=self._place,
+                index=index + 1,
+                problem=problem,
+            )
         return row
 
     def _check_lengths(self, lengths: Any, row: dict[str, Any], index: int) -> None:
@@ -93,7 +105,9 @@ class TokenRows(Sequence[dict[str, Any]]):
             is_sound = (gaps + own, answers) == (len(row["input_ids"]), len(row["labels"]))
         if not is_sound:
             raise UserError(
-                f"{self._place}, row {index + 1}: its items do not match its tokens; delete the folder and prepare it again"
+                "{place}, row {index}: its items do not match its tokens; delete the folder and prepare it again",
+                place=self._place,
+                index=index + 1,
             )
 
     def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
@@ -103,7 +117,10 @@ class TokenRows(Sequence[dict[str, Any]]):
             is_sound = bool(np.all((labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))))
         if not is_sound:
             raise UserError(
-                f"{self._place}, row {index + 1}: its labels do not match the labels of the folder; delete it and prepare it again"
+                "{place}, row {index}: its labels do not match the labels of the folder; delete it and prepare it "
+                "again",
+                place=self._place,
+                index=index + 1,
             )
 
 

@@ -35,11 +35,15 @@ def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
     except ValueError:
         weights = []
     if not weights or not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(f"--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3")
+        raise UserError("--mixture_weights = {text}, is not a list of weights above 0; write it as 0.7,0.3", text=text)
     if len(weights) != len(parts):
         raise UserError(
-            f"--mixture_weights = {text}, has {counted(len(weights), 'weight')} for {counted(len(parts), 'part')} of the training "
-            f"data ({', '.join(parts)}); give one for each part of --train_file, separated by commas"
+            "--mixture_weights = {text}, has {weights} for {parts} of the training data ({other_parts}); give "
+            "one for each part of --train_file, separated by commas",
+            text=text,
+            weights=counted(len(weights), "weight"),
+            parts=counted(len(parts), "part"),
+            other_parts=", ".join(parts),
         )
     return weights
 

@@ -267,8 +267,9 @@ class TextEncoder:
         if len(shared):
             at = begins[shared[0]]
             raise UserError(
-                f"--label_column: labels of letters need a token for each, and {text[at : at + 20]!r} has fewer; use "
-                "--tokenizer_type=letters, or for proteins --prepare_text"
+                "--label_column: labels of letters need a token for each, and {text!r} has fewer; use "
+                "--tokenizer_type=letters, or for proteins --prepare_text",
+                text=text[at : at + 20],
             )
         return ids, places
 

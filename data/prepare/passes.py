@@ -24,6 +24,7 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_source
 from data.text.conversations import Row
+from language import say
 from settings.errors import DoesNotFit
 from storage import write_text
 
@@ -97,7 +98,7 @@ def saved_state(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if f"{zlib.crc32(content[8:]):08x}".encode() != content[:8]:
-        raise ValueError("its checksum is another")
+        raise ValueError(say("its checksum is another"))
     return dict(json.loads(content[8:]))
 
 

@@ -203,12 +203,15 @@ def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
     """
     if config.data.max_samples is not None:
         raise UserError(
-            f"--max_samples = {config.data.max_samples}, shards are used whole; prepare the text with --max_samples"
+            "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples",
+            max_samples=config.data.max_samples,
         )
     asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
     idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
     if idle and not raw:
-        raise UserError(*(f"--{name}, shards are used as they are; prepare the text with --{name}" for name in idle))
+        raise UserError(
+            *(say("--{name}, shards are used as they are; prepare the text with --{name}", name=name) for name in idle)
+        )
 
 
 def _place(path: str | Path, split: str) -> Place:
@@ -221,8 +224,11 @@ def _place(path: str | Path, split: str) -> Place:
 def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
     if manifest.content["tokenizer"]["fingerprint"] != Tokenizer.load(folder).fingerprint:
         raise UserError(
-            f"{manifest.root}: was written with another tokenizer than {folder}; "
-            f"use --tokenizer_dir={manifest.root / TOKENIZER}, or prepare the text again"
+            "{root}: was written with another tokenizer than {folder}; use --tokenizer_dir={other_root}, or "
+            "prepare the text again",
+            root=manifest.root,
+            folder=folder,
+            other_root=manifest.root / TOKENIZER,
         )
 
 
@@ -231,8 +237,10 @@ def _check_extra_tokens(config: Config, folder: Path) -> None:
         tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
         if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
             raise UserError(
-                f"--extra_tokens = {config.data.extra_tokens}, the shards were written without {listed(missing)}; prepare the text "
-                "again with the same --extra_tokens"
+                "--extra_tokens = {extra_tokens}, the shards were written without {missing}; prepare the text again "
+                "with the same --extra_tokens",
+                extra_tokens=config.data.extra_tokens,
+                missing=listed(missing),
             )
 
 
@@ -241,8 +249,11 @@ def _check_same_template(config: Config, manifest: Manifest, beside: Path) -> No
     written = Template.read(manifest.root / TOKENIZER) or Template()
     if manifest.kind != STREAM and template_of(config.data, beside) != written:
         raise UserError(
-            f"{manifest.root}: was written with --prompt_template={written.name!r} and "
-            f"--source_prefix={written.prefix!r}; use the same for all, or prepare the text again"
+            "{root}: was written with --prompt_template={name!r} and --source_prefix={prefix!r}; use the same "
+            "for all, or prepare the text again",
+            root=manifest.root,
+            name=written.name,
+            prefix=written.prefix,
         )
 
 
@@ -260,7 +271,9 @@ def _make_shards(
     tokenizer = Tokenizer.load(tokenizer_dir)
     if task.kind == STREAM and not tokenizer.num_sentinels and task.objective != "prefix":
         raise UserError(
-            f"--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {task.objective} needs"
+            "--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {objective} needs",
+            tokenizer_dir=tokenizer_dir,
+            objective=task.objective,
         )
     columns = task.columns
     if task.shards is not None:
@@ -362,7 +375,10 @@ def _settings(job: Job) -> dict[str, object]:
 
 
 def _of_others(target: Path) -> str:
-    return f"--shards_dir = {target}, holds shards of other data or settings; choose another folder or delete it"
+    return say(
+        "--shards_dir = {target}, holds shards of other data or settings; choose another folder or delete it",
+        target=target,
+    )
 
 
 def _check_free(target: Path, identity: str) -> None:
@@ -373,20 +389,24 @@ def _check_free(target: Path, identity: str) -> None:
     elif target.is_dir() and not any(target.iterdir()):
         if target.is_symlink() or os.path.ismount(target):
             raise UserError(
-                f"--shards_dir = {target}, is a link or a disk of its own, and shards are put in place whole; give a folder in it: "
-                f"{target / 'shards'}"
+                "--shards_dir = {target}, is a link or a disk of its own, and shards are put in place whole; give a "
+                "folder in it: {other_target}",
+                target=target,
+                other_target=target / "shards",
             )
         with writing("shards_dir", target):
             target.rmdir()
     elif target.exists():
-        raise UserError(f"--shards_dir = {target}, holds other files; give a new or an empty folder")
+        raise UserError("--shards_dir = {target}, holds other files; give a new or an empty folder", target=target)
 
 
 def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Prepared:
     if train[0].kind != validation[0].kind:
         raise UserError(
-            f"--validation_file = {validation[0].root}, holds {validation[0].kind} shards, "
-            f"but training reads {train[0].kind}; prepare both alike"
+            "--validation_file = {root}, holds {kind} shards, but training reads {other_kind}; prepare both alike",
+            root=validation[0].root,
+            kind=validation[0].kind,
+            other_kind=train[0].kind,
         )
     counts: dict[str, int] = {}
     for name, (manifest, split) in ((TRAIN, train), (VALIDATION, validation)):
@@ -396,8 +416,11 @@ def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Pr
     unread, (manifest, split) = passed_over(config, train[0].kind), train
     if any(other.label_names != manifest.label_names for other, _ in (train, validation)):
         raise UserError(
-            f"--validation_file = {validation[0].root}, has the labels {listed(validation[0].label_names)}, and the training data "
-            f"{listed(manifest.label_names)}; prepare both with the same --labels"
+            "--validation_file = {root}, has the labels {label_names}, and the training data "
+            "{other_label_names}; prepare both with the same --labels",
+            root=validation[0].root,
+            label_names=listed(validation[0].label_names),
+            other_label_names=listed(manifest.label_names),
         )
     return Prepared(
         train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts, unread,

@@ -138,12 +138,23 @@ def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_
         with collected(problems):
             beside[name] = tuple(find(spec, f"--{setting}"))
             problems += [
-                f"--{setting} = {source.path}, is {source.kind}, not FASTA; name a file that ends in .fasta"
+                say(
+                    "--{setting} = {path}, is {kind}, not FASTA; name a file that ends in .fasta",
+                    setting=setting,
+                    path=source.path,
+                    kind=source.kind,
+                )
                 for source in beside[name]
                 if source.kind != FASTA
             ]
         if objective not in HEADS or not (has_fasta or is_held_out):
-            problems.append(f"--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it")
+            problems.append(
+                say(
+                    "--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it",
+                    setting=setting,
+                    spec=spec,
+                )
+            )
     refuse(problems)
     labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
     return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
@@ -161,7 +172,10 @@ def held_out_sources(data: DataConfig) -> list[Source]:
             return []
         if names and (prepared := [part for _, part in numbered_parts(data.validation_file, FLAG) if is_shards(part)]):
             raise UserError(
-                f"{FLAG} = {data.validation_file}, {prepared[0]} is shards; sets with names are made of files of rows"
+                "{flag} = {validation_file}, {prepared} is shards; sets with names are made of files of rows",
+                flag=FLAG,
+                validation_file=data.validation_file,
+                prepared=prepared[0],
             )
         return with_labels(data, find(data.validation_file, FLAG), data.objective, is_held_out=True)
     return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
@@ -182,8 +196,10 @@ def file_problems(data: DataConfig) -> list[str]:
 
 def _for_dpo(data: DataConfig) -> UserError:
     return UserError(
-        f"--train_file = {data.train_file}, holds preferences, two answers a prompt; learn them with the dpo command, or one "
-        f"alone with --is_finetune=True --response_column={data.chosen_column}, from text"
+        "--train_file = {train_file}, holds preferences, two answers a prompt; learn them with the dpo "
+        "command, or one alone with --is_finetune=True --response_column={chosen_column}, from text",
+        train_file=data.train_file,
+        chosen_column=data.chosen_column,
     )
 
 
@@ -206,13 +222,23 @@ def check_heeded(data: DataConfig, task: Task) -> None:
         problems += ["reverse_histories"] * (data.reverse_histories > 0)
     if problems:
         kinds = {
-            STREAM: "text for pretraining",
-            PAIRS: "these pairs",
-            PREFERENCES: "preferences",
-            HISTORIES: "histories",
+            STREAM: say("text for pretraining"),
+            PAIRS: say("these pairs"),
+            PREFERENCES: say("preferences"),
+            HISTORIES: say("histories"),
         }
-        what = kinds.get(kind, "texts with labels")
-        raise UserError(*(f"--{name} = {getattr(data, name)}, has no effect on {what}; omit it" for name in problems))
+        what = kinds.get(kind, say("texts with labels"))
+        raise UserError(
+            *(
+                say(
+                    "--{name} = {value}, has no effect on {what}; omit it",
+                    name=name,
+                    value=getattr(data, name),
+                    what=what,
+                )
+                for name in problems
+            )
+        )
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
@@ -319,12 +345,17 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
     if kind == PREFERENCES != asked:
         raise _for_dpo(data)
     if kind in HEADS and asked != kind:
-        raise UserError(f"--train_file = {path}, holds texts with labels for --head={kind}; name this head")
+        raise UserError(
+            "--train_file = {path}, holds texts with labels for --head={kind}; name this head", path=path, kind=kind
+        )
     teaches = {STREAM: "span", HISTORIES: PAIRS}.get(kind, kind)
     objective = teaches if asked == AUTO else asked
     if kind_of(objective) != kind_of(teaches):
         raise UserError(
-            f"--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again"
+            "--train_file = {path}, holds {kind} shards, which {objective} does not read; prepare the text again",
+            path=path,
+            kind=kind,
+            objective=objective,
         )
     return Task(objective, [], Columns(), path)
 
@@ -359,10 +390,12 @@ def read_extra_tokens(path: str) -> list[str]:
         lines = read_text(Path(path), MOST_TABLE_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--extra_tokens = {path}, cannot be read ({error}); give a text file with a token a line"
+            "--extra_tokens = {path}, cannot be read ({error}); give a text file with a token a line",
+            path=path,
+            error=error,
         ) from None
     if not (tokens := list(dict.fromkeys(filter(None, map(str.strip, lines))))):
-        raise UserError(f"--extra_tokens = {path}, holds no tokens; give a text file with a token a line")
+        raise UserError("--extra_tokens = {path}, holds no tokens; give a text file with a token a line", path=path)
     return tokens
 
 

@@ -210,8 +210,9 @@ class Writing:
             }
         except (ValueError, LookupError, FileNotFoundError):  # damaged, or of version 0.2
             raise UserError(
-                f"{folder / PROGRESS}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
-                "starts over"
+                "{folder}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
+                "starts over",
+                folder=folder / PROGRESS,
             ) from None
         self.dropped = Dropped(state["dropped"] if state else {})
 

@@ -74,18 +74,28 @@ class Manifest:
             content = json.loads(read_text(root / MANIFEST, MOST_TABLE_BYTES))
         except FileNotFoundError:
             raise UserError(
-                f"{root}: is not a shards folder, it has no {MANIFEST}; write one with the prepare command"
+                "{root}: is not a shards folder, it has no {manifest}; write one with the prepare command",
+                root=root,
+                manifest=MANIFEST,
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
-                f"{root / MANIFEST}: cannot be read ({error}); delete the folder and prepare it again"
+                "{root}: cannot be read ({error}); delete the folder and prepare it again",
+                root=root / MANIFEST,
+                error=error,
             ) from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(
-                f"{root / MANIFEST}: is of another format than {FORMAT}; delete the folder and prepare it again"
+                "{root}: is of another format than {format}; delete the folder and prepare it again",
+                root=root / MANIFEST,
+                format=FORMAT,
             )
         if fault := _fault({"labels": [], "label_counts": {}, **content}, FIELDS):
-            raise UserError(f"{root / MANIFEST}: {fault}; copy the folder again, or delete it and prepare it again")
+            raise UserError(
+                "{root}: {fault}; copy the folder again, or delete it and prepare it again",
+                root=root / MANIFEST,
+                fault=fault,
+            )
         return cls(root, content)
 
     @classmethod
@@ -129,7 +139,10 @@ class Manifest:
         splits = self.content["splits"]
         if name not in splits:
             raise UserError(
-                f"{self.root}: holds no {name} rows, only {', '.join(splits)}; give others with --{name}_file"
+                "{root}: holds no {name} rows, only {splits}; give others with --{name}_file",
+                root=self.root,
+                name=name,
+                splits=", ".join(splits),
             )
         return dict(splits[name])
 
@@ -147,7 +160,11 @@ class Manifest:
         paths = [self.root / split / shard["file"] for shard in self._split(split)["shards"]]
         missing = [path for path in paths if not path.is_file()]
         if missing:
-            raise UserError(f"{missing[0]}: is missing, the manifest lists it; delete {self.root} and prepare it again")
+            raise UserError(
+                "{missing}: is missing, the manifest lists it; delete {root} and prepare it again",
+                missing=missing[0],
+                root=self.root,
+            )
         return paths
 
 
@@ -181,22 +198,22 @@ def _fault(value: Any, wanted: Any, name: str = "it") -> str:
     """What a value lacks of what is wanted; empty where nothing."""
     if isinstance(wanted, dict):
         if not isinstance(value, dict) or ("*" in wanted and name == "splits" and not value):
-            return f"{name} is not a table of names"
+            return say("{name} is not a table of names", name=name)
         every = [(key, wanted["*"]) for key in value] if "*" in wanted else list(wanted.items())
         faults = (_fault(value.get(key), what, str(key)) for key, what in every)
     elif isinstance(wanted, list):
         if not isinstance(value, list):
-            return f"{name} is not a list"
+            return say("{name} is not a list", name=name)
         faults = (_fault(member, wanted[0], name) for member in value)
     elif isinstance(wanted, tuple):
-        return "" if value in wanted else f"{name} is none of {', '.join(wanted)}"
+        return "" if value in wanted else say("{name} is none of {wanted}", name=name, wanted=", ".join(wanted))
     elif wanted is int:  # ids, rows and bytes: none is below 0
-        return "" if type(value) is int and 0 <= value < 2**62 else f"{name} is not a whole number"
+        return "" if type(value) is int and 0 <= value < 2**62 else say("{name} is not a whole number", name=name)
     else:
         fits = isinstance(value, (int, float) if wanted is float else wanted)
         if name == "file":  # in the folder itself, no other place
             fits = fits and value == Path(value).name and value not in ("", ".", "..")
-        return "" if fits else f"{name} is not what belongs there"
+        return "" if fits else say("{name} is not what belongs there", name=name)
     return next((fault for fault in faults if fault), "")
 
 
@@ -218,7 +235,7 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
         UserError: names the damaged and the missing files. OSError: one cannot be read.
     Memory: 1 MiB.
     """
-    notes, problems, piece = [], [], memoryview(bytearray(PIECE_BYTES))
+    notes, problems, piece = list[str](), list[str](), memoryview(bytearray(PIECE_BYTES))
     with ProgressLine(say("checking shards")) as progress:
         for split_dir in split_dirs:
             manifest = Manifest.of(split_dir)
@@ -226,7 +243,11 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
             listed = manifest.content["splits"][split_dir.name]["shards"]
             if any(shard.get("crc32") is None for shard in listed):
                 notes.append(
-                    f"{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them again"
+                    say(
+                        "{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them "
+                        "again",
+                        split_dir=split_dir,
+                    )
                 )
             for path, shard in zip(paths, listed, strict=True):
                 state = path.stat()
@@ -245,8 +266,14 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
                     _sound.add(seen)
                 else:
                     problems.append(
-                        f"{path}: is damaged, its checksum is {found:08x} and was {shard['crc32']:08x} when it was written; copy it "
-                        f"again, or delete {manifest.root} and prepare it again"
+                        say(
+                            "{path}: is damaged, its checksum is {found:08x} and was {crc32:08x} when it was written; copy it "
+                            "again, or delete {root} and prepare it again",
+                            path=path,
+                            found=found,
+                            crc32=shard["crc32"],
+                            root=manifest.root,
+                        )
                     )
     refuse(problems)
     return notes

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from data.batches.collate import IGNORED_LABEL
 from data.dataset import ROWS_PER_BATCH_KEY
 from data.shards.store import BATCH_ROWS, COLUMNS, ROW_TOKENS, STREAM
+from language import say
 from settings.consistency import HEADS
 from storage import rename
 
@@ -90,7 +91,7 @@ class ShardWriter:
                 if self._rows >= state["rows"]:
                     break
         if self._rows != state["rows"]:
-            raise ValueError(f"{earlier} is shorter than it was")
+            raise ValueError(say("{earlier} is shorter than it was", earlier=earlier))
 
     def _open_path(self) -> Path:
         return self.folder / f"{len(self.shards):05d}.{self._attempt}.tmp"

@@ -19,6 +19,7 @@ from data.sources.lines import (
 )
 from formats import TSV
 from language import join, say
+from settings.errors import reason_of
 from settings.fields import counted, is_encodable
 
 UNQUOTED_BYTES = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
@@ -115,10 +116,14 @@ def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple
         except StopIteration:
             return
         except csv.Error as error:
-            bad_rows.add(source.path, place_of(source, lines.number), f"is not {source.kind.upper()} ({error})")
+            bad_rows.add(
+                source.path,
+                place_of(source, lines.number),
+                say("is not {upper} ({error})", upper=source.kind.upper(), error=error),
+            )
         except _LineTooLong as error:
             hint = [] if "quoting" in options else [say("a quote may be missing")]
-            bad_rows.add(source.path, place_of(source, lines.number), join("; ", [str(error), *hint]))
+            bad_rows.add(source.path, place_of(source, lines.number), join("; ", [reason_of(error), *hint]))
             reader = csv.reader(lines, **options)  # forgets an open quote
         else:
             if cells:
@@ -143,7 +148,7 @@ def csv_records(
     places = [(name, header.index(name)) for name in wanted]
     for number, cells in rows:
         if len(cells) != len(header):
-            told = f"has {counted(len(cells), 'cell')}, the header has {len(header)}"
+            told = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=len(header))
             bad_rows.add(source.path, place_of(source, number), told)
         elif not all(is_encodable(cells[at]) for _, at in places):
             raw = ",".join(cells).encode("utf8", "surrogateescape")

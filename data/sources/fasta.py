@@ -10,6 +10,7 @@ from itertools import chain
 
 from data.sources.files import Source
 from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, place_of, too_long
+from language import say
 from settings.fields import listed
 
 ID, SEQUENCE, LABEL, MASK = "id", "text", "label", "mask"  # columns
@@ -49,7 +50,7 @@ def _entries(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, str, str]
                 bad_rows.add(source.path, place_of(source, begun), problem)
             begun, name, parts, size, problem = number, (text[1:].split() or [""])[0], [], 0, ""
         elif text and not begun:
-            bad_rows.add(source.path, place_of(source, number), "stands before the first line with >")
+            bad_rows.add(source.path, place_of(source, number), say("stands before the first line with >"))
         elif text:
             size += len(text)
             if size >= LONGEST_LINE_BYTES:
@@ -72,4 +73,4 @@ class _ById:
             if other == name:
                 return content
             self._passed[other] = content
-        return ValueError(f"of {name} is missing in {self._files}")
+        return ValueError(say("of {name} is missing in {files}", name=name, files=self._files))

@@ -121,7 +121,10 @@ def find(spec: str, name: str = "--train_file") -> list[Source]:
                 sources.setdefault(file, detect(file, name, number))
     if problems or not sources:
         raise UserError(
-            *(dict.fromkeys(problems) or [f"{name} = {spec}, names no file; give a file, a folder or a glob"])
+            *(
+                dict.fromkeys(problems)
+                or [say("{name} = {spec}, names no file; give a file, a folder or a glob", name=name, spec=spec)]
+            )
         )
     return list(sources.values())
 
@@ -165,8 +168,10 @@ def set_names(spec: str | None) -> list[str]:
     """
     names = [name for name, _ in groupby(_named_parts(spec or ""), lambda part: part[0])]
     if any(names) and (not names[0] or len(set(names)) < len(names)):
-        what = "has a set twice" if names[0] else "has files before the first name"
-        raise UserError(f"--validation_file = {public(spec or '')}, {what}; write NAME=FILE,FILE,OTHER=FILE")
+        what = say("has a set twice") if names[0] else say("has files before the first name")
+        raise UserError(
+            "--validation_file = {value}, {what}; write NAME=FILE,FILE,OTHER=FILE", value=public(spec or ""), what=what
+        )
     return [name for name in names if name]
 
 
@@ -304,16 +309,26 @@ def _saved_dataset(folder: Path, name: str) -> list[Path] | None:
     if not isinstance(files, list):
         return None
     if state.get("_indices_data_files"):
-        raise UserError(f"{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()")
+        raise UserError(
+            "{name} = {folder}, keeps only a selection of its rows; save it again after flatten_indices()",
+            name=name,
+            folder=folder,
+        )
     if not files:
-        raise UserError(f"{name} = {folder}, is a saved dataset without rows; give one with rows")
+        raise UserError(
+            "{name} = {folder}, is a saved dataset without rows; give one with rows", name=name, folder=folder
+        )
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not all(isinstance(file, str) for file in names):
-        raise UserError(f"{name} = {folder / 'state.json'}, names no files; save the dataset again")
+        raise UserError(
+            "{name} = {folder}, names no files; save the dataset again", name=name, folder=folder / "state.json"
+        )
     paths = [folder / str(file) for file in names]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise UserError(f"{name} = {missing[0]}, is missing, state.json lists it; save the dataset again")
+        raise UserError(
+            "{name} = {missing}, is missing, state.json lists it; save the dataset again", name=name, missing=missing[0]
+        )
     return paths
 
 
@@ -381,11 +396,13 @@ def detect(path: Place, name: str, part: int = 0) -> Source:
     is_archive = start[TAR_AT:].startswith(TAR) or _data_suffix(path) in (".tar", ".tgz")
     problem = ""
     if not start:
-        problem = "is empty; give a file with rows"
+        problem = say("is empty; give a file with rows")
     elif is_archive:
         problem = say("is an archive; unpack it")
     elif compression and kind in TABLES:
-        problem = f"is packed with {compression}; unpack it first, {kind} packs by itself"
+        problem = say(
+            "is packed with {compression}; unpack it first, {kind} packs by itself", compression=compression, kind=kind
+        )
     elif not compression:
         kind, problem = _unpacked_kind(start, kind)
     if problem:
@@ -406,9 +423,9 @@ def _unpacked_kind(start: bytes, kind: str) -> tuple[str, str]:
     if start.startswith(b"\xff\xff\xff\xff") and len(start) >= 8:
         return ARROW_STREAM, ""
     if kind == PARQUET and start.startswith(b"PARE"):
-        return kind, ENCRYPTED
+        return kind, say(ENCRYPTED)
     if kind in TABLES:
-        return kind, f"does not begin like {kind}; it is another format or broken, write it again"
+        return kind, say("does not begin like {kind}; it is another format or broken, write it again", kind=kind)
     if kind == TEXT and start.count(b"\0") * NULS > len(start):
         return kind, say("holds many NUL bytes and is not UTF-8 text")
     return JSON if kind == JSONL and begins[:1] == b"[" else kind, ""

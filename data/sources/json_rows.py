@@ -48,7 +48,7 @@ def objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
         if isinstance(value, dict):
             yield number, value
         else:
-            told = "is no JSON object; write one object a line, or an array of objects"
+            told = say("is no JSON object; write one object a line, or an array of objects")
             bad_rows.add(source.path, place_of(source, number), told)
 
 
@@ -69,7 +69,10 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
             if isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].startswith("{"):
                 told = say(GLUED)
             elif isinstance(error, json.JSONDecodeError):  # without Python's count of lines inside the one line
-                told = say("is not JSON ({error})", error=f"{error.msg}, at its character {error.pos + 1}")
+                told = say(
+                    "is not JSON ({error})",
+                    error=say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1),
+                )
             else:
                 told = say("is not JSON ({error})", error=error)
             bad_rows.add(source.path, place_of(source, number), told)
@@ -142,8 +145,9 @@ def first_objects(source: Source) -> list[Record]:
             raise UserError(_not_rows(source, wrapped[1], begin))
         if _is_columns(firsts[0]):
             raise UserError(
-                f"{source.path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
-                "to_json(FILE, orient='records', lines=True))"
+                "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
+                "to_json(FILE, orient='records', lines=True))",
+                path=source.path,
             )
     found, chars = list[Record](), 0
     for value in islice(chain(firsts, coming), LOOKED_AT_OBJECTS):
@@ -161,17 +165,30 @@ def _why_none(source: Source, bad_rows: BadRows) -> str:
     begin = next(iter(blocks(source)), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
     if begin.startswith("{") and (wrapped := _WRAPPED.search(begin)):
         return _not_rows(source, wrapped[1], begin)
-    hint = "; here an object spans several lines" if begin.startswith("{") else ""
+    hint = say("; here an object spans several lines") if begin.startswith("{") else ""
     if begin.startswith("[") and source.compression:
-        hint = "; an array can only be read uncompressed: unpack the file"
-    return f'{source.path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}'
+        hint = say("; an array can only be read uncompressed: unpack the file")
+    return say(
+        '{path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}',
+        path=source.path,
+        hint=hint,
+    )
 
 
 def _not_rows(source: Source, key: str, begin: str) -> str:
     if '"paragraphs"' in begin:  # SQuAD's own files
         rows = f"[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
-        return f"{source.path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {source.path} > NEW.json)"
-    return f"{source.path}: its rows are under {key}; write that array alone (jq .{key} {source.path} > NEW.json)"
+        return say(
+            "{path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {path} > NEW.json)",
+            path=source.path,
+            key=key,
+            rows=rows,
+        )
+    return say(
+        "{path}: its rows are under {key}; write that array alone (jq .{key} {path} > NEW.json)",
+        path=source.path,
+        key=key,
+    )
 
 
 def _is_columns(value: Record) -> bool:

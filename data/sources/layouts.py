@@ -20,6 +20,7 @@ from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
+from language import say
 from settings.consistency import TOKEN
 from settings.declared import DataConfig
 from settings.fields import AUTO, listed
@@ -125,7 +126,7 @@ class Columns:
         if self.items:
             return [self.items]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
-        return [", ".join(asked) or f"what {' and '.join(self.texts[1:])} begin with", *self.texts[1:]]
+        return [", ".join(asked) or say("what {texts} begin with", texts=" and ".join(self.texts[1:])), *self.texts[1:]]
 
     def cells(self) -> list[str]:
         """A name for each cell of a row."""
@@ -193,7 +194,7 @@ class Columns:
             # a prompt without a response teaches nothing; preferences are checked as a whole
             for name, cell in zip(self.texts, cells, strict=True) if is_pair else ():
                 if not cell or cell.isspace():
-                    raise ValueError(f"{name or 'prompt'} is empty")
+                    raise ValueError(say("{value} is empty", value=name or "prompt"))
             return tuple(cells) if is_plain else (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
 
         return row
@@ -203,9 +204,9 @@ class Columns:
         column = self.texts[0]
         text = _text({**record, column: words_of(record[column])} if column in record else record, column)
         if self.label not in record:
-            raise ValueError(f"has no {self.label}; it has {listed(record) or 'nothing'}")
+            raise ValueError(say("has no {label}; it has {value}", label=self.label, value=listed(record) or "nothing"))
         if not text.strip():
-            raise ValueError(f"{column} is empty")
+            raise ValueError(say("{column} is empty", column=column))
         mask = record.get(self.mask or MASK)
         try:
             if isinstance(mask, ValueError):
@@ -225,7 +226,7 @@ class Columns:
         """
         if self.items:
             if not (past := self._history(record)):
-                raise ValueError(f"{self.items} is empty, there is nothing to answer")
+                raise ValueError(say("{items} is empty, there is nothing to answer", items=self.items))
             return [(USER, text) for text in past]
         before = self._before(record)
         if self.texts:
@@ -234,14 +235,16 @@ class Columns:
         while before and before[-1][0] != USER:
             before.pop()
         if not before or not before[-1][1].strip():
-            raise ValueError(f"{self.texts[0] if self.texts else self.turns} is empty, there is nothing to answer")
+            raise ValueError(
+                say("{texts} is empty, there is nothing to answer", texts=self.texts[0] if self.texts else self.turns)
+            )
         return self._ruled(before, record)
 
     def _history(self, record: Mapping[str, Any]) -> list[str]:
         """The texts of a history's items."""
         assert self.writing is not None
         if self.items not in record:
-            raise ValueError(f"has no {self.items}; it has {listed(record) or 'nothing'}")
+            raise ValueError(say("has no {items}; it has {value}", items=self.items, value=listed(record) or "nothing"))
         try:
             return self.writing.texts_of(record[self.items])
         except ValueError as error:
@@ -359,7 +362,7 @@ def _keyed(expression: str, names: Sequence[str]) -> tuple[str, str]:
 
 def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
     if name not in record:
-        raise ValueError(f"has no {name}; it has {listed(record) or 'nothing'}")
+        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or "nothing"))
     cell = record[name]
     try:
         if isinstance(cell, ValueError):
@@ -372,7 +375,7 @@ def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
 def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool = False) -> str:
     """The text of a cell, or under a key of a cell with a table."""
     if name not in record:
-        raise ValueError(f"has no {name}; it has {listed(record) or 'nothing'}")
+        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or "nothing"))
     cell = record[name]
     if isinstance(cell, str) and not key:
         return cell
@@ -384,7 +387,7 @@ def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool =
     if may_count and isinstance(cell, (bool, int, float, Decimal)) and isfinite(cell):
         return str(cell).lower() if isinstance(cell, bool) else format(Decimal(str(cell)), "f")
     if key and not isinstance(cell, str):
-        raise ValueError(f"{name} has no text under {key}")
+        raise ValueError(say("{name} has no text under {key}", name=name, key=key))
     if not isinstance(cell, str):
         raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
     return cell
@@ -395,10 +398,10 @@ def _table(name: str, cell: object) -> Mapping[str, Any]:
         try:
             cell = parsed(cell)
         except ValueError as error:
-            raise ValueError(f"{name} holds no table ({error})") from None
+            raise ValueError(say("{name} holds no table ({error})", name=name, error=error)) from None
     if isinstance(cell, list) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in cell):
         cell = dict(cell)  # a map of Arrow
     if not isinstance(cell, dict):
         held = "null" if cell is None else type(cell).__name__
-        raise ValueError(f'{name} holds {held}, not a table such as {{"en": ...}}')
+        raise ValueError(say('{name} holds {held}, not a table such as {{"en": ...}}', name=name, held=held))
     return cell

@@ -113,7 +113,7 @@ def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
                 continue
         yield text.rstrip("\r\n")
     if begun:
-        bad_rows.add(source.path, place_of(source, number), "ends within a letter of UTF-8")
+        bad_rows.add(source.path, place_of(source, number), say("ends within a letter of UTF-8"))
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

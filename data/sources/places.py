@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from language import say
 from settings.errors import UserError, reason_of
 from settings.program import needs
 
@@ -123,7 +124,9 @@ def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
     """
     if uri.lower().startswith(("http://", "https://")):
         raise UserError(
-            f"{name} = {public(uri)}, is a page of the web, which is not read; fetch the file first, by curl or a browser"
+            "{name} = {uri}, is a page of the web, which is not read; fetch the file first, by curl or a browser",
+            name=name,
+            uri=public(uri),
         )
     from pyarrow import fs
 
@@ -183,5 +186,12 @@ def readable(what: str, is_far: bool = True) -> Iterator[None]:
         library = type(error).__module__.partition(".")[0]
         if not isinstance(error, (pa.ArrowException, OSError)) and library not in OF_THE_WEB:
             raise
-        told = f"cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
-        raise UserError(f"{what}, {told if is_far else f'cannot be read: {reason_of(error)}'}") from None
+        told = say(
+            "cannot be read ({reason}); check the address, the credentials and the network",
+            reason=public(reason_of(error)),
+        )
+        raise UserError(
+            "{what}, {told}",
+            what=what,
+            told=told if is_far else say("cannot be read: {reason}", reason=reason_of(error)),
+        ) from None

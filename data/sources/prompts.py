@@ -28,7 +28,7 @@ from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
 from settings.declared import DataConfig
-from settings.errors import DoesNotFit, UserError, refuse
+from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 from units import MIB, format_size
 
@@ -70,9 +70,16 @@ def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadR
                 yield from prompts
     except ChildDied as died:
         if died.reason == MEMORY:
-            raise DoesNotFit(f"{files}: reading takes more than {format_size(CHILD_BYTES)}; {TOO_LARGE}") from None
+            raise DoesNotFit(
+                "{files}: reading takes more than {size}; {too_large}",
+                files=files,
+                size=format_size(CHILD_BYTES),
+                too_large=TOO_LARGE,
+            ) from None
         if died.reason == CRASHED:
-            raise UserError(f"{files}: reading has crashed a library ({died}); fetch or write the file anew") from None
+            raise UserError(
+                "{files}: reading has crashed a library ({died}); fetch or write the file anew", files=files, died=died
+            ) from None
         raise
 
 
@@ -127,7 +134,7 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
         text = line if line.strip() else ""
         if not text:
             bad_rows.note(source.path, say("row {number}", number=number), say("is empty"))
-        yield Prompt(f"{source.path}, row {number}", text, {PROMPT: line})
+        yield Prompt(say("{path}, row {number}", path=source.path, number=number), text, {PROMPT: line})
 
 
 def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
@@ -162,9 +169,9 @@ def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Pr
                     raise ValueError(f"{name} {cell}")
             *before, (_, text) = columns.question(record, names)
             if not all(is_encodable(said) for _, said in (*before, ("", text))):
-                raise ValueError(f"{columns.sides()[0]} holds half of a surrogate pair")
+                raise ValueError(say("{sides} holds half of a surrogate pair", sides=columns.sides()[0]))
         except ValueError as error:
-            bad_rows.add(source.path, place, str(error))
+            bad_rows.add(source.path, place, reason_of(error))
             record = {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()}
             before, text = [], ""
-        yield Prompt(f"{source.path}, {place}", text, record, before, bool(columns.items))
+        yield Prompt(say("{path}, {place}", path=source.path, place=place), text, record, before, bool(columns.items))

@@ -30,7 +30,7 @@ from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, ite
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
 from settings.declared import DataConfig
-from settings.errors import DoesNotFit, UserError, refuse
+from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 
 PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
@@ -38,7 +38,7 @@ ITEM, CODES = "item", "codes"  # columns of a file of items
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
-TOO_LARGE = (
+TOO_LARGE = say(
     "a row may be far larger than the others, or unpack to far more than it shows: leave that row out, write the file anew in smaller "
     "pieces, or give --memory_budget more"
 )
@@ -72,13 +72,20 @@ def reading(source: Source) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise DoesNotFit(f"{source.path}: reading it takes more memory than there is room for; {TOO_LARGE}") from None
+        raise DoesNotFit(
+            "{path}: reading it takes more memory than there is room for; {too_large}",
+            path=source.path,
+            too_large=TOO_LARGE,
+        ) from None
     except READ_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         if source.kind in TABLES and "crypt" in reason.lower():
-            raise UserError(f"{source.path}: {ENCRYPTED}") from None
+            raise UserError("{path}: {encrypted}", path=source.path, encrypted=say(ENCRYPTED)) from None
         raise UserError(
-            f"{source.path}: is cut off or broken, or not {source.kind} ({reason}); write, pack or download it again"
+            "{path}: is cut off or broken, or not {kind} ({reason}); write, pack or download it again",
+            path=source.path,
+            kind=source.kind,
+            reason=reason,
         ) from None
 
 
@@ -167,16 +174,25 @@ def _items_in(sources: tuple[Source, ...], fingerprint: str) -> dict[str, str]:
         names = [] if source.kind == TEXT else head_of(source).all_names
         if missing := [name for name in (ITEM, CODES) if name not in names]:
             raise UserError(
-                f"--item_file = {source.path}, has no {' and no '.join(missing)}; its columns: {listed(names) or 'none'}"
+                "--item_file = {path}, has no {missing}; its columns: {value}",
+                path=source.path,
+                missing=join(" and no ", missing),
+                value=listed(names) or say("none"),
             )
         with reading(source):
             for number, record in records(source, [ITEM, CODES], BadRows()):
                 try:
                     name, text = item_name(record.get(ITEM)), code_text(codes_of(record.get(CODES)))
                     if not text or found.setdefault(name, text) != text:
-                        raise ValueError(f"gives {name} {'other codes than before' if text else 'no code'}")
+                        fault = "gives {name} other codes than before" if text else "gives {name} no code"
+                        raise ValueError(say(fault, name=name))
                 except ValueError as error:
-                    raise UserError(f"--item_file = {source.path}, {place_of(source, number)}: {error}") from None
+                    raise UserError(
+                        "--item_file = {path}, {place_of}: {error}",
+                        path=source.path,
+                        place_of=place_of(source, number),
+                        error=error,
+                    ) from None
     return found
 
 
@@ -258,9 +274,9 @@ def _rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[Row]:
             row = row_of(record)
             for name, text in zip(cells, row, strict=True):
                 if not is_encodable(text):
-                    raise ValueError(f"{name} holds half of a surrogate pair")
+                    raise ValueError(say("{name} holds half of a surrogate pair", name=name))
         except ValueError as error:
-            bad_rows.add(source.path, place_of(source, number), str(error))
+            bad_rows.add(source.path, place_of(source, number), reason_of(error))
         else:
             yield row
 

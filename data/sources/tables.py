@@ -22,6 +22,7 @@ from data.sources.layouts import NUMBER, TABLE, TURNS
 from data.sources.lines import LONGEST_LINE_BYTES, Record, too_long
 from data.sources.places import Place
 from formats import ARROW_STREAM, PARQUET
+from language import say
 from settings.fields import listed
 
 BATCH_ROWS, PARQUET_BATCH_BYTES = 256, 8 * 1024**2
@@ -68,7 +69,12 @@ def type_problems(path: Place, schema: pa.Schema, kinds: Mapping[str, set[str]])
         kinds: column -> what its cells may hold besides text, as `Columns.kinds` tells.
     """
     return [
-        f"{path}: column {name} holds {listed([kind])}, not text; give a text column"
+        say(
+            "{path}: column {name} holds {value}, not text; give a text column",
+            path=path,
+            name=name,
+            value=listed([kind]),
+        )
         for name, may in kinds.items()
         if not _is_text(kind := schema.field(name).type)
         and not (TURNS in may and (is_list(kind) or pa.types.is_struct(kind)))
@@ -135,7 +141,7 @@ def _cell(scalar: pa.Scalar) -> Any:
             return ValueError(too_long())
         return scalar.as_py()
     except UnicodeDecodeError:
-        return ValueError("is not UTF-8")
+        return ValueError(say("is not UTF-8"))
     except ValueError as error:
         return error
 

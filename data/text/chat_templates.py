@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from storage import read_text
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
@@ -44,9 +44,10 @@ def render(source: str, messages: Messages, tokens: Mapping[str, str] | None = N
             _tried.add(source)
         return rendered(source, {"messages": list(messages), **given})
     except Exception as error:  # it is the template that fails, in whatever way its writer thought of
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error)
         raise UserError(
-            f"chat_template: cannot word these turns ({reason}); choose another with --prompt_template=plain"
+            "chat_template: cannot word these turns ({reason}); choose another with --prompt_template=plain",
+            reason=reason,
         ) from None
 
 
@@ -86,7 +87,7 @@ def read_chat_template(folder: str | Path) -> str | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); copy the folder again") from None
+            raise UserError("{path}: cannot be read ({error}); copy the folder again", path=path, error=error) from None
         if isinstance(found, list):
             named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
             found = named.get("default")

@@ -19,6 +19,7 @@ from data.text.clean import Cleaning, Dropped
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
+from language import say
 from settings.consistency import HEADS
 from settings.fields import is_encodable, listed
 
@@ -60,13 +61,13 @@ def turns_of(cell: object) -> list[Turn]:
         try:
             cell = parsed(cell) if cell.strip() else []
         except ValueError as error:
-            raise ValueError(f"holds no list of turns ({error})") from None
+            raise ValueError(say("holds no list of turns ({error})", error=error)) from None
     if cell is None:
         return []
     if isinstance(cell, dict):
         cell = [cell]
     if not isinstance(cell, list):
-        raise ValueError(f"holds {type(cell).__name__}, not a list of turns")
+        raise ValueError(say("holds {kind}, not a list of turns", kind=type(cell).__name__))
     return [turn for number, entry in enumerate(cell, 1) for turn in _turns(entry, number)]
 
 
@@ -78,12 +79,25 @@ def _turns(entry: object, number: int) -> Iterator[Turn]:
                 role = ROLES.get(str(entry[role_key]).lower())
                 if role is None:
                     allowed = ", ".join(ROLES)
-                    raise ValueError(f"turn {number} has the role {listed([entry[role_key]])}; allowed: {allowed}")
+                    raise ValueError(
+                        say(
+                            "turn {number} has the role {value}; allowed: {allowed}",
+                            number=number,
+                            value=listed([entry[role_key]]),
+                            allowed=allowed,
+                        )
+                    )
                 yield role, _text(entry.get(text_key), number)
                 return
-        raise ValueError(f"turn {number} has neither role and content nor from and value; it has {listed(entry)}")
+        raise ValueError(
+            say(
+                "turn {number} has neither role and content nor from and value; it has {entry}",
+                number=number,
+                entry=listed(entry),
+            )
+        )
     if not isinstance(entry, list) or len(entry) != 2:
-        raise ValueError(f"turn {number} is neither a message nor a [question, answer] pair")
+        raise ValueError(say("turn {number} is neither a message nor a [question, answer] pair", number=number))
     yield USER, _text(entry[0], number)
     yield ASSISTANT, _text(entry[1], number)
 
@@ -94,7 +108,7 @@ def _text(content: object, number: int) -> str:
     if not isinstance(content, str):
         raise ValueError(f"turn {number} holds {'null' if content is None else type(content).__name__}, not a text")
     if not is_encodable(content):
-        raise ValueError(f"turn {number} holds half of a surrogate pair")
+        raise ValueError(say("turn {number} holds half of a surrogate pair", number=number))
     return content
 
 
@@ -102,7 +116,11 @@ def _part(part: dict[str, object], number: int) -> str:
     """The text of a part of a message. In Arrow, parts of all kinds have all keys, null where they do not apply."""
     kind, text = part.get("type"), part.get("text")
     if kind not in (None, "text") or not isinstance(text, str):
-        raise ValueError(f"turn {number} holds a part of the type {listed([kind])}; only text is read")
+        raise ValueError(
+            say(
+                "turn {number} holds a part of the type {value}; only text is read", number=number, value=listed([kind])
+            )
+        )
     return text
 
 

@@ -13,6 +13,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from data.text.labels import entries_of
+from language import say
 from settings.declared import Config, DataConfig
 from settings.errors import UserError
 
@@ -55,7 +56,7 @@ class ItemWriting:
             elif item in self.texts:
                 found.append(self.texts[item])
             else:
-                raise ValueError(f"has the item {item[:60]!r}, which --item_file lacks")
+                raise ValueError(say("has the item {item!r}, which --item_file lacks", item=item[:60]))
         return found
 
 
@@ -81,7 +82,7 @@ def item_name(item: object) -> str:
         return str(int(item))
     if not isinstance(item, str) or not item.strip():
         held = "null" if item is None else "an empty text" if isinstance(item, str) else type(item).__name__
-        raise ValueError(f"holds {held}, not an item")
+        raise ValueError(say("holds {held}, not an item", held=held))
     return item.strip()
 
 
@@ -126,6 +127,7 @@ def check_excluding(config: Config, tokenizer: Tokenizer, has_codes: bool) -> No
     item, several = (ids.tolist() for ids in tokenizer.encode_prompts(["item", f"item{separator}item"]))
     if tokenizer.unk_id not in item and several[-len(item) :] != item:
         raise UserError(
-            f"--exclude_seen = True, compares tokens, and behind {separator!r} this tokenizer has others for an item; train with "
-            "--item_separator=, (no blank behind it) or with an --item_file, or omit it"
+            "--exclude_seen = True, compares tokens, and behind {separator!r} this tokenizer has others for an "
+            "item; train with --item_separator=, (no blank behind it) or with an --item_file, or omit it",
+            separator=separator,
         )

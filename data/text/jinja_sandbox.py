@@ -22,6 +22,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from childproc import MEMORY, TIME, ChildDied, call
+from language import say
 
 LONGEST_TEMPLATE = 64 * 1024  # letters
 LONGEST_TEXT = 1024 * 1024  # letters of what is rendered; more is cut off, as no model reads so much
@@ -57,7 +58,7 @@ def _json(
 @cache
 def _compiled(source: str) -> Template:
     if len(source) > LONGEST_TEMPLATE:
-        raise TemplateError(f"it is longer than {LONGEST_TEMPLATE:,} letters")
+        raise TemplateError(say("it is longer than {letters:,} letters", letters=LONGEST_TEMPLATE))
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -88,4 +89,6 @@ def try_in_child(source: str, values: Mapping[str, Any]) -> None:
         call(rendered, source, dict(values), max_cpu=TRIAL_SECONDS, max_bytes=TRIAL_BYTES, is_quiet=True)
     except ChildDied as died:
         if died.reason in (MEMORY, TIME):
-            raise TemplateError(f"it takes more than {TRIAL_SECONDS} s or {TRIAL_BYTES // 1024**2} MiB") from None
+            raise TemplateError(
+                say("it takes more than {seconds} s or {size} MiB", seconds=TRIAL_SECONDS, size=TRIAL_BYTES // 1024**2)
+            ) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import parsed
+from language import say
 from settings.consistency import TOKEN
 from settings.fields import listed
 
@@ -30,16 +31,18 @@ def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
         ValueError: with what is wrong.
     """
     if head != TOKEN and isinstance(cell, list):
-        raise ValueError("holds a list; a text has one label (several labels per text are not supported)")
+        raise ValueError(say("holds a list; a text has one label (several labels per text are not supported)"))
     entries = _entries(cell) if head == TOKEN else [cell]
     labels = [None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry) for entry in entries]
     if mask is None:
         if head != TOKEN and labels == [None]:
-            raise ValueError("is missing")
+            raise ValueError(say("is missing"))
         return labels
     counts = [_counts(entry) for entry in (_entries(mask) if head == TOKEN else [mask])]
     if len(counts) != len(labels):
-        raise ValueError(f"has {len(labels):,} labels and a mask of {len(counts):,}")
+        raise ValueError(
+            say("has {count:,} labels and a mask of {other_count:,}", count=len(labels), other_count=len(counts))
+        )
     return [label if does_count else None for label, does_count in zip(labels, counts, strict=True)]
 
 
@@ -59,7 +62,13 @@ def numbered(labels: Sequence[str | None], names: Sequence[str]) -> list[float |
         elif label in places:
             found.append(places[label])
         else:
-            raise ValueError(f"has the label {label[:60]!r}, which is none of {listed(names)}; name all with --labels")
+            raise ValueError(
+                say(
+                    "has the label {label!r}, which is none of {names}; name all with --labels",
+                    label=label[:60],
+                    names=listed(names),
+                )
+            )
     return found
 
 
@@ -94,7 +103,7 @@ def spans_of(text: str, count: int) -> list[Span]:
     if len(text) == count:
         return [(at, at + 1) for at in range(count)]
     letters = f"{len(text):,} letters" + (f", {len(words):,} words" if len(words) > 1 else "")
-    raise ValueError(f"has {count:,} labels, its text {letters}")
+    raise ValueError(say("has {count:,} labels, its text {letters}", count=count, letters=letters))
 
 
 def words_of(cell: object) -> object:
@@ -105,7 +114,7 @@ def words_of(cell: object) -> object:
     if not isinstance(cell, list):
         return cell
     if not all(isinstance(word, str) and word and len(word.split()) == 1 for word in cell):
-        raise ValueError("holds a list in which some word is empty, has blanks or is no text")
+        raise ValueError(say("holds a list in which some word is empty, has blanks or is no text"))
     return " ".join(cell)
 
 
@@ -124,7 +133,7 @@ def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, othe
             try:
                 cell = parsed(cell)
             except ValueError as error:
-                raise ValueError(f"holds no list ({error})") from None
+                raise ValueError(say("holds no list ({error})", error=error)) from None
         else:
             cell = split(cell)
     if not isinstance(cell, list):
@@ -137,7 +146,7 @@ def _entries(cell: object) -> list[Any]:
         words = text.split()
         return words if len(words) > 1 else list(text.strip())
 
-    return entries_of(cell, split, " and not a text of letters")
+    return entries_of(cell, split, say(" and not a text of letters"))
 
 
 def _name(entry: object) -> str | None:
@@ -153,7 +162,7 @@ def _name(entry: object) -> str | None:
     if entry is None or (isinstance(entry, str) and not entry.strip()):
         return None
     if not isinstance(entry, str):
-        raise ValueError(f"holds {type(entry).__name__}, not a name and not a number")
+        raise ValueError(say("holds {kind}, not a name and not a number", kind=type(entry).__name__))
     return entry.strip()
 
 
@@ -163,7 +172,7 @@ def _number(label: str) -> float:
         if not isfinite(number):
             raise ValueError
     except ValueError:
-        raise ValueError(f"has the label {label[:60]!r}, which is no number") from None
+        raise ValueError(say("has the label {label!r}, which is no number", label=label[:60])) from None
     return number
 
 
@@ -172,4 +181,4 @@ def _counts(entry: object) -> bool:
         return True
     if entry in (0, False, "0", 0.0, "false", "False"):
         return False
-    raise ValueError(f"has {str(entry)[:60]!r} in its mask; allowed: 0 and 1")
+    raise ValueError(say("has {entry!r} in its mask; allowed: 0 and 1", entry=str(entry)[:60]))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from data.text.clean import Dropped
 from data.text.templates import ASSISTANT, USER, Turn
+from language import say
 from settings.errors import refuse
 from settings.fields import counted
 
@@ -27,7 +28,7 @@ def dialogue(text: str) -> list[Turn]:
     begin, *parts = _SPOKEN.split(text)
     if begin.strip() or not parts:
         raise ValueError(
-            "has no turns, such as Human: and Assistant:, that say where its prompt ends; give the prompt's column"
+            say("has no turns, such as Human: and Assistant:, that say where its prompt ends; give the prompt's column")
         )
     roles = {"Human": USER, "Assistant": ASSISTANT}
     return [(roles[role], said.strip()) for role, said in zip(parts[::2], parts[1::2], strict=True)]
@@ -49,16 +50,18 @@ def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn
     begin = answers[0][:shared]
     if any(len(turns) != shared + 1 or turns[-1][0] != ASSISTANT for turns in answers):
         raise ValueError(
-            "do not end with one answer each, after the same turns" if len(answers) > 1 else "ends with no answer"
+            say("do not end with one answer each, after the same turns")
+            if len(answers) > 1
+            else say("ends with no answer")
         )
     said = {(role, text.strip()) for role, text in begin}
     if before and begin and not all((role, text.strip()) in said for role, text in before):
         if (before[-1][0], begin[0][0]) == (USER, USER):
-            raise ValueError("begin with another question than the prompt")
+            raise ValueError(say("begin with another question than the prompt"))
         begin = before + begin
     asked = begin or before
     if not asked or asked[-1][0] != USER:
-        raise ValueError("stand under no question")
+        raise ValueError(say("stand under no question"))
     return asked, [turns[-1][1] for turns in answers]
 
 
@@ -81,15 +84,21 @@ def check_answers(dropped: Dropped, sources: str) -> None:
         UserError: there are any.
     """
     words = {
-        EQUAL: "with equal answers, chosen and rejected, which cannot be trained on",
-        EMPTY: "with an empty chosen or rejected answer",
+        EQUAL: say("with equal answers, chosen and rejected, which cannot be trained on"),
+        EMPTY: say("with an empty chosen or rejected answer"),
     }
     problems = []
     for fault, what in words.items():
         if entry := dropped.reasons.get(fault):
             named = ", ".join(dict.fromkeys(repr(text.partition(" | ")[0][:_NAMED]) for text in entry["samples"]))
             problems.append(
-                f"--train_file: {sources}: {counted(entry['count'], 'row')} {what}, such as at the prompt {named}; "
-                "fix the data, or use --skip_bad_rows=True to skip such rows"
+                say(
+                    "--train_file: {sources}: {rows} {what}, such as at the prompt {named}; fix the data, or use "
+                    "--skip_bad_rows=True to skip such rows",
+                    sources=sources,
+                    rows=counted(entry["count"], "row"),
+                    what=what,
+                    named=named,
+                )
             )
     refuse(problems)

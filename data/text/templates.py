@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
+from language import say
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -78,13 +79,18 @@ class Template:
         places = _PLACE.findall(text)
         problem = ""
         if not places:
-            problem = f"is not a name of a template ({', '.join(TEMPLATES)}, {CHAT_TEMPLATE}), no text with {{prompt}} in it and no Jinja"
+            problem = say(
+                "is not a name of a template ({templates}, {chat_template}), no text with {{prompt}} in it and no "
+                "Jinja",
+                templates=", ".join(TEMPLATES),
+                chat_template=CHAT_TEMPLATE,
+            )
         elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
-            problem = f"has the unknown place {{{unknown[0]}}}; allowed: {{prompt}} and {{system}}"
+            problem = say("has the unknown place {{{unknown}}}; allowed: {{prompt}} and {{system}}", unknown=unknown[0])
         elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:
             problem = "needs {prompt} exactly once, and {system} once at most"
         if problem:
-            raise UserError(f"--prompt_template = {name_or_text}, {problem}")
+            raise UserError("--prompt_template = {name_or_text}, {problem}", name_or_text=name_or_text, problem=problem)
         return cls(text, _unescaped(prefix), text)
 
     @classmethod
@@ -103,7 +109,9 @@ class Template:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); copy the folder again, or delete the file") from None
+            raise UserError(
+                "{path}: cannot be read ({error}); copy the folder again, or delete the file", path=path, error=error
+            ) from None
 
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
@@ -135,7 +143,7 @@ class Template:
         rules = system if system is not None else "\n".join(given)
         spoken = [turn for turn in turns if turn[0] != SYSTEM]
         if not spoken or spoken[-1][0] != USER:
-            raise ValueError("the last turn must be the user's")
+            raise ValueError(say("the last turn must be the user's"))
         if self.jinja:
             said = [*([(SYSTEM, rules)] if rules else []), *spoken]
             return self.prefix + render(
@@ -211,8 +219,11 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
     if name == CHAT_TEMPLATE:
         if theirs is None:
             raise UserError(
-                f"--prompt_template = {CHAT_TEMPLATE}, {tokenizer_dir} has none; allowed: {', '.join(TEMPLATES)}, or a text with "
-                "{prompt}"
+                "--prompt_template = {chat_template}, {tokenizer_dir} has none; allowed: {templates}, or a text with "
+                "{{prompt}}",
+                chat_template=CHAT_TEMPLATE,
+                tokenizer_dir=tokenizer_dir,
+                templates=", ".join(TEMPLATES),
             )
         name = theirs
     made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)

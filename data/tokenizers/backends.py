@@ -14,7 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders
 
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 
 # Threads of the library pay only for much text at once, and forbid forking: preparing turns them on for itself.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -39,8 +39,10 @@ def failure_is_user_error(what: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException" and type(error) not in OF_LIBRARIES:
             raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} ({reason}); choose another tokenizer, or download it again") from None
+        reason = reason_of(error)
+        raise UserError(
+            "{what} ({reason}); choose another tokenizer, or download it again", what=what, reason=reason
+        ) from None
 
 
 class LibraryBackend:

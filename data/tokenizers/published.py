@@ -23,7 +23,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from data.text.chat_templates import special_tokens
 from data.tokenizers.backends import SPIECE_FILE, TOKENIZER_FILE, LibraryBackend, failure_is_user_error
-from settings.errors import UserError, refuse
+from language import say
+from settings.errors import UserError, reason_of, refuse
 from settings.published_keys import check_keys
 from storage import MOST_TABLE_BYTES, read_bytes, read_text
 
@@ -75,7 +76,7 @@ def read_published(place: str | Path) -> Published:
     given = Path(place)
     folder = given.parent if given.is_file() else given
     if not folder.exists():
-        raise UserError(f"--tokenizer_dir = {given}, no such folder; give a tokenizer's folder or file")
+        raise UserError("--tokenizer_dir = {given}, no such folder; give a tokenizer's folder or file", given=given)
     spieces = [folder / SPIECE_FILE] if (folder / SPIECE_FILE).is_file() else sorted(folder.glob("*.model"))
     stated = _Stated(folder)
     files = {name: read_bytes(folder / name) for name in COMPANIONS if (folder / name).is_file()}
@@ -101,8 +102,12 @@ def read_published(place: str | Path) -> Published:
         stated.add_to(backend)
         masks = range(LAST_BYTE, LAST_BYTE - NUM_SENTINELS, -1)
         return Published(LibraryBackend(backend), folder / CONFIG_FILE, stated.names, files, True, masks)
-    hint = "holds several *.model files" if spieces else f"holds no {TOKENIZER_FILE} and no SentencePiece *.model"
-    raise UserError(f"--tokenizer_dir = {folder}, {hint}; give a tokenizer's folder or file")
+    hint = (
+        say("holds several *.model files")
+        if spieces
+        else say("holds no {tokenizer_file} and no SentencePiece *.model", tokenizer_file=TOKENIZER_FILE)
+    )
+    raise UserError("--tokenizer_dir = {folder}, {hint}; give a tokenizer's folder or file", folder=folder, hint=hint)
 
 
 def _names_byt5(folder: Path) -> bool:
@@ -163,8 +168,14 @@ class _Stated:
         for number, token in ordered:
             if backend.token_to_id(token.content) != number:
                 raise UserError(
-                    f"{self.folder}: {token.content!r} has the id {number} in {CONFIG_FILE} or {ADDED_FILE}, and "
-                    f"{backend.token_to_id(token.content)} by the other files; fetch the folder again"
+                    "{folder}: {content!r} has the id {number} in {config_file} or {added_file}, and {token_to_id} by "
+                    "the other files; fetch the folder again",
+                    folder=self.folder,
+                    content=token.content,
+                    number=number,
+                    config_file=CONFIG_FILE,
+                    added_file=ADDED_FILE,
+                    token_to_id=backend.token_to_id(token.content),
                 )
         for text, token in self.special.items():
             if backend.token_to_id(text) is None and text not in self.names.values():
@@ -221,7 +232,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); download it again") from None
+        raise UserError("{path}: cannot be read ({error}); download it again", path=path, error=error) from None
     return content if isinstance(content, dict) else {}
 
 
@@ -229,8 +240,10 @@ def _read_json(path: Path) -> LibraryTokenizer:
     try:
         text = read_text(path, MOST_TABLE_BYTES)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is not a tokenizer ({error}); download or train it again") from None
-    with failure_is_user_error(f"{path}: is not a tokenizer"):
+        raise UserError(
+            "{path}: is not a tokenizer ({error}); download or train it again", path=path, error=error
+        ) from None
+    with failure_is_user_error(say("{path}: is not a tokenizer", path=path)):
         return LibraryTokenizer.from_str(text)
 
 
@@ -241,11 +254,13 @@ def _read_sentencepiece(path: Path, stated: _Stated, files: dict[str, bytes]) ->
         proto = read_bytes(path, MOST_TABLE_BYTES)
         model = load_model(proto, stated.is_legacy)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: is no SentencePiece model ({reason}); download it again") from None
+        reason = reason_of(error)
+        raise UserError(
+            "{path}: is no SentencePiece model ({reason}); download it again", path=path, reason=reason
+        ) from None
     own = {"pad_token": model.pad_id(), "eos_token": model.eos_id(), "unk_token": model.unk_id()}
     names = {role: str(model.id_to_piece(number)) for role, number in own.items() if number >= 0} | stated.names
-    with failure_is_user_error(f"{path}: no tokenizer can be made of it"):
+    with failure_is_user_error(say("{path}: no tokenizer can be made of it", path=path)):
         backend = SentencePieceBackend(model, proto, stated.added_to(model, names), stated.is_legacy)
     return Published(backend, path, names, files)
 
@@ -258,8 +273,11 @@ def _read_byte_bpe(folder: Path, stated: _Stated) -> LibraryTokenizer:
         backend = LibraryTokenizer(models.BPE(vocabulary, [(left, right) for left, right in pairs]))
     except Exception as error:  # what the library raises, and whatever a table that is none leads to
         raise UserError(
-            f"{folder}: {VOCABULARY} and {MERGES} are not a byte-level BPE ({' '.join(str(error).split())[:200]}); "
-            "download them again"
+            "{folder}: {vocabulary} and {merges} are not a byte-level BPE ({reason}); download them again",
+            folder=folder,
+            vocabulary=VOCABULARY,
+            merges=MERGES,
+            reason=" ".join(str(error).split())[:200],
         ) from None
     prefix = stated.config.get("add_prefix_space") is True
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
 from data.tokenizers.backends import SPIECE_FILE, Ids
+from language import say
 
 BLANK = "▁"
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }: appended messages are merged
@@ -26,7 +27,7 @@ def load_model(proto: bytes, legacy: bool) -> sentencepiece.SentencePieceProcess
     """The model in a `*.model` file; RuntimeError or ValueError where it is none."""
     model = sentencepiece.SentencePieceProcessor(model_proto=proto if legacy else proto + NO_DUMMY_PREFIX)
     if not model.get_piece_size():
-        raise ValueError("it holds no pieces")
+        raise ValueError(say("it holds no pieces"))
     return model
 
 

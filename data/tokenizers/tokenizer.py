@@ -24,6 +24,7 @@ from tokenizers import AddedToken
 from data.text.templates import Template
 from data.tokenizers.backends import TOKENIZER_FILE, Ids, LibraryBackend, failure_is_user_error
 from data.tokenizers.published import CONFIG_FILE, EOS, MAIN_FILES, PAD, SPECIAL_FILE, UNK, Published, read_published
+from language import say
 from settings.errors import UserError
 
 ENCODE_CHARS = 256 * 1024  # text per call of the library, which needs some hundred bytes a token
@@ -48,11 +49,16 @@ class Tokenizer:
             found = Published(LibraryBackend(found), Path("tokenizer"), {})
         self._published, self.backend, place = found, found.backend, found.path
         self.template = template or Template()
-        self._failing = f"{place}: fails at a text"
+        self._failing = say("{place}: fails at a text", place=place)
         self.names = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNK} | found.names
         self.size = self.backend.size  # the highest id and 1: a model needs at least that many embedding rows
         if self.size > MOST_IDS:
-            raise UserError(f"{place}: has ids up to {self.size - 1:,}; allowed: {MOST_IDS:,} ids, name another")
+            raise UserError(
+                "{place}: has ids up to {size:,}; allowed: {most_ids:,} ids, name another",
+                place=place,
+                size=self.size - 1,
+                most_ids=MOST_IDS,
+            )
         ids = {role: self.backend.token_to_id(token) for role, token in self.names.items()}
         named = self._named_sentinels
         self.sentinel_ids = named if found.sentinel_ids is None else tuple(found.sentinel_ids)
@@ -67,8 +73,12 @@ class Tokenizer:
         if missing:
             raise UserError(
                 *(
-                    f"{place}: has no {self.names[role]} ({role}); a T5 tokenizer is needed, train one or leave "
-                    "--tokenizer_dir auto"
+                    say(
+                        "{place}: has no {names} ({role}); a T5 tokenizer is needed, train one or leave --tokenizer_dir auto",
+                        place=place,
+                        names=self.names[role],
+                        role=role,
+                    )
                     for role in missing
                 )
             )

@@ -59,7 +59,7 @@ def train_tokenizer(
         return byte_tokenizer()
     counts = count_words(sample_texts(texts, sample_bytes, folder=folder), _SPLITS[kind], limits.words)
     if not counts:
-        raise UserError(f"{source}, holds no text to train a tokenizer on; give a file with text")
+        raise UserError("{source}, holds no text to train a tokenizer on; give a file with text", source=source)
     backend = _TRAINERS[kind](counts, vocab_size - NUM_SENTINELS, limits)
     backend.add_special_tokens([special(word) for word in added])
     backend.add_special_tokens([special(f"<extra_id_{i}>") for i in reversed(range(NUM_SENTINELS))])
@@ -76,7 +76,10 @@ def check_vocabulary(kind: str, vocab_size: int) -> None:
     smallest = SMALLEST_VOCABULARY[kind]
     if vocab_size < smallest:
         raise UserError(
-            f"--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more"
+            "--vocab_size = {vocab_size}, is too small for a {kind} tokenizer; allowed: {smallest} or more",
+            vocab_size=vocab_size,
+            kind=kind,
+            smallest=smallest,
         )
 
 

@@ -67,8 +67,9 @@ class PrefetchBuffers:
                 buffer.moved.result()
         except OSError as error:
             raise UserError(
-                f"--weights_in = file, the weights' file cannot be read or written: {reason_of(error)}; continue from the "
-                "last checkpoint with --is_keep_training=True, on another disk with --weights_dir"
+                "--weights_in = file, the weights' file cannot be read or written: {reason}; continue from the last "
+                "checkpoint with --is_keep_training=True, on another disk with --weights_dir",
+                reason=reason_of(error),
             ) from error
         self.waited_seconds += time.perf_counter() - began
         buffer.used += 1

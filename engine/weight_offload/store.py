@@ -22,6 +22,7 @@ from devices.copies import Carrier
 from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBackend, aligned, aligned_buffer
 from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weights import WeightStore, weight_store_for
+from language import say
 from memory.estimate.weight_offload import SLOTS, is_away
 from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
@@ -54,10 +55,13 @@ def offloaded_store(
             make_folder(folder)
             return DiskBackend(folder, sizes, carrier)
         except OSError as error:
-            what = "there is no room" if is_full(error) else reason_of(error)
+            what = say("there is no room") if is_full(error) else reason_of(error)
             raise UserError(
-                f"--weights_in = file, {format_size(sum(sizes))} of weights cannot be put into {folder}: {what}; free space or "
-                "name another --weights_dir"
+                "--weights_in = file, {size} of weights cannot be put into {folder}: {what}; free space or name "
+                "another --weights_dir",
+                size=format_size(sum(sizes)),
+                folder=folder,
+                what=what,
             ) from error
 
     storage, compute = getattr(torch, choice.storage), getattr(torch, choice.compute)

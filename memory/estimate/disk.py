@@ -147,8 +147,13 @@ def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tup
         problems += [say(told, place=place, size=size)]
     if need.file_dir is not None and (there := free_bytes(need.file_dir)) < need.file_bytes:
         problems += [
-            f"--weights_dir = {need.file_dir}, has {format_size(there)} free, and the weights take {format_size(need.file_bytes)}; "
-            "free space or choose another"
+            say(
+                "--weights_dir = {file_dir}, has {size} free, and the weights take {other_size}; free space or "
+                "choose another",
+                file_dir=need.file_dir,
+                size=format_size(there),
+                other_size=format_size(need.file_bytes),
+            )
         ]
     if problems:
         return problems, []

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from language import Said, say
+from language import Message, say
 from memory.observe.high_water import read_marks
 from memory.observe.processes import ProcessTree, has_proc
 from units import format_size
@@ -200,7 +200,7 @@ class Monitor:
             return {}
         return {"phase": last.phase, "anon_bytes": last.anon_bytes, "device_bytes": last.device_bytes}
 
-    def line(self, step: int) -> Said:
+    def line(self, step: int) -> Message:
         """The last sample as one line, in the user's language."""
         last = self._latest()
         line = say(

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from language import say
+
 Ids = NDArray[np.int64]
 SPARSE = 32  # a logit of a product takes so much less time than one for itself
 ROOT, DEAD = 0, -1  # nodes: before the first token; of a beam that is out of the search
@@ -67,13 +69,13 @@ class AnswerTree:
         end = np.array([eos_id], ">u4").tobytes()  # big-endian: bytes sort like numbers
         listed = sorted({ids.astype(">u4").tobytes() + end for ids in answers})
         if not listed:
-            raise ValueError("no answer")
+            raise ValueError(say("no answer"))
         lengths = np.array([len(packed) // 4 for packed in listed], np.int32)
         flat = np.frombuffer(b"".join(listed), ">u4").astype(np.uint32)
         del listed
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if int((flat == eos_id).sum()) != len(lengths):
-            raise ValueError(f"an answer has the end token {eos_id} inside")
+            raise ValueError(say("an answer has the end token {eos_id} inside", eos_id=eos_id))
         tokens, degrees = [np.zeros(1, np.uint32)], list[NDArray[np.int32]]()
         rows = np.arange(len(lengths))
         parents, is_new = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)  # by row, of the level above

@@ -203,6 +203,8 @@ def _check_ids(model: T5, prompts: Sequence[Sequence[int]]) -> None:
     foreign = next((i for ids in prompts for i in ids if not 0 <= i < vocab_size), None)
     if foreign is not None:
         raise UserError(
-            f"token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size - 1}); "
-            "use the tokenizer that the model was trained with"
+            "token id {foreign}, is outside of the model's vocabulary (0 to {vocab_size}); use the tokenizer "
+            "that the model was trained with",
+            foreign=foreign,
+            vocab_size=vocab_size - 1,
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from language import say
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.consistency import REGRESSION, SEQUENCE, TOKEN
@@ -50,7 +51,7 @@ def read_info(folder: str | Path) -> AdapterInfo:
     """
     folder = Path(folder)
     raw = read_json(folder / CONFIG_FILE)
-    problems = [f"{folder}, {text}" for text in _foreign(raw)]
+    problems = [say("{folder}, {problem}", folder=folder, problem=text) for text in _foreign(raw)]
     refuse(problems)
     targets = raw.get("target_modules") or []
     names = tuple(targets) if isinstance(targets, list) else (targets,)
@@ -63,7 +64,9 @@ def read_info(folder: str | Path) -> AdapterInfo:
         try:
             head = _own_head(about[HEAD]) if HEAD in about else _head(raw, stored)
         except (ValueError, TypeError, LookupError) as error:
-            raise UserError(f"{folder}, its head cannot be read ({error}); copy the adapter again") from None
+            raise UserError(
+                "{folder}, its head cannot be read ({error}); copy the adapter again", folder=folder, error=error
+            ) from None
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
 
 
@@ -102,14 +105,23 @@ def _head(raw: dict[str, Any], stored: Any) -> dict[str, Any]:
 
 def _foreign(raw: dict[str, Any]) -> list[str]:
     wanted = {"peft_type": ("LORA",), "bias": ("none", None)}
-    problems = [
-        f"{name} = {raw.get(name)}, is not supported; allowed: {', '.join(str(v) for v in values if v)}"
+    problems: list[str] = [
+        say(
+            "{name} = {value}, is not supported; allowed: {values}",
+            name=name,
+            value=raw.get(name),
+            values=", ".join(str(v) for v in values if v),
+        )
         for name, values in wanted.items()
         if raw.get(name) not in values
     ]
     saved = SAVED_MODULES | ({"lm_head"} if raw.get("trainable_token_indices") else set())
     problems += [
-        f"{name} = {str(value)[:60]}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload"
+        say(
+            "{name} = {value}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload",
+            name=name,
+            value=str(value)[:60],
+        )
         for name, value in raw.items()
         if value and name not in HARMLESS and not (name == "modules_to_save" and set(value) <= saved)
     ]
@@ -120,14 +132,22 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
     is_range = all(type(one) is int for one in ids) and (not ids or ids == list(range(ids[0], ids[0] + len(ids))))
     if not is_known or not is_range or (ids and not 0 <= ids[0] <= ids[-1] < MOST_TOKENS):
         problems.append(
-            f"trainable_token_indices = {str(named)[:60]}, is not supported; allowed: ids one after the other, of {' or '.join(TABLES)}; "
-            "merge it by PEFT's merge_and_unload"
+            say(
+                "trainable_token_indices = {named}, is not supported; allowed: ids one after the other, of {tables}; "
+                "merge it by PEFT's merge_and_unload",
+                named=str(named)[:60],
+                tables=" or ".join(TABLES),
+            )
         )
     begun = raw.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:
         problems.append(
-            f"init_lora_weights = {begun}, has changed its base besides, which is not in the folder; save it again with "
-            "path_initial_model_for_weight_conversion of PEFT's save_pretrained, or after merge_and_unload"
+            say(
+                "init_lora_weights = {begun}, has changed its base besides, which is not in the folder; save it "
+                "again with path_initial_model_for_weight_conversion of PEFT's save_pretrained, or after "
+                "merge_and_unload",
+                begun=begun,
+            )
         )
     return problems + _impossible(raw)
 
@@ -136,17 +156,19 @@ def _impossible(raw: dict[str, Any]) -> list[str]:
     targets = raw.get("target_modules") or []
     names = targets if isinstance(targets, list) else [targets]
     numbers = (
-        ("r", 8, (int,), 1, HIGHEST_RANK, f"a whole number from 1 to {HIGHEST_RANK:,}"),
-        ("lora_alpha", 8, (int, float), -1e9, 1e9, "a number"),
-        ("lora_dropout", 0.0, (int, float), 0, 1, "0 up to 1"),
+        ("r", 8, (int,), 1, HIGHEST_RANK, say("a whole number from 1 to {highest_rank:,}", highest_rank=HIGHEST_RANK)),
+        ("lora_alpha", 8, (int, float), -1e9, 1e9, say("a number")),
+        ("lora_dropout", 0.0, (int, float), 0, 1, say("0 up to 1")),
     )
-    problems = [
-        f"{name} = {str(raw[name])[:60]}, is wrong; allowed: {allowed}"
+    problems: list[str] = [
+        say("{name} = {raw}, is wrong; allowed: {allowed}", name=name, raw=str(raw[name])[:60], allowed=allowed)
         for name, default, kind, low, high, allowed in numbers
         if type(value := raw.get(name, default)) not in kind or not low <= value <= high
     ]
     if not all(isinstance(name, str) for name in names):
-        problems.append(f"target_modules = {str(targets)[:60]}, is wrong; allowed: a name or a list of names")
+        problems.append(
+            say("target_modules = {targets}, is wrong; allowed: a name or a list of names", targets=str(targets)[:60])
+        )
     return problems
 
 
@@ -169,10 +191,18 @@ def open_weights(folder: Path, framework: str = "numpy") -> Any:
     except FileNotFoundError:
         if (folder / PICKLE_FILE).is_file():
             raise UserError(
-                f"{folder}, holds {PICKLE_FILE}, a pickle as older PEFT wrote adapters, and no {WEIGHTS_FILE}; it is not read here, because "
-                f"a pickle can run code: where you trust it, convert it once by {program()} convert --model={folder} "
-                "--output=FOLDER --allow_pickle=True"
+                "{folder}, holds {pickle_file}, a pickle as older PEFT wrote adapters, and no {weights_file}; it is "
+                "not read here, because a pickle can run code: where you trust it, convert it once by {program} "
+                "convert --model={folder} --output=FOLDER --allow_pickle=True",
+                folder=folder,
+                pickle_file=PICKLE_FILE,
+                weights_file=WEIGHTS_FILE,
+                program=program(),
             ) from None
-        raise UserError(f"{folder}, holds no {WEIGHTS_FILE}; copy the adapter again") from None
+        raise UserError(
+            "{folder}, holds no {weights_file}; copy the adapter again", folder=folder, weights_file=WEIGHTS_FILE
+        ) from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder / WEIGHTS_FILE}, is cut off or broken ({error}); copy it again") from None
+        raise UserError(
+            "{folder}, is cut off or broken ({error}); copy it again", folder=folder / WEIGHTS_FILE, error=error
+        ) from None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from language import say
 from model.formats.headers import read_json
 from settings.declared import GenerateConfig, settings_by_name
 from settings.errors import UserError
@@ -73,7 +74,14 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
         elif type(named.get(with_start)) is int and (name == "max_new_tokens" or named[with_start] > 0):
             asked[name] = (with_start, named[with_start] - 1)
         elif with_start in named and named[with_start] != 0 and name not in given:
-            problems.append(f"{path}: {with_start} = {str(named[with_start])[:60]}, must be a whole number")
+            problems.append(
+                say(
+                    "{path}: {with_start} = {named}, must be a whole number",
+                    path=path,
+                    with_start=with_start,
+                    named=str(named[with_start])[:60],
+                )
+            )
     if named.get("do_sample") is True:
         asked |= {name: (name, named.get(name, value)) for name, value in DRAWN.items()}
     found = dict[str, Any]()
@@ -83,7 +91,9 @@ def answers_by(folder: Path, given: Collection[str] = ()) -> tuple[dict[str, Any
         try:
             found[name] = parse(settings_by_name()[name][1], str(value) if name == "early_stopping" else value)
         except ValueError as error:
-            problems.append(f"{path}: {key} = {named.get(key, value)}, {error}")
+            problems.append(
+                say("{path}: {key} = {value}, {error}", path=path, key=key, value=named.get(key, value), error=error)
+            )
     return found, problems
 
 
@@ -99,20 +109,40 @@ def remarks(folder: Path) -> list[str]:
 
 def _other_tokens(path: Path, named: Mapping[str, Any], shape: Mapping[str, Any]) -> list[str]:
     """Tokens that would start or end an answer otherwise than the model learnt."""
-    problems = []
+    problems: list[str] = []
     ends, own = named.get("eos_token_id"), shape.get("eos_token_id", 1)
     ends, own = (list(dict.fromkeys(ids)) if isinstance(ids, list) else [ids] for ids in (ends, own))
     if len(ends) > 1:
         problems.append(
-            f"{path}: eos_token_id = {str(ends)[:60]}, an answer has one end token here; leave the model's own"
+            say(
+                "{path}: eos_token_id = {ends}, an answer has one end token here; leave the model's own",
+                path=path,
+                ends=str(ends)[:60],
+            )
         )
     elif ends != [None] and ends != own:
-        problems.append(f"{path}: eos_token_id = {str(ends[0])[:60]}, {CONFIG} has {own[0]}; leave one in both")
+        problems.append(
+            say(
+                "{path}: eos_token_id = {ends}, {config} has {own}; leave one in both",
+                path=path,
+                ends=str(ends[0])[:60],
+                config=CONFIG,
+                own=own[0],
+            )
+        )
     start, pad = named.get("decoder_start_token_id"), shape.get("pad_token_id")
     known = shape.get("decoder_start_token_id")
     known = (0 if pad is None else pad) if known is None else known
     if start is not None and start != known:
-        problems.append(f"{path}: decoder_start_token_id = {str(start)[:60]}, {CONFIG} has {known}; leave one in both")
+        problems.append(
+            say(
+                "{path}: decoder_start_token_id = {start}, {config} has {known}; leave one in both",
+                path=path,
+                start=str(start)[:60],
+                config=CONFIG,
+                known=known,
+            )
+        )
     return problems
 
 

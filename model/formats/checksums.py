@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from language import say
 from settings.errors import UserError, reason_of
 from storage import MOST_TABLE_BYTES, digest, read_text
 
@@ -52,10 +53,10 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}, is damaged ({error}); copy the folder again") from None
+        raise UserError("{path}, is damaged ({error}); copy the folder again", path=path, error=error) from None
     files = content.get("files") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not all(is_inside(name) and _is_entry(entry) for name, entry in files.items()):
-        raise UserError(f"{path}, is damaged: it holds no sums of files of its folder; copy the folder again")
+        raise UserError("{path}, is damaged: it holds no sums of files of its folder; copy the folder again", path=path)
     return dict(content)
 
 
@@ -89,8 +90,16 @@ def refuse_damaged(folder: Path, flag: str) -> None:
     """
     found = damages(folder, with_state=False)
     if found:
-        advice = f"copy the folder again; where you have changed it on purpose, remove its {CHECKSUMS_FILE}"
-        raise UserError(*(f"--{flag} = {folder}, {damage}; {advice}" for damage in found))
+        advice = say(
+            "copy the folder again; where you have changed it on purpose, remove its {checksums_file}",
+            checksums_file=CHECKSUMS_FILE,
+        )
+        raise UserError(
+            *(
+                say("--{flag} = {folder}, {damage}; {advice}", flag=flag, folder=folder, damage=damage, advice=advice)
+                for damage in found
+            )
+        )
 
 
 def is_inside(name: object) -> bool:
@@ -113,12 +122,17 @@ def _is_entry(entry: object) -> bool:
 def _damage(path: Path, entry: Entry, deep: bool) -> str:
     try:
         if not path.is_file():
-            return f"{path} is missing"
+            return say("{path} is missing", path=path)
         size = path.stat().st_size
         if size != entry["bytes"]:
-            return f"{path} is damaged: it has {size:,} bytes and was written with {entry['bytes']:,}"
+            return say(
+                "{path} is damaged: it has {size:,} bytes and was written with {bytes:,}",
+                path=path,
+                size=size,
+                bytes=entry["bytes"],
+            )
         if deep and digest(path) != entry["sha256"]:
-            return f"{path} is damaged: its content is not what was written"
+            return say("{path} is damaged: its content is not what was written", path=path)
     except OSError as error:
-        return f"{path} cannot be read: {reason_of(error)}"
+        return say("{path} cannot be read: {reason}", path=path, reason=reason_of(error))
     return ""

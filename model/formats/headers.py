@@ -81,12 +81,15 @@ class TensorHeaders:
         index = self.path / kind.index_file
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not places:
-            raise UserError(f"{index}, has no weight_map; copy or download it again")
+            raise UserError("{index}, has no weight_map; copy or download it again", index=index)
         for name in places.values():
             if not is_inside(name) or "/" in name or not name.endswith(kind.ending):
                 raise UserError(
-                    f"{index}, names {name!r} as a file of weights; allowed: {kind.ending} files of its own folder; "
-                    "use a folder from where it was published"
+                    "{index}, names {name!r} as a file of weights; allowed: {ending} files of its own folder; use a "
+                    "folder from where it was published",
+                    index=index,
+                    name=name,
+                    ending=kind.ending,
                 )
         return sorted(set(places.values()))
 

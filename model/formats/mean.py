@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from language import say
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import CHECKSUMS_FILE
 from model.formats.tensor_files import write_safetensors
@@ -47,7 +48,7 @@ def _write_mean(files: Sequence[Path], made: Path) -> None:
         shapes = [{name: _empty(each.get_slice(name)) for name in each.keys()} for each in opened]  # noqa: SIM118
         told = [{name: (each.shape, each.dtype) for name, each in tensors.items()} for tensors in shapes]
         if different := next((file for file, found in zip(files, told, strict=True) if found != told[-1]), None):
-            raise ValueError(f"{different}, holds other tensors than {files[-1]}")
+            raise ValueError(say("{different}, holds other tensors than {files}", different=different, files=files[-1]))
 
         @contextmanager
         def here(name: str) -> Iterator[Tensor]:

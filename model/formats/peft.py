@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from language import join, say
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
 from model.formats.shape_file import HEAD as HEAD_TABLE
@@ -136,8 +137,11 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
             left, problems = left - used, problems + wrong
         if tables := sorted(name for name in left if _TABLE.search(name)):
             raise UserError(
-                f"--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with it "
-                f"({', '.join(tables)}), which have no place here; merge it by PEFT's merge_and_unload, and name what comes out"
+                "--adapter = {folder}, holds tables of tokens beside the matrices of blocks, trained or resized with "
+                "it ({tables}), which have no place here; merge it by PEFT's merge_and_unload, and name what comes "
+                "out",
+                folder=folder,
+                tables=", ".join(tables),
             )
         lacking = [] if info.fingerprint else [name for name in _wanted(folder, known) if name not in left]
         for path, linear in linears(model).items():
@@ -152,17 +156,27 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
             if not wrong:
                 adapters[path] = adapter
     if left or not adapters:
-        example = f", such as {min(left)}" if left else ""
+        example = say(", such as {left}", left=min(left)) if left else ""
         problems.append(
-            f"holds {counted(len(left), 'tensor')} for modules that this model does not have{example}; "
-            f"it has {', '.join(targets_of(model.config))}"
+            say(
+                "holds {tensors} for modules that this model does not have{example}; it has {targets_of}",
+                tensors=counted(len(left), "tensor"),
+                example=example,
+                targets_of=", ".join(targets_of(model.config)),
+            )
         )
     if problems:
-        raise UserError(f"--adapter = {folder}, is for another base: {'; '.join(problems[:3])}")
+        raise UserError(
+            "--adapter = {folder}, is for another base: {problems}", folder=folder, problems=join("; ", problems[:3])
+        )
     if lacking:
         raise UserError(
-            f"--adapter = {folder}, lacks {counted(len(lacking), 'tensor')} of the modules that its {CONFIG_FILE} names, such "
-            f"as {min(lacking)}; save it again, or copy it again"
+            "--adapter = {folder}, lacks {tensors} of the modules that its {config_file} names, such as "
+            "{lacking}; save it again, or copy it again",
+            folder=folder,
+            tensors=counted(len(lacking), "tensor"),
+            config_file=CONFIG_FILE,
+            lacking=min(lacking),
         )
     return adapters, rows
 
@@ -180,11 +194,18 @@ def _fill_rows(rows: TokenRows, model: T5, stored: Any) -> tuple[set[str], list[
     names, head, (first, last) = {*_row_names(model.config)}, _BASE + HEAD_TABLE, rows.tokens
     names |= set() if rows.head is None else {head}
     if missing := names - set(stored.keys()):
-        return set(), [f"lacks {', '.join(sorted(missing))}, the rows of its tokens"]
+        return set(), [say("lacks {missing}, the rows of its tokens", missing=", ".join(sorted(missing)))]
     with torch.no_grad():
         for name in names - {head}:
             if stored.get_slice(name).get_shape() != list(rows.embedding.shape):
-                return names, [f"{name} is {stored.get_slice(name).get_shape()} and not {list(rows.embedding.shape)}"]
+                return names, [
+                    say(
+                        "{name} is {get_shape} and not {list}",
+                        name=name,
+                        get_shape=stored.get_slice(name).get_shape(),
+                        list=list(rows.embedding.shape),
+                    )
+                ]
             rows.embedding.copy_(stored.get_tensor(name))
         if rows.head is not None:
             rows.head.copy_(stored.get_slice(head)[first : last + 1])
@@ -203,8 +224,14 @@ def _wanted(folder: Path, known: dict[str, dict[str, str]]) -> list[str]:
 
 def _fill(targets: dict[str, nn.Parameter], tensors: dict[str, Tensor], prefix: str = "") -> list[str]:
     """Copy tensors into the weights of the same names, if all fit; returns what is wrong with them."""
-    wrong = [
-        f"{prefix}{name} is {list(tensors[name].shape) if name in tensors else 'missing'} and not {list(weight.shape)}"
+    wrong: list[str] = [
+        say(
+            "{prefix}{name} is {list} and not {other_list}",
+            prefix=prefix,
+            name=name,
+            list=list(tensors[name].shape) if name in tensors else say("missing"),
+            other_list=list(weight.shape),
+        )
         for name, weight in targets.items()
         if name not in tensors or tensors[name].shape != weight.shape
     ]

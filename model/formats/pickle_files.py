@@ -34,15 +34,25 @@ class PickleFile:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except FileNotFoundError:
-            raise UserError(f"{path}, is named by {PICKLE_INDEX} but is not there; copy the folder again") from None
+            raise UserError(
+                "{path}, is named by {pickle_index} but is not there; copy the folder again",
+                path=path,
+                pickle_index=PICKLE_INDEX,
+            ) from None
         except pickle.UnpicklingError as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{path}, is broken or holds more than tensors and is not read: {reason}") from None
+            raise UserError(
+                "{path}, is broken or holds more than tensors and is not read: {reason}", path=path, reason=reason
+            ) from None
         except (RuntimeError, OSError, EOFError, ValueError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"{path}, is cut off or broken ({reason}); copy or download it again") from None
+            raise UserError(
+                "{path}, is cut off or broken ({reason}); copy or download it again", path=path, reason=reason
+            ) from None
         if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-            raise UserError(f"{path}, is not a table of tensors by name; give a folder that a model was saved in")
+            raise UserError(
+                "{path}, is not a table of tensors by name; give a folder that a model was saved in", path=path
+            )
         self._tensors: dict[str, Tensor] = content
 
     def keys(self) -> Iterable[str]:

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from language import say
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import DECODER, hf_names, label_head_weights, weight_counts, weights
 from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
@@ -103,7 +104,7 @@ def _feed_forward(raw: dict[str, Any], default: str) -> str:
     found = ("gated-" if is_gated else "") + words.get(str(activation), str(activation))
     if found == named or "feed_forward_proj" not in raw:
         return found
-    return f"{named} (dense_act_fn and is_gated_act say {found})"
+    return say("{named} (dense_act_fn and is_gated_act say {found})", named=named, found=found)
 
 
 def class_of(config: T5ModelConfig) -> str:
@@ -151,12 +152,26 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
     """
     family = _family(raw)
     if not isinstance(family, str) or family not in _FAMILY_DEFAULTS:
-        raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
+        raise UserError(
+            "{path}: model_type = {family}, is not a T5; allowed: {family_defaults}",
+            path=path,
+            family=family,
+            family_defaults=", ".join(_FAMILY_DEFAULTS),
+        )
     raw = {name: value for name, value in raw.items() if value is not None}
     problems = check_keys(path, raw, CONFIG_KEYS.keys() - GENERATION_KEYS.keys())
     for other, name in _OTHER_NAMES.items():
         if raw.setdefault(name, raw.get(other)) != raw.get(other, raw[name]):
-            problems.append(f"{path}: {other} = {raw[other]}, is not {name} ({raw[name]}); leave one of them")
+            problems.append(
+                say(
+                    "{path}: {other} = {raw}, is not {name} ({other_raw}); leave one of them",
+                    path=path,
+                    other=other,
+                    raw=raw[other],
+                    name=name,
+                    other_raw=raw[name],
+                )
+            )
     raw = {name: value for name, value in raw.items() if value is not None}
     values = {**_FAMILY_DEFAULTS[family], **raw}
     values["feed_forward_proj"] = _feed_forward(raw, values.get("feed_forward_proj", T5ModelConfig.feed_forward_proj))
@@ -177,15 +192,30 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
         try:
             taken[member.name] = parse(settings_by_name()[member.name][1], values.get(member.name, member.default))
         except ValueError as error:
-            problems.append(f"{path}: {member.name} = {values[member.name]}, {error}")
+            problems.append(
+                say(
+                    "{path}: {name} = {values}, {error}",
+                    path=path,
+                    name=member.name,
+                    values=values[member.name],
+                    error=error,
+                )
+            )
     config = T5ModelConfig(**taken)
     if config.decoder_start_token_id == config.pad_token_id:  # the default has one form, by which shapes are compared
         config = dataclasses.replace(config, decoder_start_token_id=None)
     if max(config.pad_token_id, config.eos_token_id, config.start_token_id) >= config.vocab_size and not problems:
         problems.append(
-            f"{path}: vocab_size = {config.vocab_size}, has no row for pad_token_id ({config.pad_token_id}), eos_token_id "
-            f"({config.eos_token_id}) or decoder_start_token_id ({config.start_token_id}); use the config.json that belongs to "
-            "the tokenizer"
+            say(
+                "{path}: vocab_size = {vocab_size}, has no row for pad_token_id ({pad_token_id}), eos_token_id "
+                "({eos_token_id}) or decoder_start_token_id ({start_token_id}); use the config.json that belongs to "
+                "the tokenizer",
+                path=path,
+                vocab_size=config.vocab_size,
+                pad_token_id=config.pad_token_id,
+                eos_token_id=config.eos_token_id,
+                start_token_id=config.start_token_id,
+            )
         )
     refuse(problems or _beyond_its_tensors(path, config, stored))
     return config
@@ -193,17 +223,33 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
 
 def _beyond_its_tensors(path: Path, config: T5ModelConfig, stored: TensorHeaders) -> list[str]:
     """Find sizes that the tensors beside a configuration cannot have, before anything is made of such a size."""
-    problems, names, size = [], len(stored.names), weight_counts(config)["total"]
+    problems, names, size = list[str](), len(stored.names), weight_counts(config)["total"]
     if config.num_layers + config.num_decoder_layers > names:
         problems.append(
-            f"{path}: num_layers = {config.num_layers}, num_decoder_layers = {config.num_decoder_layers}, the files hold "
-            f"{counted(names, 'tensor')}, fewer than that; use the config.json that belongs to them"
+            say(
+                "{path}: num_layers = {num_layers}, num_decoder_layers = {num_decoder_layers}, the files hold "
+                "{tensors}, fewer than that; use the config.json that belongs to them",
+                path=path,
+                num_layers=config.num_layers,
+                num_decoder_layers=config.num_decoder_layers,
+                tensors=counted(names, "tensor"),
+            )
         )
     if size > LEAST_FILE_SHARE * stored.file_bytes + SMALL_MODEL:
         problems.append(
-            f"{path}: speaks of {size:,} weights (vocab_size {config.vocab_size}, d_model {config.d_model}, d_kv "
-            f"{config.d_kv}, d_ff {config.d_ff}, num_heads {config.num_heads}), the files hold {stored.file_bytes:,} bytes; "
-            "use the config.json that belongs to them"
+            say(
+                "{path}: speaks of {size:,} weights (vocab_size {vocab_size}, d_model {d_model}, d_kv {d_kv}, d_ff "
+                "{d_ff}, num_heads {num_heads}), the files hold {file_bytes:,} bytes; use the config.json that "
+                "belongs to them",
+                path=path,
+                size=size,
+                vocab_size=config.vocab_size,
+                d_model=config.d_model,
+                d_kv=config.d_kv,
+                d_ff=config.d_ff,
+                num_heads=config.num_heads,
+                file_bytes=stored.file_bytes,
+            )
         )
     return problems
 
@@ -244,19 +290,44 @@ def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
     missing = wanted - found - fresh
     if missing and config.num_decoder_layers and not any(name.startswith("decoder.block.") for name in found):
         problems.append(
-            f"{stored.path}, has no decoder; name a head for its encoder (--head=sequence or token), or use a complete T5 checkpoint"
+            say(
+                "{path}, has no decoder; name a head for its encoder (--head=sequence or token), or use a complete "
+                "T5 checkpoint",
+                path=stored.path,
+            )
         )
     elif missing:
         problems.append(
-            f"{stored.path}, lacks {counted(len(missing), 'tensor')} of the model ({listed(missing)}); use a complete T5 checkpoint"
+            say(
+                "{path}, lacks {tensors} of the model ({missing}); use a complete T5 checkpoint",
+                path=stored.path,
+                tensors=counted(len(missing), "tensor"),
+                missing=listed(missing),
+            )
         )
     if foreign := found - wanted - {EMBEDDING, HEAD, *EMBEDDING_COPIES, *_IGNORED}:
         problems.append(
-            f"{stored.path}, holds {counted(len(foreign), 'tensor')} that its {CONFIG_FILE} has no place for ({listed(foreign)})"
+            say(
+                "{path}, holds {tensors} that its {config_file} has no place for ({foreign})",
+                path=stored.path,
+                tensors=counted(len(foreign), "tensor"),
+                config_file=CONFIG_FILE,
+                foreign=listed(foreign),
+            )
         )
     if wrong:
-        shown = listed(f"{name} is {list(shape)} and not {list(shapes[name])}" for name, shape in wrong.items())
-        problems.append(f"{stored.path}, holds tensors of another shape than its {CONFIG_FILE} says: {shown}")
+        shown = listed(
+            say("{name} is {list} and not {other_list}", name=name, list=list(shape), other_list=list(shapes[name]))
+            for name, shape in wrong.items()
+        )
+        problems.append(
+            say(
+                "{path}, holds tensors of another shape than its {config_file} says: {shown}",
+                path=stored.path,
+                config_file=CONFIG_FILE,
+                shown=shown,
+            )
+        )
     return problems
 
 

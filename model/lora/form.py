@@ -68,8 +68,11 @@ def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
     unknown = [word for word in words if word not in known]
     if unknown or not words:
         raise UserError(
-            f"--lora_targets = {asked}, {', '.join(unknown) or 'nothing'} is not a module of this model; "
-            f"allowed: {', '.join(known)}, or {ALL}"
+            "--lora_targets = {asked}, {value} is not a module of this model; allowed: {known}, or {all}",
+            asked=asked,
+            value=", ".join(unknown) or "nothing",
+            known=", ".join(known),
+            all=ALL,
         )
     return tuple(name for name in known if name in words)
 
@@ -84,6 +87,8 @@ def adapted_paths(shape: T5ModelConfig, settings: LoraSettings) -> list[str]:
     narrowest = min(min(weight.shape) for weight in chosen)
     if settings.rank > narrowest:
         raise UserError(
-            f"--lora_rank = {settings.rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}"
+            "--lora_rank = {rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}",
+            rank=settings.rank,
+            narrowest=narrowest,
         )
     return [weight.name.removesuffix(".weight") for weight in chosen]

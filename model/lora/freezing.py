@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from language import say
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
@@ -50,13 +51,19 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     for pattern in (word.strip() for word in patterns.split(",") if word.strip()):
         found = [name for name in learns if is_meant(pattern, name, theirs[beside[name]])]
         if not found:
-            unknown.append(f"--freeze = {pattern}, names no weight of this model; there are: {_parts(learns)}")
+            unknown.append(
+                say(
+                    "--freeze = {pattern}, names no weight of this model; there are: {parts}",
+                    pattern=pattern,
+                    parts=_parts(learns),
+                )
+            )
         frozen.update(found)
     if unknown:
         raise UserError(*unknown)
     trained = [name for name, learning in learns.items() if learning and name not in frozen]
     if not trained:
-        raise UserError(f"--freeze = {patterns}, leaves nothing to train; freeze less")
+        raise UserError("--freeze = {patterns}, leaves nothing to train; freeze less", patterns=patterns)
     return trained
 
 
@@ -65,4 +72,11 @@ def _parts(names: Iterable[str]) -> str:
     heads = dict.fromkeys(name.split(".")[0] for name in names)
     stacks = [f"{stack}.blocks.0 ..." for stack in ("encoder", "decoder")]
     example = next(name for name in names if name.endswith("q.weight"))
-    return ", ".join([*heads, *SCATTERED, *stacks, f"patterns such as *.q.weight, whole names such as {example}"])
+    return ", ".join(
+        [
+            *heads,
+            *SCATTERED,
+            *stacks,
+            say("patterns such as *.q.weight, whole names such as {example}", example=example),
+        ]
+    )

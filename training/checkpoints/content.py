@@ -21,6 +21,7 @@ from torch import Tensor
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.sharding import Part, Shards
+from language import say
 from model import hf_format
 from model.formats.answering import keep_answer_list, keep_answers
 from model.formats.checksums import STATE
@@ -31,6 +32,7 @@ from model.formats.tensor_files import write_safetensors
 from model.t5 import T5, WithWeights, in_place
 from settings.declared import GenerateConfig
 from settings.errors import UserError
+from settings.fields import listed
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.state import TRAINING_FILE, TrainingState, read_training_state
 
@@ -151,8 +153,9 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
     path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
     if not path.is_file():
         raise UserError(
-            f"checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which wrote it in parts "
-            "where weights were sharded; continue from its weights alone with --finetune_from"
+            "checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which "
+            "wrote it in parts where weights were sharded; continue from its weights alone with --finetune_from",
+            folder=folder,
         )
     try:
         with safe_open(path, framework="pt") as stored:
@@ -165,17 +168,23 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
         optimizer.load_state(loaded)
     except KeyError as error:
         raise UserError(
-            f"checkpoint = {folder}, its optimizer state has {error}, which this model does not have"
+            "checkpoint = {folder}, its optimizer state has {error}, which this model does not have",
+            folder=folder,
+            error=error,
         ) from None
     except Exception as error:  # safetensors raises its own class for a broken file
-        raise UserError(f"checkpoint = {folder}, its optimizer state cannot be read: {error}") from None
+        raise UserError(
+            "checkpoint = {folder}, its optimizer state cannot be read: {error}", folder=folder, error=error
+        ) from None
     missing = optimizer.incomplete() if loaded else []
     if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
-        missing = ["all of it"] if trained.step and trained.loss_scaling is None else []
+        missing = [say("all of it")] if trained.step and trained.loss_scaling is None else []
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        shown = listed(missing, most=3)
         raise UserError(
-            f"checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy the "
-            "checkpoint again, or continue from its weights alone with --finetune_from"
+            "checkpoint = {folder}, its optimizer state lacks tensors or has them in another form: {shown}; copy "
+            "the checkpoint again, or continue from its weights alone with --finetune_from",
+            folder=folder,
+            shown=shown,
         )

@@ -58,7 +58,10 @@ class Checkpoints:
         final = self.folder / name_of(step)
         try:
             if self._had_run_dir and not self.folder.parent.is_dir():  # made again, it would lie below the mount point
-                raise OSError(errno.ENOENT, f"{self.folder.parent} is gone, as with a disk that is no longer mounted")
+                raise OSError(
+                    errno.ENOENT,
+                    say("{parent} is gone, as with a disk that is no longer mounted", parent=self.folder.parent),
+                )
             self.clear_leftovers()
             with atomic_folder(final) as temporary:
                 write(temporary)
@@ -67,11 +70,23 @@ class Checkpoints:
             self._point()
         except OSError as error:
             last = self.latest()
-            kept = f"the checkpoint of step {step_of(last)} is whole" if last else "there is no earlier checkpoint"
-            resume = f"; --is_keep_training=True --run_name={shlex.quote(self.folder.parent.name)} continues from there"
+            kept = (
+                say("the checkpoint of step {step_of} is whole", step_of=step_of(last))
+                if last
+                else say("there is no earlier checkpoint")
+            )
+            resume = say(
+                "; --is_keep_training=True --run_name={quote} continues from there",
+                quote=shlex.quote(self.folder.parent.name),
+            )
             raise UserError(
-                f"--output_dir = {self.folder.parent.parent}, cannot be written at step {step}: {reason_of(error)}; {kept}; "
-                f"free space or choose another --output_dir{resume if last else ''}"
+                "--output_dir = {parent}, cannot be written at step {step}: {reason}; {kept}; free space or choose "
+                "another --output_dir{resume}",
+                parent=self.folder.parent.parent,
+                step=step,
+                reason=reason_of(error),
+                kept=kept,
+                resume=resume if last else "",
             ) from error
         self._rotate()
         return final
@@ -126,10 +141,16 @@ class Checkpoints:
                     rename(newer, newer.with_name(f"{DAMAGED}{newer.name}"))
             if damaged:
                 self._point()
-            return path, [f"{wrong}: continuing from step {step_of(path)}" for wrong in damaged.values()]
+            return path, [
+                say("{wrong}: continuing from step {step_of}", wrong=wrong, step_of=step_of(path))
+                for wrong in damaged.values()
+            ]
         if damaged:
             raise UserError(
-                *(f"checkpoint = {path}, {wrong}; copy it again" for path, wrong in damaged.items()),
+                *(
+                    say("checkpoint = {path}, {wrong}; copy it again", path=path, wrong=wrong)
+                    for path, wrong in damaged.items()
+                ),
                 say("--is_keep_training = True, no checkpoint is whole; start again with --overwrite=True"),
             )
         return None, []
@@ -159,7 +180,7 @@ class Checkpoints:
         if not sums.is_file() and any(
             (older / CHECKSUMS_FILE).is_file() for older in self._all() if step_of(older) < step_of(path)
         ):
-            return [f"{sums} is missing: not all of the checkpoint is there"]
+            return [say("{sums} is missing: not all of the checkpoint is there", sums=sums)]
         return damages(path, deep)
 
     def _point(self) -> None:

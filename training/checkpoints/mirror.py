@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data.sources.places import public
+from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from run_files import RUN_FILE, SETTINGS_FILE
 from settings.errors import UserError, reason_of
@@ -51,8 +52,10 @@ class Mirror:
             system, path = fs.FileSystem.from_uri(uri)
         except (*_FAILURES, ValueError) as error:
             raise UserError(
-                f"{self.what}, cannot be opened ({public(reason_of(error))}); write it as s3://bucket/folder (a space as %20), and see "
-                "that it can be reached"
+                "{mirror}, cannot be opened ({reason}); write it as s3://bucket/folder (a space as %20), and see "
+                "that it can be reached",
+                mirror=self.what,
+                reason=public(reason_of(error)),
             ) from None
         if isinstance(system, fs.S3FileSystem):  # it would queue a whole checkpoint in memory where the line is slow
             _, (options, *_) = system.__reduce__()
@@ -72,9 +75,10 @@ class Mirror:
         with self._reaching("written", "check the address and the credentials"):
             if not overwrite and self._names() and not (run_dir and self._is_of(run_dir)):
                 raise UserError(
-                    f"{self.what}, holds another run named {self._path.rpartition('/')[2]}; continue that with "
-                    "--is_keep_training=True where this machine has none of the name, replace it with --overwrite=True, or "
-                    "name this one otherwise"
+                    "{mirror}, holds another run named {name}; continue that with --is_keep_training=True where this machine "
+                    "has none of the name, replace it with --overwrite=True, or name this one otherwise",
+                    mirror=self.what,
+                    name=self._path.rpartition("/")[2],
                 )
             self._replaced = self._record().get("started")
             self._system.create_dir(self._path, recursive=True)
@@ -94,15 +98,17 @@ class Mirror:
         Memory: buffers of a few dozen MB.
         """
         self.uncopied_step = step_of(checkpoint)
-        failed = f"{self.what}, step {self.uncopied_step} could not be copied"
+        failed = say("{mirror}, step {step} could not be copied", mirror=self.what, step=self.uncopied_step)
         try:
             # a place that is gone, such as a disk that was mounted there, is not made anew
             if self._is_checked and isinstance(self._system, fs.LocalFileSystem) and not Path(self._path).is_dir():
-                raise FileNotFoundError(f"{self._path} is no longer there")
+                raise FileNotFoundError(say("{path} is no longer there", path=self._path))
             is_ours = self._is_of(run_dir)
             if not is_ours and self._has(LATEST):
                 if self._record().get("started") not in (None, self._replaced):
-                    return f"{failed}: another run of this name copies there by now; rename one of them"
+                    return say(
+                        "{failed}: another run of this name copies there by now; rename one of them", failed=failed
+                    )
                 self._system.delete_file(f"{self._path}/{LATEST}")  # another's copies never stand beside our settings
             best = Checkpoints(run_dir, keep_latest=1).best()
             named = [checkpoint.name, *([best.name] if best else [])]
@@ -120,8 +126,12 @@ class Mirror:
         except _FAILURES as error:
             reason = public(reason_of(error))
             if self.uncopied_step is None:
-                return f"{self.what}, copies that the run has removed could not be removed ({reason}); the next checkpoint tries again"
-            return f"{failed} ({reason}); the next one tries again"
+                return say(
+                    "{mirror}, copies that the run has removed could not be removed ({reason}); the next checkpoint tries again",
+                    mirror=self.what,
+                    reason=reason,
+                )
+            return say("{failed} ({reason}); the next one tries again", failed=failed, reason=reason)
         return None
 
     def restore(self, run_dir: Path, keep_latest: int) -> Path | None:
@@ -157,7 +167,13 @@ class Mirror:
         try:
             yield
         except (*_FAILURES, UnicodeDecodeError) as error:
-            raise UserError(f"{self.what}, cannot be {done} ({public(reason_of(error))}); {advice}") from None
+            raise UserError(
+                "{mirror}, cannot be {done} ({reason}); {advice}",
+                mirror=self.what,
+                done=say(done),
+                reason=public(reason_of(error)),
+                advice=say(advice),
+            ) from None
 
     def _record(self) -> dict[str, Any]:
         try:
@@ -176,7 +192,7 @@ class Mirror:
             return []
         names = self._read(LATEST).decode(errors="replace").split("\n")
         if not 1 <= len(names) <= 2 or not all(map(_FOLDER.fullmatch, names)):
-            raise self._foreign(f"{LATEST} holds {str(names)[:100]}")
+            raise self._foreign(say("{file} holds {content}", file=LATEST, content=str(names)[:100]))
         return names
 
     def _copy(self, checkpoint: Path) -> None:
@@ -201,7 +217,7 @@ class Mirror:
             with suppress(ValueError, RecursionError):
                 if isinstance(json.loads(text), dict):
                     continue
-            raise self._foreign(f"{file} is damaged")
+            raise self._foreign(say("{file} is damaged", file=file))
         for file, text in found.items():
             write_text(checkpoints.folder.parent / file, text)
         for name in reversed(names):  # the latest last: from then on the run is where it was
@@ -209,13 +225,17 @@ class Mirror:
             if not (final / CHECKSUMS_FILE).is_file() or damages(final):
                 self._fetch(name, final)
         if checkpoints.whole() is None:
-            raise UserError(f"{self.what}, its copies are damaged: {', '.join(names)}; choose another place")
+            raise UserError(
+                "{mirror}, its copies are damaged: {names}; choose another place",
+                mirror=self.what,
+                names=", ".join(names),
+            )
         checkpoints.finish_last_save()
 
     def _fetch(self, name: str, final: Path) -> None:
         there = f"{CHECKPOINTS}/{name}"
         if not self._has(f"{there}/{CHECKSUMS_FILE}"):
-            raise self._foreign(f"{LATEST} names {name}, which is not there")
+            raise self._foreign(say("{file} names {name}, which is not there", file=LATEST, name=name))
         with atomic_folder(final) as fresh:
             (fresh / CHECKSUMS_FILE).write_bytes(self._read(f"{there}/{CHECKSUMS_FILE}"))
             for file in (read_sums(fresh) or {})["files"]:  # none leads out of the folder
@@ -225,7 +245,9 @@ class Mirror:
                     fs.copy_files(source, str(fresh / file), self._system, fs.LocalFileSystem())
 
     def _foreign(self, what: str) -> UserError:
-        return UserError(f"{self.what}, {what}, which no run writes; give the address of your own runs")
+        return UserError(
+            "{mirror}, {what}, which no run writes; give the address of your own runs", mirror=self.what, what=what
+        )
 
     def _has(self, name: str) -> bool:
         return bool(self._system.get_file_info(f"{self._path}/{name}").type != fs.FileType.NotFound)

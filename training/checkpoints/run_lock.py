@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from language import say
 from run_files import OWNER_FILE, read_record
 from settings.errors import reason_of
 from storage import NO_LOCKS, lock_at, write_text
@@ -53,22 +54,37 @@ class RunLock:
                 lock.acquire(timeout=0)
         except Timeout:
             owner = read_record(run_dir / OWNER_FILE)
-            who, started = "another process", owner.get("started")
+            who, started = say("another process"), owner.get("started")
             if type(started) is float:
-                who = f"process {owner.get('process')} on {str(owner.get('host'))[:80]}, since {duration(max(0.0, time.time() - started))},"
+                who = say(
+                    "process {number} on {host}, since {time},",
+                    number=owner.get("process"),
+                    host=str(owner.get("host"))[:80],
+                    time=duration(max(0.0, time.time() - started)),
+                )
             return [
-                f"--run_name = {run_dir.name}, is in use: {who} trains it; wait for its end, stop it, or choose another run"
+                say(
+                    "--run_name = {name}, is in use: {who} trains it; wait for its end, stop it, or choose another run",
+                    name=run_dir.name,
+                    who=who,
+                )
             ]
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 return [
-                    f"--output_dir = {run_dir.parent}, cannot be written: {reason_of(error)}; choose another folder"
+                    say(
+                        "--output_dir = {parent}, cannot be written: {reason}; choose another folder",
+                        parent=run_dir.parent,
+                        reason=reason_of(error),
+                    )
                 ]
             lock = None
         if lock is None:
-            self.warning = (
-                f"--output_dir = {run_dir.parent}, is on a file system without locks: a second process that trains "
-                f"{run_dir.name} would not be noticed, and mix its checkpoints; see that there is none"
+            self.warning = say(
+                "--output_dir = {parent}, is on a file system without locks: a second process that trains {name} "
+                "would not be noticed, and mix its checkpoints; see that there is none",
+                parent=run_dir.parent,
+                name=run_dir.name,
             )
         self._lock, self._run_dir = lock, run_dir
         return []

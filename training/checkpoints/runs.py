@@ -63,7 +63,13 @@ def check_new_run(output_dir: str | Path, name: str, overwrite: bool = False) ->
     if is_empty or not os.path.lexists(run_dir):
         return []
     if overwrite and not (run_dir / RUN_FILE).is_file():
-        return [f"--run_name = {name}, {run_dir} is not a run of this program and is not replaced; choose another"]
+        return [
+            say(
+                "--run_name = {name}, {run_dir} is not a run of this program and is not replaced; choose another",
+                name=name,
+                run_dir=run_dir,
+            )
+        ]
     told = (
         "--run_name = {run}, exists in {folder}; choose another name, resume it with --is_keep_training=True or "
         "replace it with --overwrite=True"
@@ -77,10 +83,17 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
     if not nearest.is_dir():
         obstacle = f"{nearest} is a file"
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        obstacle = f"{nearest} is not writable"
+        obstacle = say("{nearest} is not writable", nearest=nearest)
     else:
         return []
-    return [f"--{flag} = {folder}, cannot be written: {obstacle}; choose another folder"]
+    return [
+        say(
+            "--{flag} = {folder}, cannot be written: {obstacle}; choose another folder",
+            flag=flag,
+            folder=folder,
+            obstacle=obstacle,
+        )
+    ]
 
 
 def create_run(
@@ -243,10 +256,14 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
         UserError: the checkpoint is damaged; or the disk is full or cannot be written: every file is whole, the old or
             the new one.
     """
-    if found := damages(checkpoint, with_state=False) if checkpoint.is_dir() else [f"{checkpoint} is no longer there"]:
+    if (
+        found := damages(checkpoint, with_state=False)
+        if checkpoint.is_dir()
+        else [say("{checkpoint} is no longer there", checkpoint=checkpoint)]
+    ):
         told = "--output_dir = {parent}, the model was not published; take another checkpoint of {run_dir}"
         raise UserError(
-            *(f"checkpoint = {checkpoint}, {damage}" for damage in found),
+            *(say("checkpoint = {checkpoint}, {damage}", checkpoint=checkpoint, damage=damage) for damage in found),
             say(told, parent=Path(run_dir).parent, run_dir=run_dir),
         )
     # the weights first: a folder that has a config.json is then complete

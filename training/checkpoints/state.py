@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.loss_scaling import LossScaling
+from language import say
 from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
 from memory.estimate.workload import HOMES, ExecutionPlan, choice_fields
@@ -73,8 +74,11 @@ def read_training_state(folder: Path) -> TrainingState:
         return state
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"checkpoint = {folder}, holds no state to resume from: {path} cannot be used ({error}); copy it again, or "
-            "start again with --overwrite=True"
+            "checkpoint = {folder}, holds no state to resume from: {path} cannot be used ({error}); copy it "
+            "again, or start again with --overwrite=True",
+            folder=folder,
+            path=path,
+            error=error,
         ) from None
 
 
@@ -85,16 +89,18 @@ def _filled(cls: type[Any], content: Any, what: str) -> Any:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{what} is not an object")
+        raise ValueError(say("{what} is not an object", what=what))
     members = {member.name: member for member in fields(cls)}
     for name, member in members.items():
         if name not in content and (member.default is MISSING or name in NEEDED):
             raise ValueError(f"{what} lacks {name}")
     for name, value in content.items():
         if name not in members:
-            raise ValueError(f"{what} has {name}, which no run writes")
+            raise ValueError(say("{what} has {name}, which no run writes", what=what, name=name))
         if not any(_is_of(value, kind, name) for kind in str(members[name].type).split(" | ")):
-            raise ValueError(f"{name} of {what} is {str(value)[:40]}, which no run writes")
+            raise ValueError(
+                say("{name} of {what} is {value}, which no run writes", name=name, what=what, value=str(value)[:40])
+            )
     return cls(**content)
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.sources.files import set_names
+from language import say
 from run_files import EVAL_COUNTS
 from settings.consistency import (
     CLASS_SCORES,
@@ -158,7 +159,10 @@ def metric_names(config: Config) -> list[str]:
     unknown = [word for word in words if word not in _WORDS and word not in ranked]
     if unknown or not words:
         raise UserError(
-            f"--metrics = {asked}, {', '.join(unknown) or 'nothing'} is not known; allowed: auto, {', '.join((*_WORDS, 'rouge', *RANKED_SHOWN))}"
+            "--metrics = {asked}, {value} is not known; allowed: auto, {other_value}",
+            asked=asked,
+            value=", ".join(unknown) or "nothing",
+            other_value=", ".join((*_WORDS, "rouge", *RANKED_SHOWN)),
         )
     return [*(name for name in _WORDS if name in words), *ranked]
 
@@ -173,10 +177,10 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
     """
     best, sets = config.train.metric_for_best, set_names(config.data.validation_file)
     taken = {*_WORDS, *FIGURES}
-    problems = [f"metrics[{name!r}], is the name of another figure, or none; use letters, digits and _" for name in own if name in taken or not name.isidentifier()]  # fmt: skip
+    problems: list[str] = [say("metrics[{name!r}], is the name of another figure, or none; use letters, digits and _", name=name) for name in own if name in taken or not name.isidentifier()]  # fmt: skip
     if own and not writes_answers(config):
         problems.append(
-            "--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64"
+            say("--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64")
         )
     of_set, _, figure = best.rpartition("/")
     of_head = (*CLASS_SCORES, *NUMBER_SCORES) if config.data.objective in HEADS else ()
@@ -184,7 +188,7 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
         of_set and of_set not in sets
     ):
         known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS, *RANKED_SHOWN]
-        problems.append(f"--metric_for_best = {best}, {not_known(best, known)}")
+        problems.append(say("--metric_for_best = {best}, {problem}", best=best, problem=not_known(best, known)))
     refuse(problems)
 
 
@@ -200,7 +204,13 @@ def own_scores(metrics: Mapping[str, OwnMetric], pairs: Sequence[tuple[str, str]
             found[name] = float(metric([answer for answer, _ in pairs], [reference for _, reference in pairs]))
         except Exception as error:  # of code that is not ours
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            told = f"metrics[{name!r}], failed on {len(pairs)} answers ({reason}); it takes two lists of texts and gives a number"
+            told = say(
+                "metrics[{name!r}], failed on {count} answers ({reason}); it takes two lists of texts and gives a "
+                "number",
+                name=name,
+                count=len(pairs),
+                reason=reason,
+            )
             raise UserError(told) from error
     return found
 

@@ -93,7 +93,13 @@ class BestMetric:
             shown = "none" if self.value is None else f"{self.value:.4f}"
             evaluations = counted(self.evals_since, "evaluation")
             found.append(
-                f"stopped early: {evaluations} in a row no better than {self.metric} {shown} at step {self.step}"
+                say(
+                    "stopped early: {evaluations} in a row no better than {metric} {shown} at step {step}",
+                    evaluations=evaluations,
+                    metric=self.metric,
+                    shown=shown,
+                    step=self.step,
+                )
             )
         if self.value is not None and self.step == 0 and self.evals_since > 0:
             told = "no evaluation beat step 0: the published model is from step {step}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from language import say
 from settings.errors import UserError
 from training.processes.launch import local_processes
 
@@ -65,10 +66,13 @@ class Group:
 
     def resumes_by(self, command: str) -> None:
         """Note how the run is continued, for whoever has to say that a process is gone."""
-        way_on = f"continue with\n  {command}" if command else "start it again by the same command"
-        self._gone = (
-            "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says so), or its "
-            f"machine is gone; {way_on}"
+        way_on = (
+            say("continue with\n  {command}", command=command) if command else say("start it again by the same command")
+        )
+        self._gone = say(
+            "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says "
+            "so), or its machine is gone; {way_on}",
+            way_on=way_on,
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from language import say
+
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to
@@ -52,8 +54,12 @@ def foreign_engines() -> list[str]:
     """What is wrong with a configuration of accelerate that wants the run to be another program's."""
     asked = [name for name in ENGINES if os.environ.get(name, "false").lower() not in ("false", "0", "")]
     return [
-        f"{name} = {os.environ[name]}, is another engine's: weights and optimizer states are shared by --shard_weights here; use "
-        "torchrun, or a configuration of accelerate without it"
+        say(
+            "{name} = {environ}, is another engine's: weights and optimizer states are shared by --shard_weights "
+            "here; use torchrun, or a configuration of accelerate without it",
+            name=name,
+            environ=os.environ[name],
+        )
         for name in asked
     ]
 

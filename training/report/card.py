@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.sources.places import public
+from language import english
 from model.formats.shape_file import class_of, read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
@@ -245,7 +246,7 @@ def _training(settings: Mapping[str, Any], events: Mapping[str, Any]) -> list[tu
             label = "time" if steps["first"] == 1 else f"time, from step {steps['first']:,} on"
             seconds, speed = steps["seconds"], steps["tokens"] / steps["seconds"]
         if speed:
-            rows.append((label, f"{duration(seconds).english}, {speed:,.0f} tokens/s"))
+            rows.append((label, f"{english(duration(seconds))}, {speed:,.0f} tokens/s"))
         rows.append(("steps", end["step"]))
     return rows
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from language import join
 from run_files import HEARTBEAT_FILE, REQUEST_FILE, read_record
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from storage import write_text
 from training.report.endings import SAVE, STOP
 
@@ -63,7 +63,7 @@ class Heartbeat:
         elif error is None:
             self._beat(DONE)
         elif isinstance(error, KeyboardInterrupt):
-            self._beat(STOPPED, str(error))
+            self._beat(STOPPED, reason_of_end(error))
         else:
             self._beat(FAILED, reason_of_end(error))
 
@@ -122,7 +122,7 @@ class Heartbeat:
 
     def _beat(self, state: str, reason: str = "") -> None:
         record = {
-            "state": state, "reason": reason, "process": os.getpid(), "host": platform.node(),
+            "state": state, "reason": str(reason), "process": os.getpid(), "host": platform.node(),
             "started": self._started, "time": time.time(), **self._facts(),
         }  # fmt: skip
         with suppress(OSError), self._writes:  # a disk that is full for a moment; the next one is soon
@@ -140,7 +140,9 @@ class Heartbeat:
 
 
 def reason_of_end(error: BaseException) -> str:
-    """Why a run has failed, as its files say it: the problems of a refusal, a line each, or the error and its kind."""
+    """Why a run has ended, as its files say it: the problems of a refusal, a line each, or the error and its kind."""
     if isinstance(error, UserError):
         return join("\n", error.problems)
+    if isinstance(error, KeyboardInterrupt):
+        return reason_of(error)
     return f"{type(error).__name__}: {error}"[:500]

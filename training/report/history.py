@@ -35,7 +35,11 @@ def history(run: Summary | str | Path, event: str = "step") -> dict[str, list[An
     places = (named, named / METRICS_FILE, Path("logs") / named / METRICS_FILE)
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise UserError(f"run = {named}, has no {METRICS_FILE}; give a folder under --log_dir, such as logs/my_run")
+        raise UserError(
+            "run = {named}, has no {metrics_file}; give a folder under --log_dir, such as logs/my_run",
+            named=named,
+            metrics_file=METRICS_FILE,
+        )
     columns: dict[str, list[Any]] = {}
     count = 0
     for record in EventReader(path).events():

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from language import Said, say
+from language import Message, join, say
 from screen import raw, visible
 from terminal import aligned, folded, one_line, width
 from training.report.wording import duration
@@ -101,11 +101,11 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Show sentences, one a line, above the live lines."""
-        self._note(text.splitlines())
+        self._note(str(text).splitlines())
 
     def lines(self, title: str, lines: Sequence[str]) -> None:
         """Show lines that may be copied, such as commands, under a title: they are never broken."""
-        self._note([title, *(f"  {line}" for line in lines)], may_break=False)
+        self._note([title, *("  " + line for line in lines)], may_break=False)
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
         """Show rows of cells under a title, columns aligned."""
@@ -125,7 +125,7 @@ class Progress:
     def warn(self, text: str) -> None:
         """Show what is shown even to those who want it quiet."""
         if self.is_main:
-            self._print(text.splitlines())
+            self._print(str(text).splitlines())
 
     def _note(self, lines: Sequence[str], indent: int = 0, may_break: bool = True) -> None:
         if self.is_main and not self._is_quiet:
@@ -177,10 +177,10 @@ def _plain_line(event: Event, max_steps: int, left: str) -> str:
         say("{speed} tokens/s", speed=f"{event['tokens_per_second']:,.0f}"),
         say("memory {memory}", memory=_memory_words(event)),
     ]
-    return "  ".join([*parts, left] if left else parts)
+    return join("  ", [*parts, left] if left else parts)
 
 
-def _memory_words(event: Event) -> Said:
+def _memory_words(event: Event) -> Message:
     now, peak, budget = (format_size(event[name]) for name in ("memory_bytes", "peak_bytes", "budget_bytes"))
     return say("{now}, peak {peak} of {budget}", now=now, peak=peak, budget=budget)
 
@@ -201,7 +201,7 @@ def _live_lines(event: Event, max_steps: int, left: str, evaluation: tuple[str, 
         (
             say("step"),
             ProgressBar(max_steps, step, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan"),
-            "  ".join([f"{step}/{max_steps} {step / max_steps:.0%}", left]),
+            join("  ", [f"{step}/{max_steps} {step / max_steps:.0%}", left]),
         ),
         (
             say("memory"),
@@ -213,5 +213,5 @@ def _live_lines(event: Event, max_steps: int, left: str, evaluation: tuple[str, 
         (say("speed"), say("{speed} tokens/s", speed=f"{event['tokens_per_second']:,.0f}"), ""),
     ]
     for name, middle, figures in rows:
-        lines.add_row(Text(name), Text(middle) if isinstance(middle, str) else middle, Text(figures))
+        lines.add_row(Text(str(name)), Text(str(middle)) if isinstance(middle, str) else middle, Text(str(figures)))
     return lines

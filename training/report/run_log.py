@@ -129,7 +129,7 @@ class RunLog:
 
     def plan(self, plan: Plan) -> None:
         """How the run goes from now on."""
-        logger.info("activation checkpointing: {}", plan.recomputed())
+        logger.info("activation checkpointing: {}", english(plan.recomputed()))
         self.event("plan", **plan.as_dict())
 
     def rewind(self, step: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.sources.places import public_values
-from language import join, say
+from language import say
 from memory.plan import Plan
 from settings.consistency import PREFERENCES
 from settings.declared import Config, places
@@ -189,7 +189,8 @@ def detail_rows(summary: Summary) -> Rows:
     rows += [] if s.host_peak_bytes is None else [(say("peak RAM"), format_size(s.host_peak_bytes))]
     phases = set(PHASES) if s.is_probe_highest else set(PHASES) - {"probe"}
     shown = {phase: size for phase, size in s.phase_peaks.items() if phase in phases}
-    rows += [(join("", ["  ", say(f"in {phase}")]), format_size(size)) for phase, size in shown.items()]
+    names = {phase: f"in {phase}" for phase in shown}
+    rows += [("  " + say(names[phase]), format_size(size)) for phase, size in shown.items()]
     if s.steps_here:
         cost = {"seconds": f"{s.care_seconds:.1f}", "share": f"{s.care_seconds / s.watched_seconds:.1%}"}
         rows.append((say("monitoring and cleanup"), say("{seconds} s, {share} of the run", **cost)))

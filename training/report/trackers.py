@@ -45,7 +45,12 @@ def tracker_names(config: Config) -> list[str]:
     for name in names:
         try:
             if name not in LOGGER_TYPE_TO_CLASS:
-                raise UserError(f"--log_with = {asked}, {name} {not_known(name, sorted(LOGGER_TYPE_TO_CLASS))}")
+                raise UserError(
+                    "--log_with = {asked}, {name} {problem}",
+                    asked=asked,
+                    name=name,
+                    problem=not_known(name, sorted(LOGGER_TYPE_TO_CLASS)),
+                )
             needs(PACKAGES.get(name, name), f"--log_with = {asked}", module=MODULES.get(name, name))
         except UserError as error:
             problems += error.problems

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from language import Said, say
+from language import Message, say
 
 
-def duration(seconds: float) -> Said:
+def duration(seconds: float) -> Message:
     """Show a time as people read it: `42s`, `3:05 min`, `2 h 7 min`."""
     whole = round(seconds)
     if whole < 60:
@@ -16,7 +16,7 @@ def duration(seconds: float) -> Said:
     return say("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
 
 
-def about(seconds: float, low: float, high: float) -> Said:
+def about(seconds: float, low: float, high: float) -> Message:
     """Show an estimate as people read it: `about 3 h 20 min, between 2 h 50 min and 4 h`."""
     middle, least, most = _roughly(seconds), _roughly(low), _roughly(high)
     if least == most:
@@ -24,7 +24,7 @@ def about(seconds: float, low: float, high: float) -> Said:
     return say("about {time}, between {least} and {most}", time=middle, least=least, most=most)
 
 
-def _roughly(seconds: float) -> Said:
+def _roughly(seconds: float) -> Message:
     """As fine as an estimate can be: seconds up to 90, minutes up to 1 h, tens of minutes up to 2 days, then hours."""
     if seconds < 90:
         return say("{seconds} s", seconds=max(1, round(seconds)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
@@ -38,7 +39,9 @@ def _tokens(shape: T5ModelConfig, asked: str | None) -> tuple[int, int] | None:
         found = shape.vocab_size, shape.vocab_size
     if found is not None and found[1] >= shape.vocab_size:
         raise UserError(
-            f"--lora_tokens = {asked}, names no tokens of this model; allowed: ids as FIRST-LAST, 0 to {shape.vocab_size - 1}"
+            "--lora_tokens = {asked}, names no tokens of this model; allowed: ids as FIRST-LAST, 0 to {vocab_size}",
+            asked=asked,
+            vocab_size=shape.vocab_size - 1,
         )
     return found
 
@@ -68,7 +71,15 @@ def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     if set(settings.targets) == set(info.settings.targets):  # in whatever order
         del found["lora_targets"]
     return [
-        f"--{name} = {asked[name]}, the adapter {base} has {value}; omit it or name the same, or start from its base {info.base}"
+        say(
+            "--{name} = {asked}, the adapter {base} has {value}; omit it or name the same, or start from its "
+            "base {info_base}",
+            name=name,
+            asked=asked[name],
+            base=base,
+            value=value,
+            info_base=info.base,
+        )
         for name, value in found.items()
         if asked[name] != value
     ]
@@ -78,13 +89,19 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
     """Find what is wrong with the adapters and frozen parts of a run, before anything is loaded. Memory: none."""
     if config.lora.lora_rank and base is None:
         return [
-            f"--lora_rank = {config.lora.lora_rank}, a base to adapt is needed; set --finetune_from=FOLDER, or train "
-            "without adapters"
+            say(
+                "--lora_rank = {lora_rank}, a base to adapt is needed; set --finetune_from=FOLDER, or train without "
+                "adapters",
+                lora_rank=config.lora.lora_rank,
+            )
         ]
     if base is not None and is_adapter(base) and not config.lora.lora_rank:
         return [
-            f"--finetune_from = {base}, is an adapter; continue with it by --lora_rank={read_info(base).settings.rank}, or "
-            "merge it first"
+            say(
+                "--finetune_from = {base}, is an adapter; continue with it by --lora_rank={rank}, or merge it first",
+                base=base,
+                rank=read_info(base).settings.rank,
+            )
         ]
     shape, problems = config.model, []
     learns = {weight.name: True for weight in weights(shape)}

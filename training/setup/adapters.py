@@ -101,7 +101,9 @@ class AdapterSet:
             UserError: no such adapter.
         """
         if name is not None and name not in self.by_name:
-            raise UserError(f"adapter = {name}, is not loaded; there are: {', '.join(self.by_name)}")
+            raise UserError(
+                "adapter = {name}, is not loaded; there are: {by_name}", name=name, by_name=", ".join(self.by_name)
+            )
         use_adapters(self.model, *(({}, None) if name is None else self.by_name[name]))
         self.model.adapter_info = None if name is None else self.infos[name]
 
@@ -118,7 +120,7 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
     """
     names = [Path(folder).resolve().name for folder in folders]
     if len(set(names)) < len(names):
-        raise UserError(f"--adapter = {','.join(map(str, folders))}, folders of one name; rename one of them")
+        raise UserError("--adapter = {map}, folders of one name; rename one of them", map=",".join(map(str, folders)))
     known = "" if base is None else fingerprint_of(base)
     infos = {name: read_info(folder) for name, folder in zip(names, folders, strict=True)}
     for folder, info in zip(folders, infos.values(), strict=True):
@@ -135,5 +137,8 @@ def attach(model: T5, folders: Sequence[str | Path], base: Path | None = None) -
 def _check_fingerprint(folder: str | Path, info: AdapterInfo, known: str) -> None:
     if info.fingerprint and known and info.fingerprint != known:
         raise UserError(
-            f"--adapter = {folder}, is for another base ({info.base}): its weights are not these; give that base with --model"
+            "--adapter = {folder}, is for another base ({base}): its weights are not these; give that base with "
+            "--model",
+            folder=folder,
+            base=info.base,
         )

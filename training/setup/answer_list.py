@@ -75,7 +75,9 @@ def with_answers(config: Config, model: ModelFolders) -> tuple[Config, AnswerTre
         return config, None
     if not model.shape.is_text:
         if config.given("answers"):
-            raise UserError(f"--answers = {config.answer.answers}, is for models that write text; omit it")
+            raise UserError(
+                "--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers
+            )
         return config, None
     config, tree, _ = with_list(config, sources, model.tokenizer)
     Progress(1, rank() == 0, stream=sys.stderr).note(describe(tree, sources))
@@ -92,7 +94,11 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
     """
     how, usual = config.generate, GenerateConfig()
     problems = [
-        f"--{name} = {getattr(how, name)}, does not apply to answers from a list; omit it, or take --answers=none"
+        say(
+            "--{name} = {value}, does not apply to answers from a list; omit it, or take --answers=none",
+            name=name,
+            value=getattr(how, name),
+        )
         for name in NOT_OF_LISTS
         if config.given(name) and getattr(how, name) != getattr(usual, name)
     ]
@@ -105,10 +111,19 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
             call(_build, sources, config.data, texts, path, max_bytes=most)
         except ChildDied as died:
             if died.reason == MEMORY:
-                told = f"{files}: the list takes more than the {format_size(most)} that --memory_budget leaves; raise it, or give fewer answers"
+                told = say(
+                    "{files}: the list takes more than the {size} that --memory_budget leaves; raise it, or give fewer "
+                    "answers",
+                    files=files,
+                    size=format_size(most),
+                )
                 raise DoesNotFit(told) from None
             if died.reason == CRASHED:
-                told = f"{files}: reading has crashed a library ({died}); fetch or write the file anew"
+                told = say(
+                    "{files}: reading has crashed a library ({died}); fetch or write the file anew",
+                    files=files,
+                    died=died,
+                )
                 raise UserError(told) from None
             raise
 
@@ -116,7 +131,11 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
     tree = AnswerTree.load(made / TREE_FILE)
     if config.given("max_new_tokens") and how.max_new_tokens < tree.longest:
         raise UserError(
-            f"--max_new_tokens = {how.max_new_tokens}, would cut answers of {files}, whose longest has {tree.longest} tokens; omit it"
+            "--max_new_tokens = {max_new_tokens}, would cut answers of {files}, whose longest has {longest} "
+            "tokens; omit it",
+            max_new_tokens=how.max_new_tokens,
+            files=files,
+            longest=tree.longest,
         )
     is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
     unless_asked = {} if is_asked else {"length_penalty": 0.0}
@@ -190,7 +209,9 @@ def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, 
             for text, ids in zip(batch, tokenizer.encode_prompts(batch), strict=True):
                 if tokenizer.unk_id in ids:
                     raise UserError(
-                        f"--answers, the tokenizer has no token for a part of {text[:60]!r}, which no answer can contain; leave it out"
+                        "--answers, the tokenizer has no token for a part of {text!r}, which no answer can contain; leave it "
+                        "out",
+                        text=text[:60],
                     )
                 is_of_lines = is_of_lines and text == text.strip() and not {"\n", "\r"} & {*text}
                 file.write(f"{text}\n")
@@ -205,7 +226,7 @@ def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, 
         with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
             AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
     except ValueError as error:
-        raise UserError(f"--answers = {sources[0].path}, cannot be used: {error}") from None
+        raise UserError("--answers = {path}, cannot be used: {error}", path=sources[0].path, error=error) from None
     if not is_of_lines:  # as a text file they would be others
         (path / ANSWERS_FILE).unlink()
 
@@ -229,6 +250,8 @@ def _column(source: Source, data: DataConfig) -> str:
     if data.response_column in names or len(names) == 1:
         return data.response_column if data.response_column in names else names[0]
     raise UserError(
-        f"--answers = {source.path}, has no column {data.response_column}; its columns: {listed(names)}; name one with "
-        "--response_column"
+        "--answers = {path}, has no column {response_column}; its columns: {names}; name one with --response_column",
+        path=source.path,
+        response_column=data.response_column,
+        names=listed(names),
     )

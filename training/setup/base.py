@@ -79,7 +79,12 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         if is_new:  # found by loading it, after hours of preparing rows, otherwise
             # adapters may have more rows
             as_stored = dataclasses.replace(config.model, vocab_size=read_config(home).vocab_size)
-            refuse([f"--finetune_from = {problem}" for problem in misfits(TensorHeaders(home), as_stored)])
+            refuse(
+                [
+                    say("--finetune_from = {problem}", problem=problem)
+                    for problem in misfits(TensorHeaders(home), as_stored)
+                ]
+            )
         if config.model.is_text:
             # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
             config = _with_answers_of(config, run.notes if is_new else [], home, base)
@@ -169,7 +174,13 @@ def _with_shape_of(config: Config, base: Path, home: Path) -> Config:
         raise UserError(say(told, base=base))
     shape = with_head_of(config, shape)
     problems = [
-        f"{label(name, config.origin(name))} = {getattr(config.model, name)}, the checkpoint {base} has a different shape ({getattr(shape, name)}); omit it"
+        say(
+            "{setting} = {value}, the checkpoint {base} has a different shape ({other_value}); omit it",
+            setting=label(name, config.origin(name)),
+            value=getattr(config.model, name),
+            base=base,
+            other_value=getattr(shape, name),
+        )
         for name in MODEL_FIELDS
         if config.given(name) and name != "dropout_rate" and getattr(config.model, name) != getattr(shape, name)
     ]
@@ -299,10 +310,19 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
     found = newest_run(folder, "finetune", is_finished=True) or newest_run(folder, "pretrain", is_finished=True)
     if found is None:
         begun = newest_run(folder, needs_model=True)
-        hint = "" if begun is None else f" ({model_folder(begun)} is not finished, and is taken only if it is named)"
+        hint = (
+            ""
+            if begun is None
+            else say(
+                " ({model_folder} is not finished, and is taken only if it is named)", model_folder=model_folder(begun)
+            )
+        )
         raise UserError(
-            f"--finetune_from = {config.train.finetune_from}, there is no finished run in {folder}{hint}, and "
-            "preferences need a model to continue from; give a model folder, or finetune first"
+            "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
+            "a model to continue from; give a model folder, or finetune first",
+            finetune_from=config.train.finetune_from,
+            folder=folder,
+            hint=hint,
         )
     told = "starting from {model}, the newest finished run, which is also the reference model; {others}"
     return found, [say(told, model=str(found), others=_others())]

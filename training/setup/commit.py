@@ -57,7 +57,7 @@ def _mirror(run: ResolvedRun) -> Mirror | None:
         return None
     mirror = Mirror(settings.checkpoint_mirror, settings.run_name)
     if mirror.is_at(run.run_dir):
-        raise UserError(f"{mirror.what}, is where the run itself is saved; choose another disk, or a service")
+        raise UserError("{what}, is where the run itself is saved; choose another disk, or a service", what=mirror.what)
     # `overwrite` as this start was told, which a restart that goes on was as well
     run.group.run_on_main(lambda: mirror.check(run.resumed_dir, run.asked.run.overwrite))
     return mirror

@@ -78,7 +78,10 @@ def _load_answers(run: ResolvedRun) -> None:
     asked, base = named_list(run.config), run.base
     if asked in (AUTO, None):
         if run.config.train.loss_over != VOCABULARY:
-            raise UserError(f"--loss_over = {run.config.train.loss_over}, needs a list of answers; give --answers=FILE")
+            raise UserError(
+                "--loss_over = {loss_over}, needs a list of answers; give --answers=FILE",
+                loss_over=run.config.train.loss_over,
+            )
         if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
             told = "{file} is not used for the new model; --answers={file} keeps it"
             run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []
@@ -90,8 +93,10 @@ def _load_answers(run: ResolvedRun) -> None:
     run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
     if answer_list_of(run.listed_in) is None:
         raise UserError(
-            f"--answers = {asked}, has an answer of several lines, or with blanks around it, which the model's {ANSWERS_FILE} cannot "
-            "hold; write each in one line"
+            "--answers = {asked}, has an answer of several lines, or with blanks around it, which the model's "
+            "{answers_file} cannot hold; write each in one line",
+            asked=asked,
+            answers_file=ANSWERS_FILE,
         )
     run.notes.append(describe(run.tree, sources))
 
@@ -130,13 +135,17 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
     if asked is None:
         return config
     if not names:
-        raise UserError(f"--class_weights = {asked}, the labels are numbers and have no classes; omit it")
+        raise UserError("--class_weights = {asked}, the labels are numbers and have no classes; omit it", asked=asked)
     if asked == "balanced":
         weights = [sum(counts) / (len(names) * count) if count else 1.0 for count in counts]
         return config.changed(class_weights=",".join(f"{weight:.6g}" for weight in weights))
     if (given := asked.count(",") + 1) != len(names):
         raise UserError(
-            f"--class_weights = {asked}, are {given} and the labels {len(names)} ({', '.join(names)}); give one for each"
+            "--class_weights = {asked}, are {given} and the labels {count} ({names}); give one for each",
+            asked=asked,
+            given=given,
+            count=len(names),
+            names=", ".join(names),
         )
     return config
 
@@ -159,13 +168,20 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
     if tokenizer.size > model.vocab_size:
         if base is None and config.given("vocab_size"):
             raise UserError(
-                f"--vocab_size = {model.vocab_size}, is less than the {tokenizer.size} tokens of the tokenizer (--tokenizer_dir = "
-                f"{config.data.tokenizer_dir}); omit it, or name {fitting}"
+                "--vocab_size = {vocab_size}, is less than the {size} tokens of the tokenizer (--tokenizer_dir = "
+                "{tokenizer_dir}); omit it, or name {fitting}",
+                vocab_size=model.vocab_size,
+                size=tokenizer.size,
+                tokenizer_dir=config.data.tokenizer_dir,
+                fitting=fitting,
             )
         if base is not None:
             raise UserError(
-                f"--tokenizer_dir = {config.data.tokenizer_dir}, has {tokenizer.size} tokens and the model {model.vocab_size}: "
-                "it does not match; use the tokenizer that the model was trained with, and name new tokens by --extra_tokens"
+                "--tokenizer_dir = {tokenizer_dir}, has {size} tokens and the model {vocab_size}: it does not match; "
+                "use the tokenizer that the model was trained with, and name new tokens by --extra_tokens",
+                tokenizer_dir=config.data.tokenizer_dir,
+                size=tokenizer.size,
+                vocab_size=model.vocab_size,
             )
         model = dataclasses.replace(model, vocab_size=fitting)
         told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
@@ -184,8 +200,13 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
     if (tokenizer.pad_id, tokenizer.eos_id) != (model.pad_token_id, model.eos_token_id):
         if base is not None:
             raise UserError(
-                f"--tokenizer_dir = {config.data.tokenizer_dir}, has pad {tokenizer.pad_id} and eos {tokenizer.eos_id}, the model "
-                f"{model.pad_token_id} and {model.eos_token_id}: it does not match; use the model's own tokenizer"
+                "--tokenizer_dir = {tokenizer_dir}, has pad {pad_id} and eos {eos_id}, the model {pad_token_id} and "
+                "{eos_token_id}: it does not match; use the model's own tokenizer",
+                tokenizer_dir=config.data.tokenizer_dir,
+                pad_id=tokenizer.pad_id,
+                eos_id=tokenizer.eos_id,
+                pad_token_id=model.pad_token_id,
+                eos_token_id=model.eos_token_id,
             )
         ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         if named := [name for name in ids if config.origin(name) == "flag" and getattr(model, name) != ids[name]]:

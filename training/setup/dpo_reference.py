@@ -31,7 +31,7 @@ from engine.step import to_micro_batch
 from language import say
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
@@ -79,7 +79,7 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
         if len(numbers):
             if blockwise is None:
                 blockwise = _reference_model(run, folder, record.model)
-            what = f"reference log-probabilities of {name} rows"
+            what = say("reference log-probabilities of {name} rows", name=name)
             tell(say("{what}: {count} to compute", what=what, count=f"{len(numbers):,}"))
             began = last_told = time.monotonic()
             for first in range(0, len(numbers), BLOCK_ROWS):
@@ -128,10 +128,12 @@ class ReferenceStore:
         try:
             rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
             if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
-                raise ValueError(f"it holds {rows.dtype} of shape {rows.shape}")
+                raise ValueError(say("it holds {dtype} of shape {shape}", dtype=rows.dtype, shape=rows.shape))
         except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.path}, is damaged ({reason}); remove it, it is computed anew") from None
+            reason = reason_of(error)
+            raise UserError(
+                "{path}, is damaged ({reason}); remove it, it is computed anew", path=self.path, reason=reason
+            ) from None
         return rows
 
     def unknown(self) -> NDArray[np.bool_]:
@@ -196,9 +198,15 @@ def _read_record(place: Path) -> _Record:
         about = json.loads(read_text(place))
         found = _Record(Path(about["folder"]).name, str(about["model"]), about.get("content"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{place}, cannot be read ({error}); copy it again, or start another run") from None
+        raise UserError(
+            "{place}, cannot be read ({error}); copy it again, or start another run", place=place, error=error
+        ) from None
     if not _STORE.fullmatch(found.folder):
-        raise UserError(f"{place}, names {found.folder!r}, which no run writes; copy it again, or start another run")
+        raise UserError(
+            "{place}, names {folder!r}, which no run writes; copy it again, or start another run",
+            place=place,
+            folder=found.folder,
+        )
     return found
 
 
@@ -222,8 +230,10 @@ def _reference_model(run: ResolvedRun, store: Path, model: str) -> Blockwise:
     unchanged = folder.is_dir() and model_digest(folder) == model if run.group.is_main else None
     if not run.group.broadcast(unchanged):
         raise UserError(
-            f"--finetune_from = {folder}, is not the model any more that this run has as its reference, and not all of the "
-            f"reference log-probabilities are in {store}; restore one of the two, or start another run"
+            "--finetune_from = {folder}, is not the model any more that this run has as its reference, and not "
+            "all of the reference log-probabilities are in {store}; restore one of the two, or start another run",
+            folder=folder,
+            store=store,
         )
     as_begun = run.starting_from(folder, TrainingState(), is_resumed=False)
     as_begun.group = Group()  # each process has the whole reference

@@ -66,13 +66,20 @@ def download(name: str, folder: Path, revision: str | None = None) -> Path:
         hub.snapshot_download(name, local_dir=str(folder), allow_patterns=wanted, **at)
     except Exception as error:  # of many libraries: network, rights, names
         raise UserError(
-            f"--finetune_from = {name}, {_hub()} did not give it ({_reason(error)}); check the name and the "
-            f"network, or {how_to_fetch(name, folder)}"
+            "--finetune_from = {name}, {hub} did not give it ({reason}); check the name and the network, or "
+            "{how_to_fetch}",
+            name=name,
+            hub=_hub(),
+            reason=_reason(error),
+            how_to_fetch=how_to_fetch(name, folder),
         ) from None
     if not has_plain:
         raise UserError(
-            f"--finetune_from = {name}, is in {folder} now, as a pickle; turn it into a plain folder, and name that:\n"
-            f"  {program()} convert --model={folder} --output={folder}-plain --allow_pickle=True"
+            "--finetune_from = {name}, is in {folder} now, as a pickle; turn it into a plain folder, and name "
+            "that:\n  {program} convert --model={folder} --output={folder}-plain --allow_pickle=True",
+            name=name,
+            folder=folder,
+            program=program(),
         )
     return folder
 
@@ -85,7 +92,8 @@ def check_push(name: str) -> None:
     """
     if name.lower() in TRUE_WORDS or not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
         raise UserError(
-            f"--push_to_hub = {name}, is not a name of a repository; write OWNER/NAME, or NAME for one of yours"
+            "--push_to_hub = {name}, is not a name of a repository; write OWNER/NAME, or NAME for one of yours",
+            name=name,
         )
     _ask(name, "whoami")
 
@@ -106,7 +114,12 @@ def push(name: str, folder: Path) -> str:
     try:
         return _ask(name, "upload_folder", repo_id=name, folder_path=str(folder), ignore_patterns=list(OWN_FILES))
     except UserError as error:
-        problem = f"{error.problems[0]}; the model is done, in {folder}; upload it later: {push_command(folder, name)}"
+        problem = say(
+            "{problems}; the model is done, in {folder}; upload it later: {command}",
+            problems=error.problems[0],
+            folder=folder,
+            command=push_command(folder, name),
+        )
         raise UserError(problem) from None
 
 
@@ -115,25 +128,31 @@ def _ask(name: str, method: str, *arguments: str, **more: object) -> str:
     try:
         return call(_answer, name, method, arguments, more)
     except ChildDied as died:
-        raise UserError(f"--push_to_hub = {name}, uploading has ended without an answer ({died})") from None
+        raise UserError(
+            "--push_to_hub = {name}, uploading has ended without an answer ({died})", name=name, died=died
+        ) from None
 
 
 def _answer(name: str, method: str, arguments: tuple[str, ...], more: dict[str, object]) -> str:
     hub = needs(HUB_PACKAGE, f"--push_to_hub = {name}")
     if hub.get_token() is None:
-        raise UserError(f"--push_to_hub = {name}, nobody is logged in; run: hf auth login")
+        raise UserError("--push_to_hub = {name}, nobody is logged in; run: hf auth login", name=name)
     try:
         api = hub.HfApi()
         if method == "upload_folder" and "/" not in name:
             more["repo_id"] = f"{api.whoami()['name']}/{name}"
         return str(getattr(api, method)(*arguments, **more))
     except Exception as error:  # of many libraries: network, rights, names
-        told = f"{_hub()} refuses ({_reason(error)}); check the name, the network and the rights of `hf auth whoami`"
-        raise UserError(f"--push_to_hub = {name}, {told}") from None
+        told = say(
+            "{hub} refuses ({reason}); check the name, the network and the rights of `hf auth whoami`",
+            hub=_hub(),
+            reason=_reason(error),
+        )
+        raise UserError("--push_to_hub = {name}, {told}", name=name, told=told) from None
 
 
 def _hub() -> str:
-    return os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
+    return os.environ.get("HF_ENDPOINT", say("the Hugging Face hub"))
 
 
 def _reason(error: Exception) -> str:

@@ -130,8 +130,10 @@ def _lock_and_clean(config: Config, lock: RunLock) -> tuple[str, list[str]]:
     checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
     if checkpoints.folder.is_symlink():
         raise UserError(
-            f"--run_name = {run_dir.name}, {checkpoints.folder} is a link, and nothing is written or removed behind one; "
-            "put the folder itself there"
+            "--run_name = {name}, {folder} is a link, and nothing is written or removed behind one; put the "
+            "folder itself there",
+            name=run_dir.name,
+            folder=checkpoints.folder,
         )
     with writing("output_dir", config.run.output_dir):
         return run_dir.name, checkpoints.intact()[1]

@@ -41,8 +41,9 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
     run.notes += [warning for warning in budget.warnings if warning not in known]
     if len(set(group.gather(run.state.step))) > 1:
         raise UserError(
-            f"--output_dir = {config.run.output_dir}, the machines of this run hold checkpoints of different steps; "
-            "name a folder that all see, or a --checkpoint_mirror"
+            "--output_dir = {output_dir}, the machines of this run hold checkpoints of different steps; name a "
+            "folder that all see, or a --checkpoint_mirror",
+            output_dir=config.run.output_dir,
         )
     run.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]
     if meets_where_the_last_met():

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from data.tokenizers.published import has_tokenizer
+from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
@@ -36,9 +37,9 @@ class ModelFolders:
         """
         words = [Path(word.strip()) for word in (named or "").split(",") if word.strip()]
         missing = [
-            f"--adapter = {word}, holds no adapter_config.json; give an adapter's folder"
+            say("--adapter = {word}, holds no adapter_config.json; give an adapter's folder", word=word)
             if word.exists()
-            else f"--adapter = {word}, no such folder; give an adapter's{near_path(word)}"
+            else say("--adapter = {word}, no such folder; give an adapter's{hint}", word=word, hint=near_path(word))
             for word in words
             if not is_adapter(word)
         ]
@@ -101,10 +102,17 @@ def base_of(folder: str | Path, instead: str | None = None) -> Path:
         return Path(folder)
     base = Path(instead if instead and not is_adapter(instead) else read_info(folder).base)
     if is_adapter(base):
-        raise UserError(f"{folder}, is an adapter for {base}, which is an adapter as well; merge that one first")
+        raise UserError(
+            "{folder}, is an adapter for {base}, which is an adapter as well; merge that one first",
+            folder=folder,
+            base=base,
+        )
     if not (base / "config.json").is_file():
         raise UserError(
-            f"{folder}, is an adapter for {base}, which is not there; put it back, or name where it is with --model (train, dpo: --finetune_from)"
+            "{folder}, is an adapter for {base}, which is not there; put it back, or name where it is with "
+            "--model (train, dpo: --finetune_from)",
+            folder=folder,
+            base=base,
         )
     return base
 

@@ -64,8 +64,10 @@ def choose_plan(run: ResolvedRun) -> None:
     run.config = run.spec.settings
     if run.spec.counted.effective_batch_size < group.size:
         raise UserError(
-            f"--effective_batch_size = {run.spec.counted.effective_batch_size}, is less than one row for each of {group.size} "
-            "processes; raise it"
+            "--effective_batch_size = {effective_batch_size}, is less than one row for each of {size} processes; "
+            "raise it",
+            effective_batch_size=run.spec.counted.effective_batch_size,
+            size=group.size,
         )
 
 
@@ -221,13 +223,22 @@ def _probe(run: ResolvedRun, spec: RunSpec, chosen: Plan, host_bytes: int) -> Pr
         run.device.computes_on, run.budget.limit(), host_bytes,
     )  # fmt: skip
     if rank() != 0:
-        return ProbeResult(failed="left to the first process, whose plan is taken by all")
+        return ProbeResult(failed=say("left to the first process, whose plan is taken by all"))
     return probe(request, Path(run.config.data.cache_dir))
 
 
 def _told(result: ProbeResult, chosen: Plan) -> str:
     if result.phases is None:
-        return f"probe: {result.failed}, after {result.seconds:.0f} s"
-    when = "known from an earlier probe" if result.is_cached else f"in {result.seconds:.0f} s"
+        return say("probe: {failed}, after {seconds} s", failed=result.failed, seconds=f"{result.seconds:.0f}")
+    when = (
+        say("known from an earlier probe")
+        if result.is_cached
+        else say("in {seconds} s", seconds=f"{result.seconds:.0f}")
+    )
     above = (max(result.phases.values()) - result.base_bytes) / MIB
-    return f"probe: {above:.0f} MiB above the process itself, {when}; the plan was {format_size(chosen.peak_bytes)}"
+    return say(
+        "probe: {above:.0f} MiB above the process itself, {when}; the plan was {size}",
+        above=above,
+        when=when,
+        size=format_size(chosen.peak_bytes),
+    )

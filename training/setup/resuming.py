@@ -61,7 +61,10 @@ def find_run_to_resume(config: Config) -> Path:
         return folder
     run = _last_run(output_dir)
     if run is None:
-        raise UserError(f"--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one")
+        raise UserError(
+            "--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one",
+            output_dir=output_dir,
+        )
     return run
 
 
@@ -89,13 +92,22 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
     except UserError as error:
         raise UserError(
             *error.problems,
-            f"--run_name = {run_dir.name}, cannot be resumed without its settings; copy {path} again, or "
-            "start again with --overwrite=True",
+            say(
+                "--run_name = {name}, cannot be resumed without its settings; copy {path} again, or start again with "
+                "--overwrite=True",
+                name=run_dir.name,
+                path=path,
+            ),
         ) from None
     here = {name: ours[name] for name in places()}
     theirs = load(command, {"config": str(path), **here}).as_dict()
     problems = [
-        f"--{name} = {ours[name]}, the run to resume has {theirs[name]}; omit it, or start another run"
+        say(
+            "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run",
+            name=name,
+            ours=ours[name],
+            theirs=theirs[name],
+        )
         for name in defining
         if name in flags and ours[name] != theirs[name]
     ]
@@ -106,12 +118,20 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
         if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
             problems.append(
-                f"--model_preset = {config.model_preset}, the run to resume has a different shape ({', '.join(others)}); omit it, "
-                "or start another run"
+                say(
+                    "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
+                    "start another run",
+                    model_preset=config.model_preset,
+                    others=", ".join(others),
+                )
             )
     if config.data.objective == PREFERENCES and command != "dpo":
         problems.append(
-            f"--is_keep_training = True, the run {run_dir.name} was not trained on preferences; resume it with {command}"
+            say(
+                "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}",
+                name=run_dir.name,
+                command=command,
+            )
         )
     refuse(problems)
     if num_processes() == 1 and not config.typed("shard_weights"):
@@ -124,7 +144,12 @@ def unused_places(config: Config, run_dir: Path) -> list[str]:
     """Tell of the folders and addresses that a run has used and this start does not name."""
     saved = read_settings_file(run_dir / SETTINGS_FILE)
     return [
-        f"{name} = {value}: the run was started with {saved[name]}, which counts only where it is named again"
+        say(
+            "{name} = {value}: the run was started with {saved}, which counts only where it is named again",
+            name=name,
+            value=value,
+            saved=saved[name],
+        )
         for name, value in config.as_dict().items()
         if name in places() and name != "output_dir" and not config.given(name) and saved.get(name) not in (None, value)
     ]
