@@ -227,6 +227,59 @@ def lock_at(path: Path) -> FileLock | None:
     return FileLock(path, thread_local=False)
 
 
+class InUse(Exception):
+    """Another process holds a lock."""
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[bool]:
+    """Hold the lock at a path until the context ends, or its process does; the file of the lock is removed at the end.
+
+    Returns:
+        whether this file system has locks; without them nothing is held.
+    Raises:
+        InUse: another process holds it. OSError: the folder cannot be written.
+    """
+    from filelock import Timeout
+
+    lock = lock_at(path)
+    if lock is None:
+        yield False
+    elif os.name == "nt":  # where an open file cannot be removed
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InUse from None
+        try:
+            yield True
+        finally:
+            lock.release()
+    else:
+        handle = _locked_handle(path)
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+
+def _locked_handle(path: Path) -> int:
+    """An open file that holds the lock at a path; raises as `exclusive`."""
+    import fcntl
+
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file since it was opened: the lock of such a file protects nothing.
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise InUse from None
+        os.close(handle)
+
+
 @contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
     """Hold the lock at a path, where there are locks.

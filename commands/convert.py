@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from commands.loading import find_model
-from commands.new_folder import copy_companions, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder
 from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
 from engine.blockwise import Blockwise
@@ -65,6 +65,7 @@ class Conversion:
     tokenizer: int | None
 
 
+@holding_output
 def convert(config: Config) -> Conversion | None:
     """Write `--model` as a plain Hugging Face folder `--output`, and show how equal both are.
 

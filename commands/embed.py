@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from commands.generate import STANDARD_INPUT, UNFINISHED, prompts_of, read_marks
-from commands.loading import Trained, check_one_process, find_answering, load_trained, watched
-from commands.new_folder import check_output
-from config import MOST_TOKENS, Config, UserError
+from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, with_saved
+from commands.new_folder import check_output, holding_output
+from config import MOST_TOKENS, Config, DataConfig, UserError
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -33,7 +33,7 @@ from engine.step import to_micro_batch
 from language import say
 from memory.estimate.generation import Writing
 from settings.consistency import SEQUENCE
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, counted
 from storage import atomic_file, fingerprint, make_folder, read_text, remove, write_text, writing
 from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
@@ -50,6 +50,7 @@ Row = tuple[str, Vectors]
 Tokens = tuple[list[int], slice | NDArray[np.int64]]  # ids with end of text, and which of them are the text's own
 
 
+@holding_output
 def embed(config: Config) -> None:
     """Write the vectors of texts to a file, or show them.
 
@@ -62,8 +63,10 @@ def embed(config: Config) -> None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
     config, models = find_answering(config, searches=False, averages=False)
     config, bad_rows = with_preparation(config, models[0]), BadRows(config.data.skip_bad_rows)
+    columns = text_columns(config, models[0])
+    config = config.changed(text_column=columns[0].prompt_column)
     output = None if config.answer.output is None else VectorFile(config, models[0], given)
-    texts = _texts(config, given, bad_rows)
+    texts = _texts(columns, given, bad_rows)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
@@ -103,16 +106,21 @@ def with_preparation(config: Config, model: ModelFolders) -> Config:
     """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
     if config.origin("max_seq_len") is None:
         config = config.changed(max_seq_len=MOST_TOKENS)
-    if config.given("prepare_text"):
-        return config
-    known = {} if model.run_settings is None else read_settings_file(model.run_settings)
-    return config.changed(prepare_text=str(known.get("prepare_text", config.data.prepare_text)))
+    return with_saved(config, model, "prepare_text")
 
 
-def _texts(config: Config, given: str, bad_rows: BadRows) -> Iterator[tuple[str, str]]:
+def text_columns(config: Config, model: ModelFolders) -> list[DataConfig]:
+    """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
+    names = [config.data.text_column]
+    if not config.given("text_column"):
+        saved = with_saved(config, model, "text_column", "prompt_column").data
+        names = [saved.text_column, *([saved.prompt_column] if model.run_settings else []), *names]
+    return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
+
+
+def _texts(columns: Sequence[DataConfig], given: str, bad_rows: BadRows) -> Iterator[tuple[str, str]]:
     """The id of each text, or its number, and the text; blank ones are left out."""
-    named = config.changed(prompt_column=config.data.text_column)
-    for number, prompt in enumerate(prompts_of(named, given, bad_rows)):
+    for number, prompt in enumerate(prompts_of(columns, given, bad_rows)):
         if prompt.text.strip():
             given_id = prompt.columns.get(ID)
             yield str(number if given_id in (None, "") else given_id), prompt.text

@@ -26,9 +26,11 @@ from commands.loading import (
     load_trained,
     watched,
     with_histories,
+    with_saved,
     writing_of,
 )
-from config import Config, UserError
+from commands.new_folder import holding_output
+from config import Config, DataConfig, UserError
 from data.batches.histories import Past
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
@@ -42,7 +44,7 @@ from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
 from settings.errors import reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
-from storage import fingerprint, write_text
+from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.evaluation.prompt_parts import was_cut
 from training.report.log_files import plain
@@ -53,12 +55,15 @@ from training.setup.model_folders import ModelFolders
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
+PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
 ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
+TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
 FORMAT = 4  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
+@holding_output
 def generate(config: Config) -> None:
     """Answer one text on the screen, or a file of prompts as JSON lines.
 
@@ -73,7 +78,9 @@ def generate(config: Config) -> None:
     config, models = find_answering(config, writes=True)
     config, tree = with_answers(config, models[0])
     config = with_histories(config, models[0])
-    prompts = prompts_of(config, given, bad_rows)
+    trained_on = with_saved(config, models[0], *PROMPT_COLUMNS)
+    prompts = prompts_of([trained_on.data, config.data], given, bad_rows)
+    config = trained_on
     output = None if config.answer.output is None else Output(config, models, given)
     if output is not None:
         done = sum(1 for _ in islice(prompts, output.rows))
@@ -101,7 +108,8 @@ def generate(config: Config) -> None:
                     output.write(prompt, best)
                     continue
                 for answer, score in best:
-                    print(answer if config.answer.num_answers == 1 else f"{score:.4f}\t{answer}", flush=True)
+                    shown = answer if prompt.place == TYPED else " ".join(answer.splitlines())
+                    print(shown if config.answer.num_answers == 1 else f"{score:.4f}\t{shown}", flush=True)
         if output is not None:
             told = "{file}: {answers}"
             Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
@@ -228,8 +236,12 @@ class Encoder:
         return notes
 
 
-def prompts_of(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
-    """The prompts of a file, the lines of standard input, or the text itself where no such file exists."""
+def prompts_of(data: Sequence[DataConfig], given: str, bad_rows: BadRows) -> Iterator[Prompt]:
+    """The prompts of a file, the lines of standard input, or the text itself where no such file exists.
+
+    Args:
+        data: as of `read_prompts`.
+    """
     if given == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
     if not is_file(given):
@@ -240,8 +252,7 @@ def prompts_of(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt
                     '--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given
                 )
             )
-        return iter([Prompt("--input", given, {PROMPT: given})])
-    data = config.data
+        return iter([Prompt(TYPED, given, {PROMPT: given})])
     return prompts_in_child(find(given, "--input"), data, bad_rows)
 
 
@@ -284,6 +295,7 @@ class Output:
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, models, given)
         self.rows = 0
+        self._file: TextIO | None = None
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=self.path))
@@ -292,46 +304,46 @@ class Output:
             self._take_up()
 
     def __enter__(self) -> Output:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self.rows:
-                write_text(self.marker, self._identity + "\n")
-            self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
-        except OSError as error:
-            raise UserError(
-                say(
-                    "--output = {path}, cannot be written: {reason}; choose another file",
-                    path=self.path,
-                    reason=reason_of(error),
-                )
-            ) from None
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        self._file.close()
+        if kind is None:
+            self._open()  # it is there, also without rows
+        if self._file is not None:
+            self._file.close()
         if kind is KeyboardInterrupt:
             told = "interrupted; the same command continues after {rows}"
             raise KeyboardInterrupt(say(told, rows=counted(self.rows, "row"))) from None
         if kind is None:  # nothing is missing
             self.marker.unlink(missing_ok=True)
 
+    def _open(self) -> TextIO:
+        """The file to append to, which is made with its first row: a command that fails before leaves none behind."""
+        if self._file is None:
+            try:
+                if not self.rows:
+                    write_text(self.marker, self._identity + "\n")
+                self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
+            except OSError as error:
+                told = "--output = {path}, cannot be written: {reason}; choose another file"
+                raise UserError(say(told, path=self.path, reason=reason_of(error))) from None
+        return self._file
+
     def _take_up(self) -> None:
-        """Cut a torn last line off, and count the others."""
-        begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
-        if begun != self._identity:
+        """Cut a torn last line off, and count the others; a file without rows is begun anew."""
+        marked = self.marker.is_file()
+        rows, end = _whole_lines(self.path) if marked else (0, 0)
+        if (marked and not rows) or not self.path.stat().st_size:
+            return
+        if not marked or read_text(self.marker).strip() != self._identity:
             told = "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True"
-            if begun is None:
+            if not marked:
                 told = (
                     "--output = {path}, holds answers already; choose another file, or replace it with --overwrite=True"
                 )
             raise UserError(say(told, path=self.path))
-        with self.path.open("rb+") as file:
-            end = 0
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.rows, end = self.rows + 1, end + len(line)
-            file.truncate(end)
+        os.truncate(self.path, end)
+        self.rows = rows
 
     def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
         """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too.
@@ -347,9 +359,22 @@ class Output:
         kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
         row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
         line = json.dumps({**row, **added}, ensure_ascii=False)
-        self._file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
-        self._file.flush()
+        file = self._open()
+        file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
+        file.flush()
         self.rows += 1
+
+
+def _whole_lines(path: Path) -> tuple[int, int]:
+    """The lines of a file that have their end, and the bytes of these."""
+    count = end = 0
+    with open_plain(path) as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            count += 1
+            end += len(line)
+    return count, end
 
 
 def read_marks(models: Sequence[ModelFolders], given: str) -> list[Any]:

@@ -59,7 +59,7 @@ from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.errors import DoesNotFit, OverBudget, refuse
-from settings.fields import AUTO, counted, near_path
+from settings.fields import AUTO, counted, near_path, parse, read_settings_file
 from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -354,6 +354,26 @@ def with_histories(config: Config, model: ModelFolders) -> Config:
     known |= {} if items is None else {"item_file": str(items)}
     names = settings_by_name()
     return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
+
+
+def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
+    """The settings, of which these are as in the run that trained the model, unless a flag or a file says otherwise.
+
+    Raises:
+        UserError: the file of that run has a value that the setting cannot have.
+    """
+    if model.run_settings is None:
+        return config
+    saved, values, problems = read_settings_file(model.run_settings), dict[str, Any](), list[str]()
+    for name in names:
+        if name not in saved or config.given(name):
+            continue
+        try:
+            values[name] = parse(settings_by_name()[name][1], saved[name])
+        except ValueError as error:
+            problems.append(f"{model.run_settings}, {name} = {saved[name]!r}, {error}")
+    refuse(problems)
+    return config.changed(**values)
 
 
 def find_model(config: Config) -> ModelFolders:

@@ -56,7 +56,7 @@ class Prompt:
         return [*self.before, (USER, self.text)]
 
 
-def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+def prompts_in_child(sources: Sequence[Source], data: Sequence[DataConfig], bad_rows: BadRows) -> Iterator[Prompt]:
     """The same as `read_prompts`, read in a child process: what a file does to a library ends there.
 
     Raises:
@@ -76,18 +76,18 @@ def prompts_in_child(sources: Sequence[Source], data: DataConfig, bad_rows: BadR
         raise
 
 
-def _reader(sources: Sequence[Source], data: DataConfig, skip: bool) -> Callable[[None], object]:
+def _reader(sources: Sequence[Source], data: Sequence[DataConfig], skip: bool) -> Callable[[None], object]:
     batches = _batches(sources, data, BadRows(skip))
     return lambda _: next(batches, None)
 
 
 def _batches(
-    sources: Sequence[Source], data: DataConfig, bad_rows: BadRows
+    sources: Sequence[Source], data: Sequence[DataConfig], bad_rows: BadRows
 ) -> Iterator[tuple[list[Prompt], int, list[str]]]:
     """Some prompts, and the number and examples of the bad rows so far; an error comes behind the prompts before it."""
     batch, chars = list[Prompt](), 0
     try:
-        for prompt in read_prompts(sources, data, bad_rows):
+        for prompt in read_prompts(sources, data[0], bad_rows, *data[1:]):
             batch.append(prompt)
             chars += len(prompt.text)
             if len(batch) == BATCH_ROWS or chars >= BATCH_CHARS:
@@ -99,12 +99,15 @@ def _batches(
     yield batch, bad_rows.count, bad_rows.examples
 
 
-def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+def read_prompts(
+    sources: Iterable[Source], data: DataConfig, bad_rows: BadRows, *others: DataConfig
+) -> Iterator[Prompt]:
     """Read the prompts of files, in order, so that each row gives one: a blank one where it is bad, or a blank line.
 
     Args:
         data: which columns hold the prompt; where a file has none of that name, a well-known shape tells, or the column of text.
         bad_rows: told about rows without a prompt, or with one that is empty or no UTF-8. Blank lines are counted, and stop nothing.
+        others: tried in their order where a file has none of the columns of `data`.
     Raises:
         UserError: a file is broken, or has no such column.
     Memory: one batch of 256 rows.
@@ -112,7 +115,9 @@ def read_prompts(sources: Iterable[Source], data: DataConfig, bad_rows: BadRows)
     for source in sources:
         known = bad_rows.count
         with reading(source):
-            for prompt in _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, data, bad_rows):
+            for prompt in (
+                _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, (data, *others), bad_rows)
+            ):
                 is_bad = not prompt.text
                 for _ in range(bad_rows.count - known - is_bad):  # rows that could not be read at all
                     yield Prompt(str(source.path), "", {})
@@ -130,12 +135,20 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
         yield Prompt(f"{source.path}, row {number}", text, {PROMPT: line})
 
 
-def _prompts(source: Source, data: DataConfig, bad_rows: BadRows) -> Iterator[Prompt]:
+def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns | None:
+    """The columns of a file's prompts, by the first of the settings whose columns it has; None where it has none."""
+    for data in choices:
+        if (columns := recognised_columns(data, "prompts", source)) is not None:
+            return columns
+    names = head_of(source).names
+    return next((Columns((data.text_column,)) for data in choices if data.text_column in names), None)
+
+
+def _prompts(source: Source, choices: Sequence[DataConfig], bad_rows: BadRows) -> Iterator[Prompt]:
     head = head_of(source)
-    columns = recognised_columns(data, "prompts", source)
-    if columns is None and data.text_column in head.names:
-        columns = Columns((data.text_column,))
+    columns = _columns(source, choices)
     if columns is None:
+        data = choices[0]
         told = "{file}: has no {names}; its columns: {columns}; name one with --{flag}"
         raise UserError(
             say(

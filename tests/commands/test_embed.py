@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,19 @@ def test_ids_that_are_numbers_are_kept_and_missing_ones_are_the_rows_number(fold
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     embed(settings(folder, input=tmp_path / "rows.jsonl", output=tmp_path / "v.npz"))
     assert np.load(tmp_path / "v.npz")["ids"].tolist() == ["7", "0", "2"]
+
+
+def test_texts_are_in_the_columns_of_the_models_run_unless_a_flag_names_another(folder: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    (own / "settings.json").write_text(json.dumps({"prompt_column": "question", "text_column": "text"}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "a", "other": "b"}))
+    for flags, text in (({}, "a"), ({"text_column": "other"}, "b")):
+        embed(settings(own, input=tmp_path / "rows.jsonl", output=tmp_path / f"{text}.npz", **flags))
+        vector = np.load(tmp_path / f"{text}.npz")["vectors"][0]
+        np.testing.assert_allclose(vector, hidden(folder, text).mean(0), atol=1e-5)
+    (own / "settings.json").write_text(json.dumps({"prepare_text": "evil"}))
+    with pytest.raises(UserError, match=r"settings.json, prepare_text = 'evil', is not known"):
+        embed(settings(own, input="a"))
 
 
 def test_letters_of_proteins_have_a_vector_each(folder: Path, tmp_path: Path) -> None:
