@@ -13,13 +13,14 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from childproc import call
 from commands.loading import (
+    WAITING_BYTES,
     Trained,
     check_one_process,
     find_answering,
@@ -78,22 +79,26 @@ def generate(config: Config) -> None:
     config, models = find_answering(config, writes=True)
     config, tree = with_answers(config, models[0])
     config = with_histories(config, models[0])
-    trained_on = with_saved(config, models[0], *PROMPT_COLUMNS)
-    prompts = prompts_of([trained_on.data, config.data], given, bad_rows)
-    config = trained_on
+    columns = [with_saved(config, models[0], *PROMPT_COLUMNS).data, config.data]
+    config = replace(config, data=columns[0])
+    is_of_files = check_input(given)
     output = None if config.answer.output is None else Output(config, models, given)
-    if output is not None:
-        done = sum(1 for _ in islice(prompts, output.rows))
-        if done:
-            told = "{file} already holds {answers}; continuing after them"
-            Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
     if only_pretrained(models[0].learnt) and "<extra_id_" not in given:
-        told = say(
+        note = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
-        Progress(1, stream=sys.stderr).note(told)
-    trained = load_trained(config, models, writing_of(config, 1 if asked == AUTO else int(asked)), tree)
+        Progress(1, stream=sys.stderr).note(note)
+    least = writing_of(config, 1 if asked == AUTO else int(asked))
+    trained = load_trained(config, models, least, tree, is_of_files)
+    max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
+    prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
+    if output is not None and output.rows:
+        answered = counted(output.rows, "answer")
+        Progress(1).note(
+            say("{file} already holds {answers}; continuing after them", file=output.path, answers=answered)
+        )
+        next(islice(prompts, output.rows, output.rows), None)
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
@@ -140,7 +145,7 @@ def answers(
     size = max(1, size // config.answer.candidates)
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
-    while window := list(islice(prompts, size)):
+    while window := _window(prompts, size):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
         pasts = [encoder.past(prompt) for prompt in asked_for]
@@ -156,6 +161,17 @@ def answers(
                 texts,
                 bool(prompt.text) and was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id),
             )
+
+
+def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
+    """The next prompts: so many, or fewer where they and their columns are large."""
+    window, size = list[Prompt](), 0
+    for prompt in prompts:
+        window.append(prompt)
+        size += prompt.num_bytes()
+        if len(window) == rows or size >= WAITING_BYTES:
+            break
+    return window
 
 
 @dataclass
@@ -236,24 +252,37 @@ class Encoder:
         return notes
 
 
-def prompts_of(data: Sequence[DataConfig], given: str, bad_rows: BadRows) -> Iterator[Prompt]:
+def check_input(given: str) -> bool:
+    """Whether the input names files; else it is a text or stands for standard input.
+
+    Raises:
+        UserError: it can only be meant as a file, and there is none.
+    """
+    if given == STANDARD_INPUT:
+        return False
+    if is_file(given):
+        return bool(find(given, "--input"))
+    # one word with the ending of a file can only be meant as one
+    if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
+        raise UserError(
+            say('--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given)
+        )
+    return False
+
+
+def prompts_of(
+    data: Sequence[DataConfig], given: str, bad_rows: BadRows, max_bytes: int, keeps: Sequence[str] | None
+) -> Iterator[Prompt]:
     """The prompts of a file, the lines of standard input, or the text itself where no such file exists.
 
     Args:
-        data: as of `read_prompts`.
+        given: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of `read_prompts`.
     """
     if given == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
     if not is_file(given):
-        # one word with the ending of a file can only be meant as one
-        if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
-            raise UserError(
-                say(
-                    '--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given
-                )
-            )
         return iter([Prompt(TYPED, given, {PROMPT: given})])
-    return prompts_in_child(find(given, "--input"), data, bad_rows)
+    return prompts_in_child(find(given, "--input"), data, bad_rows, max_bytes, keeps)
 
 
 def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:

@@ -27,6 +27,7 @@ from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.consistency import unheeded
 from settings.errors import DoesNotFit, OverBudget, UserError
+from tests.measuring import in_child
 from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -182,6 +183,28 @@ def test_an_answer_is_one_line_on_the_screen_and_keeps_its_line_ends_in_a_file(
     assert capsys.readouterr().out.split("\n") == ["one  two three"] * 2 + [""]
     generate(settings(folder, input="a", **how, output=tmp_path / "a.jsonl"))
     assert json.loads((tmp_path / "a.jsonl").read_text(encoding="utf8"))["response"].startswith("one\n\ntwo\u2028three")
+
+
+def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
+    """80 rows of 600 KB, which go into the output whole."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{at}", "z": "x" * 600_000}) + "\n" for at in range(80))
+    )
+    code = """
+import contextlib
+from commands.generate import generate
+from config import load
+
+model, rows, output = sys.argv[1:]
+how = {"model": model, "mixed_precision": "no", "max_seq_len": "32", "max_new_tokens": "2"}
+with contextlib.redirect_stdout(sys.stderr):
+    generate(load("generate", {**how, "input": "warm"}))
+    taken = measure(lambda: generate(load("generate", {**how, "input": rows, "output": output})))
+print(taken)
+"""
+    (taken,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+    assert taken < 30 * 2**20
+    assert [len(row["z"]) for row in read(tmp_path / "out.jsonl")] == [600_000] * 80
 
 
 def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
