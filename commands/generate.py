@@ -85,10 +85,10 @@ def generate(config: Config) -> None:
     output = None if config.answer.output is None else Output(config, models, given)
     asked = config.answer.generate_batch_size
     if only_pretrained(models[0].learnt) and "<extra_id_" not in given:
-        note = say(
+        hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
-        Progress(1, stream=sys.stderr).note(note)
+        Progress(1, stream=sys.stderr).note(hint)
     least = writing_of(config, 1 if asked == AUTO else int(asked))
     trained = load_trained(config, models, least, tree, is_of_files)
     max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
