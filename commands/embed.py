@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
 from commands.loading import Room, Trained, check_one_process, find_answering, load_trained, watched, with_saved
 from commands.new_folder import check_output, holding_output
-from config import MOST_TOKENS, Config, DataConfig, T5ModelConfig, UserError
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -34,6 +33,8 @@ from engine.step import to_micro_batch
 from language import say
 from memory.estimate.generation import Writing, predict_loss
 from settings.consistency import SEQUENCE
+from settings.declared import MOST_TOKENS, Config, DataConfig, T5ModelConfig
+from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
 from training.report.progress import Progress

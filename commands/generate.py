@@ -31,7 +31,6 @@ from commands.loading import (
     writing_of,
 )
 from commands.new_folder import holding_output
-from config import Config, DataConfig, UserError
 from data.batches.histories import Past
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
@@ -43,7 +42,8 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
-from settings.errors import reason_of, refuse
+from settings.declared import Config, DataConfig
+from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from config import Config
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from run_files import RUN_FILE
+from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import listed
 from storage import InUse, atomic_folder, exclusive, make_folder, restore_folder

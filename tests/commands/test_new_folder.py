@@ -17,9 +17,9 @@ from commands.merge import merge
 from commands.new_folder import held_output, new_folder
 from commands.quantize import quantize
 from commands.tokenizer import tokenizer
-from config import load
 from model.formats.checksums import damages
 from settings.errors import UserError
+from settings.loading import load
 from tests.killing import DIED, run_child
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run
