@@ -51,7 +51,7 @@ def atomic_file(path: Path, is_synced: bool = True) -> Iterator[Path]:
         OSError: it cannot be written; the earlier file is whole.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
-    temporary.unlink(missing_ok=True)
+    remove(temporary)
     try:
         yield temporary
         if is_synced:
@@ -231,6 +231,59 @@ def lock_at(path: Path) -> FileLock | None:
     return FileLock(path, thread_local=False)
 
 
+class InUse(Exception):
+    """Another process holds a lock."""
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[bool]:
+    """Hold the lock at a path until the context ends, or its process does; the file of the lock is removed at the end.
+
+    Returns:
+        whether this file system has locks; without them nothing is held.
+    Raises:
+        InUse: another process holds it. OSError: the folder cannot be written.
+    """
+    from filelock import Timeout
+
+    lock = lock_at(path)
+    if lock is None:
+        yield False
+    elif os.name == "nt":  # where an open file cannot be removed
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InUse from None
+        try:
+            yield True
+        finally:
+            lock.release()
+    else:
+        handle = _locked_handle(path)
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+
+def _locked_handle(path: Path) -> int:
+    """An open file that holds the lock at a path; raises as `exclusive`."""
+    import fcntl
+
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file since it was opened: the lock of such a file protects nothing.
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise InUse from None
+        os.close(handle)
+
+
 @contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
     """Hold the lock at a path, where there are locks.
@@ -252,6 +305,124 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
                 lock.acquire()
             stack.callback(lock.release)
         yield
+
+
+# --- work in parts ---
+
+
+class OtherParts(Exception):
+    """A folder holds finished parts of other work."""
+
+
+class Parts:
+    """Numbered files in a folder, each whole or not there: work that was cut off goes on with those that are missing.
+
+    The manifest has a line for each finished part, written when the part is on the disk: what the work is made from, the part's
+    number, size and digest, and facts that its maker wants to know again. A line that is torn or changed says nothing. A part
+    counts if it is a plain file, not a link, of that size and digest; everything else in the folder is nobody's.
+
+    Args:
+        folder: is made with the first part. identity: of everything that the parts are made from. suffix: of their names.
+    Raises:
+        OtherParts: a part there is of another identity. OSError: the folder cannot be read.
+    Memory: a line a part; time: one reading of all parts.
+    """
+
+    MANIFEST = "parts.jsonl"
+
+    def __init__(self, folder: Path, identity: str, suffix: str = "") -> None:
+        self.folder = folder
+        self._identity = identity
+        self._suffix = suffix
+        self._entries: dict[int, dict[str, Any]] = {}
+        for entry in self._read_manifest():
+            if not self._is_sound(entry):
+                self._entries.pop(entry["part"], None)
+            elif entry["identity"] != identity:
+                raise OtherParts(str(folder))
+            else:
+                self._entries[entry["part"]] = entry
+        self._is_clean = False  # whether the manifest holds the lines of these entries and no others
+
+    def __contains__(self, part: int) -> bool:
+        return part in self._entries
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of finished parts, ascending."""
+        return iter(sorted(self._entries))
+
+    def path(self, part: int) -> Path:
+        """Where a part is, or will be."""
+        return self.folder / f"{part:08d}{self._suffix}"
+
+    def facts(self, part: int) -> Any:
+        """What was told of a finished part."""
+        return self._entries[part]["facts"]
+
+    @contextmanager
+    def write(self, part: int, facts: Any = None) -> Iterator[Path]:
+        """A temporary path to fill; when the context ends without an error the part is finished, and on the disk.
+
+        Args:
+            facts: JSON-able.
+        Raises:
+            OSError: it cannot be written; the other parts are whole.
+        """
+        make_folder(self.folder)
+        path = self.path(part)
+        if not self._is_clean:  # once, so that no torn line stays in front of the next
+            write_text(self.folder / self.MANIFEST, "".join(map(_manifest_line, self._entries.values())))
+            self._is_clean = True
+        if path.is_dir() and not path.is_symlink():
+            remove(path)  # which nothing but a folder could take the place of
+        with atomic_file(path) as temporary:
+            yield temporary
+            size, sum_ = temporary.stat().st_size, digest(temporary)
+        entry = {"identity": self._identity, "part": part, "bytes": size, "sha256": sum_, "facts": facts}
+        with (self.folder / self.MANIFEST).open("a", encoding="utf8") as file:
+            file.write(_manifest_line(entry))
+            file.flush()
+            os.fsync(file.fileno())
+        self._entries[part] = entry
+
+    def remove(self) -> None:
+        """Remove the folder, once the parts are of no use any more; raises OSError."""
+        remove(self.folder)
+
+    def _is_sound(self, entry: dict[str, Any]) -> bool:
+        path = self.path(entry["part"])
+        try:
+            return is_plain(path) and path.stat().st_size == entry["bytes"] and digest(path) == entry["sha256"]
+        except OSError:  # it is made anew, which says what is wrong with the disk
+            return False
+
+    def _read_manifest(self) -> Iterator[dict[str, Any]]:
+        """The entries whose lines are whole, in their order."""
+        path = self.folder / self.MANIFEST
+        if not is_plain(path):
+            return
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(entry, dict) and _manifest_line(entry).encode() == line:
+                    yield entry
+
+
+def _manifest_line(entry: dict[str, Any]) -> str:
+    """A line of a manifest, with a sum of the others of its values."""
+    values = {name: value for name, value in entry.items() if name != "sum"}
+    return json.dumps({**values, "sum": fingerprint(values)}) + "\n"
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a plain file: no link, folder, pipe or device, which a reader might wait for; raises nothing."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 # --- things made once ---

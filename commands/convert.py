@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from commands.loading import find_model
-from commands.new_folder import copy_companions, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder
 from devices.base import dtype_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
@@ -66,6 +66,7 @@ class Conversion:
     tokenizer: int | None
 
 
+@holding_output
 def convert(config: Config) -> Conversion | None:
     """Write `--model` as a plain Hugging Face folder `--output`, and show how equal both are.
 

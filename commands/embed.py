@@ -7,12 +7,12 @@ the parts become one file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,41 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from commands.generate import STANDARD_INPUT, UNFINISHED, prompts_of, read_marks
-from commands.loading import Trained, check_one_process, find_answering, load_trained, watched
-from commands.new_folder import check_output
+from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
+from commands.loading import Room, Trained, check_one_process, find_answering, load_trained, watched, with_saved
+from commands.new_folder import check_output, holding_output
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
+from data.sources.prompts import Prompt
 from engine.step import to_micro_batch
 from language import say
-from memory.estimate.generation import Writing
+from memory.estimate.generation import Writing, predict_loss
 from settings.consistency import SEQUENCE
-from settings.declared import MOST_TOKENS, Config
+from settings.declared import MOST_TOKENS, Config, DataConfig, T5ModelConfig
 from settings.errors import UserError
-from settings.fields import AUTO, counted, read_settings_file
-from storage import atomic_file, fingerprint, make_folder, read_text, remove, write_text, writing
+from settings.fields import AUTO, counted
+from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
 from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
+from units import MIB
 
-FORMAT = 1  # raise it when the same texts would give other vectors
-PART_ROWS, PART_BYTES = 256, 32 * 1024**2
+FORMAT = 2  # raise it when the same texts would give other vectors
+PART_ROWS = 256  # a part of texts ends with this one, or with
+PART_TEXT_BYTES = 1 * MIB  # of texts, or
+PART_BYTES = 4 * MIB  # of vectors
+VECTOR_COPIES = 3  # of a part: as computed, joined, and as a file is made of it
+LONGEST_ID = 256  # letters
 MOST_ROWS, MOST_AT_ONCE = 64, 16_384  # rows and tokens at once
 LOOKED_AT = 16  # texts in which unknown tokens are counted
 ROUNDED = 64  # tokens, to which lengths are rounded where rows are planned
-IDENTITY = "identity"
 ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"
 Vectors = NDArray[np.float32]  # (D,) of a text, or (tokens, D)
 Row = tuple[str, Vectors]
 Tokens = tuple[list[int], slice | NDArray[np.int64]]  # ids with end of text, and which of them are the text's own
 
 
+@holding_output
 def embed(config: Config) -> None:
     """Write the vectors of texts to a file, or show them.
 
@@ -63,28 +69,36 @@ def embed(config: Config) -> None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
     config, models = find_answering(config, searches=False, averages=False)
     config, bad_rows = with_preparation(config, models[0]), BadRows(config.data.skip_bad_rows)
+    columns = text_columns(config, models[0])
+    config = config.changed(text_column=columns[0].prompt_column)
+    is_of_files = check_input(given)
     output = None if config.answer.output is None else VectorFile(config, models[0], given)
-    texts = _texts(config, given, bad_rows)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    texts = islice(texts, 0 if output is None else output.rows, None)
-    trained = load_trained(config, models, Writing(1, 1, 1))
+    trained = load_trained(config, models, Writing(1, 1, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
+    max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
+    ids = ShortIds()
+    texts = _texts(prompts_of(columns, given, bad_rows, max_bytes, (ID,)), ids)
+    is_first = True
     try:
         with watched(trained.monitor, "--eval_batch_size_per_gpu=1"):
             for number, part in enumerate(_parts(texts, embedder)):
+                if output is not None and number in output.parts:
+                    continue
                 unk_id = trained.tokenizer.unk_id
-                if not number and unk_id is not None:
-                    ids = [token for _, text in part[:LOOKED_AT] for token in embedder.tokens(text)[0]]
-                    if warning := unknown_warning(ids.count(unk_id), len(ids)):
+                if is_first and unk_id is not None:
+                    tokens = [token for _, text in part[:LOOKED_AT] for token in embedder.tokens(text)[0]]
+                    if warning := unknown_warning(tokens.count(unk_id), len(tokens)):
                         Progress(1, stream=sys.stderr).warn(warning)
+                is_first = False
                 rows = list(zip((name for name, _ in part), embedder(text for _, text in part), strict=True))
                 if output is None:
                     for name, vectors in rows:
                         print(json.dumps({ID: name, embedder.name: vectors.tolist()}, ensure_ascii=False), flush=True)
                 else:
-                    output.add(rows)
+                    output.add(number, rows)
             if output is not None:
                 output.finish()
                 Progress(1).note(say("{file}: vectors of {rows}", file=output.path, rows=counted(output.rows, "row")))
@@ -93,6 +107,11 @@ def embed(config: Config) -> None:
             raise
         told = "interrupted; the same command continues after {rows}"
         raise KeyboardInterrupt(say(told, rows=counted(output.rows, "row"))) from None
+    if ids.count:
+        told = "{ids} of over {most} letters: their beginning, and a digest behind it, such as {example}"
+        Progress(1, stream=sys.stderr).note(
+            say(told, ids=counted(ids.count, "id"), most=LONGEST_ID, example=ids.example)
+        )
     if bad_rows.count:
         told = "left out: {rows}, such as {example}"
         Progress(1, stream=sys.stderr).note(
@@ -104,30 +123,59 @@ def with_preparation(config: Config, model: ModelFolders) -> Config:
     """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
     if config.origin("max_seq_len") is None:
         config = config.changed(max_seq_len=MOST_TOKENS)
-    if config.given("prepare_text"):
-        return config
-    known = {} if model.run_settings is None else read_settings_file(model.run_settings)
-    return config.changed(prepare_text=str(known.get("prepare_text", config.data.prepare_text)))
+    return with_saved(config, model, "prepare_text")
 
 
-def _texts(config: Config, given: str, bad_rows: BadRows) -> Iterator[tuple[str, str]]:
+def text_columns(config: Config, model: ModelFolders) -> list[DataConfig]:
+    """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
+    names = [config.data.text_column]
+    if not config.given("text_column"):
+        saved = with_saved(config, model, "text_column", "prompt_column").data
+        names = [saved.text_column, *([saved.prompt_column] if model.run_settings else []), *names]
+    return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
+
+
+@dataclass
+class ShortIds:
+    """Makes long ids short: an array of ids gives every one the room of the longest, and a member of an archive has no longer name.
+
+    Args:
+        count: ids that were shortened. example: the first of them, as it is now.
+    """
+
+    count: int = 0
+    example: str = ""
+
+    def of(self, name: str) -> str:
+        """An id, or the beginning of a long one and a digest of all of it, which differs for ids that begin alike."""
+        if len(name) <= LONGEST_ID:
+            return name
+        short = f"{name[: LONGEST_ID - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        self.count += 1
+        self.example = self.example or short
+        return short
+
+
+def _texts(prompts: Iterator[Prompt], ids: ShortIds) -> Iterator[tuple[str, str]]:
     """The id of each text, or its number, and the text; blank ones are left out."""
-    named = config.changed(prompt_column=config.data.text_column)
-    for number, prompt in enumerate(prompts_of(named, given, bad_rows)):
+    for number, prompt in enumerate(prompts):
         if prompt.text.strip():
             given_id = prompt.columns.get(ID)
-            yield str(number if given_id in (None, "") else given_id), prompt.text
+            yield ids.of(str(number if given_id in (None, "") else given_id)), prompt.text
 
 
 def _parts(texts: Iterator[tuple[str, str]], embedder: Embedder) -> Iterator[list[tuple[str, str]]]:
-    """Texts in parts that depend on the texts alone."""
-    part, size = list[tuple[str, str]](), 0
+    """Texts in parts that depend on the texts and the model alone: so many, or fewer of large ones."""
+    part = list[tuple[str, str]]()
+    text_bytes = vector_bytes = 0
     for name, text in texts:
         part.append((name, text))
-        size += 4 * embedder.width * (len(text) if embedder.per_token else 1)
-        if len(part) == PART_ROWS or size >= PART_BYTES:
+        text_bytes += sys.getsizeof(text)
+        vector_bytes += 4 * embedder.width * (min(len(text), embedder.longest) if embedder.per_token else 1)
+        if len(part) == PART_ROWS or text_bytes >= PART_TEXT_BYTES or vector_bytes >= PART_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            text_bytes = vector_bytes = 0
     if part:
         yield part
 
@@ -207,13 +255,29 @@ class Embedder:
         (output,) = blockwise.encode([to_micro_batch(batch, shape, device)])
         return output.split([len(ids) for ids in rows])
 
+    def predict(self, longest: int) -> dict[str, int]:
+        """What one text of so many tokens takes at its highest: component -> bytes."""
+        trained = self.trained
+        return predict_loss(self._encoder(), trained.first.weights, 1, (longest, 0), self._room(longest).base_bytes)
+
     def _at_once(self, longest: int, left: int) -> int:
         """How many of the texts that are left fit, of which this is the longest."""
-        longest, trained = -(-longest // ROUNDED) * ROUNDED, self.trained
-        encoder = replace(trained.blockwise.model.config, num_decoder_layers=0, head="none")
+        longest = -(-longest // ROUNDED) * ROUNDED
         asked = AUTO if self.rows is None else min(self.rows, left)
         usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
-        return trained.room.rows_of_loss(encoder, trained.first.weights, asked, (longest, 0), usual)
+        room = self._room(longest)
+        return room.rows_of_loss(self._encoder(), self.trained.first.weights, asked, (longest, 0), usual)
+
+    def _encoder(self) -> T5ModelConfig:
+        return replace(self.trained.blockwise.model.config, num_decoder_layers=0, head="none")
+
+    def _room(self, longest: int) -> Room:
+        """What there is beside the vectors of a part, which wait until it is written, where each token has one."""
+        room = self.trained.room
+        if not self.per_token or room.budget.is_on_device:
+            return room
+        waiting = VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest)
+        return replace(room, base_bytes=room.base_bytes + waiting)
 
 
 class VectorFile:
@@ -237,59 +301,53 @@ class VectorFile:
             _hdf5()
         check_output(self.path, config.run.overwrite)
         identity = _identity(config, model, given)
-        if config.run.overwrite:
-            remove(self.folder)
-        marker = self.folder / IDENTITY
-        if marker.is_file() and read_text(marker).strip() != identity:
-            raise UserError(
-                say(
-                    "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True",
-                    path=self.path,
-                )
-            )
         with writing("output", self.folder):
-            make_folder(self.folder)
-            if not marker.is_file():
-                write_text(marker, identity + "\n")
+            if config.run.overwrite:
+                remove(self.folder)
+            try:
+                self.parts = Parts(self.folder, identity, ".arrow")
+            except OtherParts:
+                told = "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True"
+                raise UserError(say(told, path=self.path)) from None
         self._shape = (-1, model.shape.d_model) if config.embed.vectors == "token" else (-1,)
-        self._parts = sorted(self.folder.glob("*.arrow"))
-        self.rows = sum(batch.num_rows for batch in _batches(self._parts))
 
-    def add(self, rows: Sequence[Row]) -> None:
+    @property
+    def rows(self) -> int:
+        """Texts whose vectors are on the disk."""
+        return sum(self.parts.facts(part) for part in self.parts)
+
+    def add(self, part: int, rows: Sequence[Row]) -> None:
         """Write a part, to the disk."""
-        names, numbers = [name for name, _ in rows], [vectors.ravel() for _, vectors in rows]
-        kind = pa.large_list(pa.float32())
-        batch = pa.record_batch({ID: pa.array(names, pa.string()), VECTORS: pa.array(numbers, kind)})
-        path = self.folder / f"{len(self._parts):08d}.arrow"
+        offsets = np.cumsum([0, *(vectors.size for _, vectors in rows)])
+        numbers = pa.array(np.concatenate([vectors.ravel() for _, vectors in rows]))
+        lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), numbers)
+        batch = pa.record_batch({ID: pa.array([name for name, _ in rows], pa.string()), VECTORS: lists})
         with (
             writing("output", self.folder),
-            atomic_file(path) as temporary,
-            pa.ipc.new_file(str(temporary), batch.schema) as file,
+            self.parts.write(part, len(rows)) as path,
+            pa.ipc.new_file(str(path), batch.schema) as file,
         ):
             file.write_batch(batch)
-        self._parts.append(path)
-        self.rows += len(rows)
 
     def finish(self) -> None:
-        """Make the file of its parts. Memory: one part."""
+        """Make the file of its parts. Memory: one part; of tokens, also the ids of all texts."""
         if not self.rows:
             raise UserError(say("--output = {path}, there are no texts to write vectors of", path=self.path))
         assert self._write is not None
         with writing("output", self.path.parent), atomic_file(self.path) as temporary:
             self._write(temporary, self._rows)
-        remove(self.folder)
+        self.parts.remove()
 
     def _rows(self) -> Iterator[Row]:
-        for batch in _batches(self._parts):
-            for name, vectors in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-                yield name, vectors.values.to_numpy().reshape(self._shape)
+        for part in self.parts:
+            yield from self._rows_of(part)
 
-
-def _batches(parts: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as file:
+    def _rows_of(self, part: int) -> Iterator[Row]:
+        with pa.memory_map(str(self.parts.path(part))) as source, pa.ipc.open_file(source) as file:
             for number in range(file.num_record_batches):
-                yield file.get_batch(number)
+                batch = file.get_batch(number)
+                for name, vectors in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+                    yield name, vectors.values.to_numpy().reshape(self._shape)
 
 
 Again = Callable[[], Iterator[Row]]  # all rows from the first
@@ -300,11 +358,28 @@ def _write_parquet(path: Path, rows: Again) -> None:
     _, first = next(rows())
     kind = pa.list_(pa.float32()) if first.ndim == 1 else pa.list_(pa.list_(pa.float32()))
     schema = pa.schema([(ID, pa.string()), (VECTOR if first.ndim == 1 else VECTORS, kind)])
-    coming = rows()
     with pq.ParquetWriter(path, schema) as file:
-        while some := list(islice(coming, PART_ROWS if first.ndim == 1 else 16)):
-            cells = [vectors.tolist() if vectors.ndim == 1 else list(vectors) for _, vectors in some]
-            file.write_batch(pa.record_batch([[name for name, _ in some], pa.array(cells, kind)], schema=schema))
+        for group in _groups(rows()):
+            flat = np.concatenate([vectors.ravel() for _, vectors in group])
+            begins = pa.array(range(0, len(flat) + 1, first.shape[-1]), pa.int32())
+            lists = pa.ListArray.from_arrays(begins, pa.array(flat))
+            if first.ndim == 2:
+                tokens = np.cumsum([0, *(len(vectors) for _, vectors in group)])
+                lists = pa.ListArray.from_arrays(pa.array(tokens, pa.int32()), lists)
+            file.write_batch(pa.record_batch([pa.array([name for name, _ in group]), lists], schema=schema))
+
+
+def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Rows that are written together: as many as a part of the work has at most."""
+    group, size = list[Row](), 0
+    for name, vectors in rows:
+        group.append((name, vectors))
+        size += vectors.nbytes
+        if len(group) == PART_ROWS or size >= PART_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _write_npz(path: Path, rows: Again) -> None:
@@ -312,13 +387,16 @@ def _write_npz(path: Path, rows: Again) -> None:
     _, first = next(rows())
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as file:
         if first.ndim == 2:
-            for name, vectors in _named(rows()):
+            for name, vectors in _named(rows):
                 _entry(file, name, vectors.shape, "<f4", iter([vectors]))
             return
-        names = [name for name, _ in rows()]
-        letters = f"<U{max(1, *map(len, names))}"
-        _entry(file, IDS, (len(names),), letters, iter([np.array(names, letters)]))
-        _entry(file, VECTORS, (len(names), len(first)), "<f4", (vectors for _, vectors in rows()))
+        count, longest = 0, 1
+        for name, _ in rows():
+            count += 1
+            longest = max(longest, len(name))
+        letters = f"<U{longest}"
+        _entry(file, IDS, (count,), letters, (np.array([name], letters) for name, _ in rows()))
+        _entry(file, VECTORS, (count, len(first)), "<f4", (vectors for _, vectors in rows()))
 
 
 def _entry(file: zipfile.ZipFile, name: str, shape: tuple[int, ...], kind: str, parts: Iterator[NDArray[Any]]) -> None:
@@ -332,24 +410,43 @@ def _entry(file: zipfile.ZipFile, name: str, shape: tuple[int, ...], kind: str, 
 def _write_hdf5(path: Path, rows: Again) -> None:
     """The same as in npz."""
     _, first = next(rows())
-    with _hdf5().File(path, "w") as file:
+    h5 = _hdf5()
+    with h5.File(path, "w") as file:
         if first.ndim == 2:
-            for name, vectors in _named((name.replace("/", "_"), vectors) for name, vectors in rows()):
+            for name, vectors in _named(rows, "/."):
                 file.create_dataset(name, data=vectors)
             return
-        names = [name for name, _ in rows()]
-        file.create_dataset(IDS, data=names)
-        held = file.create_dataset(VECTORS, (len(names), len(first)), "f4")
-        for number, (_, vectors) in enumerate(rows()):
+        count = sum(1 for _ in rows())
+        ids = file.create_dataset(IDS, (count,), h5.string_dtype())
+        held = file.create_dataset(VECTORS, (count, len(first)), "f4")
+        for number, (name, vectors) in enumerate(rows()):
+            ids[number] = name
             held[number] = vectors
 
 
-def _named(rows: Iterator[Row]) -> Iterator[Row]:
-    """Rows whose ids differ: the second of the same id is called id#2."""
-    seen: dict[str, int] = {}
-    for name, vectors in rows:
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}#{seen[name]}", vectors
+def _named(rows: Again, forbidden: str = "") -> Iterator[Row]:
+    """Rows whose ids differ: those that repeat one are called id#2, id#3 and so on, as no other id is.
+
+    Args:
+        forbidden: letters that no name may have, which become an underscore.
+    """
+    allowed = str.maketrans(dict.fromkeys(forbidden, "_"))
+    free = {name.translate(allowed) for name, _ in rows()}  # of ids that no row has taken yet
+    taken = set[str]()
+    numbers: dict[str, int] = {}
+    for given, vectors in rows():
+        name = given.translate(allowed)
+        if name in free:
+            free.remove(name)
+            taken.add(name)
+        else:
+            number = numbers.get(name, 1) + 1
+            while (numbered := f"{name}#{number}") in taken or numbered in free:
+                number += 1
+            numbers[name] = number
+            taken.add(numbered)
+            name = numbered
+        yield name, vectors
 
 
 def _hdf5() -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from commands.generate import cut_note
 from commands.loading import Trained, find_answering, load_trained, watched, with_histories
-from commands.new_folder import check_output
+from commands.new_folder import check_output, holding_output
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
@@ -52,6 +52,7 @@ EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
 
 
+@holding_output
 def evaluate(config: Config) -> Evaluation:
     """Measure on `validation_file`, or on the rows that the model's run held out.
 

@@ -20,7 +20,7 @@ from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
 from commands.loading import converting, find_model
 from commands.merge import open_adapted
-from commands.new_folder import keep_generation_settings, new_folder
+from commands.new_folder import holding_output, keep_generation_settings, new_folder
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model import hf_format
@@ -50,6 +50,7 @@ FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., float | None], str]]
 }  # fmt: skip
 
 
+@holding_output
 def export(config: Config) -> float | None:
     """Write `--model`, an adapter merged in, for the program of `--format` into the folder `--output`.
 

@@ -13,21 +13,24 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from childproc import call
 from commands.loading import (
+    WAITING_BYTES,
     Trained,
     check_one_process,
     find_answering,
     load_trained,
     watched,
     with_histories,
+    with_saved,
     writing_of,
 )
+from commands.new_folder import holding_output
 from data.batches.histories import Past
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
@@ -39,10 +42,10 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
-from settings.declared import Config
+from settings.declared import Config, DataConfig
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
-from storage import fingerprint, write_text
+from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.evaluation.prompt_parts import was_cut
 from training.report.log_files import plain
@@ -53,12 +56,15 @@ from training.setup.model_folders import ModelFolders
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
+PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
 ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
+TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
 FORMAT = 4  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
+@holding_output
 def generate(config: Config) -> None:
     """Answer one text on the screen, or a file of prompts as JSON lines.
 
@@ -73,20 +79,26 @@ def generate(config: Config) -> None:
     config, models = find_answering(config, writes=True)
     config, tree = with_answers(config, models[0])
     config = with_histories(config, models[0])
-    prompts = prompts_of(config, given, bad_rows)
+    columns = [with_saved(config, models[0], *PROMPT_COLUMNS).data, config.data]
+    config = replace(config, data=columns[0])
+    is_of_files = check_input(given)
     output = None if config.answer.output is None else Output(config, models, given)
-    if output is not None:
-        done = sum(1 for _ in islice(prompts, output.rows))
-        if done:
-            told = "{file} already holds {answers}; continuing after them"
-            Progress(1).note(say(told, file=config.answer.output, answers=counted(done, "answer")))
     asked = config.answer.generate_batch_size
     if only_pretrained(models[0].learnt) and "<extra_id_" not in given:
-        told = say(
+        hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
-        Progress(1, stream=sys.stderr).note(told)
-    trained = load_trained(config, models, writing_of(config, 1 if asked == AUTO else int(asked)), tree)
+        Progress(1, stream=sys.stderr).note(hint)
+    least = writing_of(config, 1 if asked == AUTO else int(asked))
+    trained = load_trained(config, models, least, tree, is_of_files)
+    max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
+    prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
+    if output is not None and output.rows:
+        answered = counted(output.rows, "answer")
+        Progress(1).note(
+            say("{file} already holds {answers}; continuing after them", file=output.path, answers=answered)
+        )
+        next(islice(prompts, output.rows, output.rows), None)
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
@@ -101,7 +113,8 @@ def generate(config: Config) -> None:
                     output.write(prompt, best)
                     continue
                 for answer, score in best:
-                    print(answer if config.answer.num_answers == 1 else f"{score:.4f}\t{answer}", flush=True)
+                    shown = answer if prompt.place == TYPED else " ".join(answer.splitlines())
+                    print(shown if config.answer.num_answers == 1 else f"{score:.4f}\t{shown}", flush=True)
         if output is not None:
             told = "{file}: {answers}"
             Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
@@ -132,7 +145,7 @@ def answers(
     size = max(1, size // config.answer.candidates)
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
-    while window := list(islice(prompts, size)):
+    while window := _window(prompts, size):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
         pasts = [encoder.past(prompt) for prompt in asked_for]
@@ -148,6 +161,17 @@ def answers(
                 texts,
                 bool(prompt.text) and was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id),
             )
+
+
+def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
+    """The next prompts: so many, or fewer where they and their columns are large."""
+    window, size = list[Prompt](), 0
+    for prompt in prompts:
+        window.append(prompt)
+        size += prompt.num_bytes()
+        if len(window) == rows or size >= WAITING_BYTES:
+            break
+    return window
 
 
 @dataclass
@@ -228,21 +252,37 @@ class Encoder:
         return notes
 
 
-def prompts_of(config: Config, given: str, bad_rows: BadRows) -> Iterator[Prompt]:
-    """The prompts of a file, the lines of standard input, or the text itself where no such file exists."""
+def check_input(given: str) -> bool:
+    """Whether the input names files; else it is a text or stands for standard input.
+
+    Raises:
+        UserError: it can only be meant as a file, and there is none.
+    """
+    if given == STANDARD_INPUT:
+        return False
+    if is_file(given):
+        return bool(find(given, "--input"))
+    # one word with the ending of a file can only be meant as one
+    if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
+        raise UserError(
+            say('--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given)
+        )
+    return False
+
+
+def prompts_of(
+    data: Sequence[DataConfig], given: str, bad_rows: BadRows, max_bytes: int, keeps: Sequence[str] | None
+) -> Iterator[Prompt]:
+    """The prompts of a file, the lines of standard input, or the text itself where no such file exists.
+
+    Args:
+        given: which `check_input` has let pass. max_bytes: as of `prompts_in_child`. data, keeps: as of `read_prompts`.
+    """
     if given == STANDARD_INPUT:
         return _typed(sys.stdin, bad_rows)
     if not is_file(given):
-        # one word with the ending of a file can only be meant as one
-        if len(given.split()) == 1 and PurePath(given.strip()).suffix.lower() in KIND_BY_SUFFIX:
-            raise UserError(
-                say(
-                    '--input = {given}, no such file; give a file that exists, or a text (--input="Hello")', given=given
-                )
-            )
-        return iter([Prompt("--input", given, {PROMPT: given})])
-    data = config.data
-    return prompts_in_child(find(given, "--input"), data, bad_rows)
+        return iter([Prompt(TYPED, given, {PROMPT: given})])
+    return prompts_in_child(find(given, "--input"), data, bad_rows, max_bytes, keeps)
 
 
 def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
@@ -284,6 +324,7 @@ class Output:
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, models, given)
         self.rows = 0
+        self._file: TextIO | None = None
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
         if self.path.exists() and any(isinstance(path, Path) and path.samefile(self.path) for path in sources):
             raise UserError(say("--output = {path}, is a file that is read; choose another one", path=self.path))
@@ -292,46 +333,46 @@ class Output:
             self._take_up()
 
     def __enter__(self) -> Output:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self.rows:
-                write_text(self.marker, self._identity + "\n")
-            self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
-        except OSError as error:
-            raise UserError(
-                say(
-                    "--output = {path}, cannot be written: {reason}; choose another file",
-                    path=self.path,
-                    reason=reason_of(error),
-                )
-            ) from None
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        self._file.close()
+        if kind is None:
+            self._open()  # it is there, also without rows
+        if self._file is not None:
+            self._file.close()
         if kind is KeyboardInterrupt:
             told = "interrupted; the same command continues after {rows}"
             raise KeyboardInterrupt(say(told, rows=counted(self.rows, "row"))) from None
         if kind is None:  # nothing is missing
             self.marker.unlink(missing_ok=True)
 
+    def _open(self) -> TextIO:
+        """The file to append to, which is made with its first row: a command that fails before leaves none behind."""
+        if self._file is None:
+            try:
+                if not self.rows:
+                    write_text(self.marker, self._identity + "\n")
+                self._file = self.path.open("a" if self.rows else "w", encoding="utf8")
+            except OSError as error:
+                told = "--output = {path}, cannot be written: {reason}; choose another file"
+                raise UserError(say(told, path=self.path, reason=reason_of(error))) from None
+        return self._file
+
     def _take_up(self) -> None:
-        """Cut a torn last line off, and count the others."""
-        begun = self.marker.read_text(encoding="utf8").strip() if self.marker.is_file() else None
-        if begun != self._identity:
+        """Cut a torn last line off, and count the others; a file without rows is begun anew."""
+        marked = self.marker.is_file()
+        rows, end = _whole_lines(self.path) if marked else (0, 0)
+        if (marked and not rows) or not self.path.stat().st_size:
+            return
+        if not marked or read_text(self.marker).strip() != self._identity:
             told = "--output = {path}, was begun with another model, input or settings; choose another file, or begin anew with --overwrite=True"
-            if begun is None:
+            if not marked:
                 told = (
                     "--output = {path}, holds answers already; choose another file, or replace it with --overwrite=True"
                 )
             raise UserError(say(told, path=self.path))
-        with self.path.open("rb+") as file:
-            end = 0
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.rows, end = self.rows + 1, end + len(line)
-            file.truncate(end)
+        os.truncate(self.path, end)
+        self.rows = rows
 
     def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
         """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too.
@@ -347,9 +388,22 @@ class Output:
         kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
         row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
         line = json.dumps({**row, **added}, ensure_ascii=False)
-        self._file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
-        self._file.flush()
+        file = self._open()
+        file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
+        file.flush()
         self.rows += 1
+
+
+def _whole_lines(path: Path) -> tuple[int, int]:
+    """The lines of a file that have their end, and the bytes of these."""
+    count = end = 0
+    with open_plain(path) as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            count += 1
+            end += len(line)
+    return count, end
 
 
 def read_marks(models: Sequence[ModelFolders], given: str) -> list[Any]:

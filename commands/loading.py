@@ -59,7 +59,7 @@ from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
-from settings.fields import AUTO, counted, near_path
+from settings.fields import AUTO, counted, near_path, parse, read_settings_file
 from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -68,11 +68,16 @@ from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet, attach
 from training.setup.model_folders import ModelFolders, base_of
-from units import format_size, typed_size
+from units import MIB, format_size, typed_size
 
 # Of the budget, that one answer of the longest may take before malloc is told to keep the heap small: gaps between tensors of
 # prompts of many lengths grow it by a tenth over some dozens of them
 ROOMY_SHARE = 0.8
+# For the child that reads a file and what waits between it and the model: at least this, of which most is Python and pyarrow
+LEAST_READING_BYTES = 64 * MIB
+MOST_READING_BYTES = 512 * MIB  # sound files take less
+WAITING_BYTES = 4 * MIB  # of rows that were read, from which on no more are taken before these are done
+WAITING_COPIES = 3  # as they come through a pipe, as they wait, and as they are written
 COMPARED_BYTES = 440  # of a token of a candidate that is compared with others: n-grams of 4 characters
 
 
@@ -187,6 +192,21 @@ class Trained:
         """What writing takes at its highest: component -> bytes."""
         writing = writing if self.tree is None else replace(writing, choices=self.tree.most_choices(writing.beams))
         return predict_ensemble(self.shapes, writing, self.room.base_bytes, self.is_pooled)
+
+    def reserve_reading(self, parts: Mapping[str, int]) -> int:
+        """Bytes that the child that reads a file may hold: a quarter of what is left, within bounds. They count as taken from now on.
+
+        Args:
+            parts: what the least work beside it takes, the least of reading included: component -> bytes.
+        """
+        budget = self.room.budget
+        left = self.room.total_bytes - sum(parts.values())
+        if budget.is_on_device:
+            left = budget.host_bytes - ProcessTree().usage().anon_bytes - LEAST_READING_BYTES
+        more = max(0, min(left // 4, MOST_READING_BYTES - LEAST_READING_BYTES))
+        if not budget.is_on_device:
+            self.room.base_bytes += more
+        return LEAST_READING_BYTES + more
 
     def rows_at_once(self, asked: int | str, writing: Writing, flag: str = "generate_batch_size") -> int:
         """How many prompts are answered together.
@@ -356,6 +376,26 @@ def with_histories(config: Config, model: ModelFolders) -> Config:
     return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
+def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
+    """The settings, of which these are as in the run that trained the model, unless a flag or a file says otherwise.
+
+    Raises:
+        UserError: the file of that run has a value that the setting cannot have.
+    """
+    if model.run_settings is None:
+        return config
+    saved, values, problems = read_settings_file(model.run_settings), dict[str, Any](), list[str]()
+    for name in names:
+        if name not in saved or config.given(name):
+            continue
+        try:
+            values[name] = parse(settings_by_name()[name][1], saved[name])
+        except ValueError as error:
+            problems.append(f"{model.run_settings}, {name} = {saved[name]!r}, {error}")
+    refuse(problems)
+    return config.changed(**values)
+
+
 def find_model(config: Config) -> ModelFolders:
     """The one model that `--model` names, see `find_models`.
 
@@ -475,13 +515,18 @@ def find_answering(
 
 
 def load_trained(
-    config: Config, folders: Sequence[ModelFolders], writing: Writing, tree: AnswerTree | None = None
+    config: Config,
+    folders: Sequence[ModelFolders],
+    writing: Writing,
+    tree: AnswerTree | None = None,
+    reads_files: bool = False,
 ) -> Trained:
     """Load a model for use.
 
     Args:
         folders: of one, or of an ensemble. writing: the least that will be written with it. tree: the answers that there are,
-            measured with what the process holds already; None: any.
+            measured with what the process holds already; None: any. reads_files: whether a child will read files beside it, see
+            `Trained.reserve_reading`.
     Raises:
         UserError: the folder is not usable. DoesNotFit: the model is larger than the budget.
     """
@@ -514,6 +559,8 @@ def load_trained(
     room = Room.measure(config, device)
     beside = sum(adapter_bytes(place) for model in folders for place in model.adapters)  # they lie beside the models
     compared = COMPARED_BYTES * config.answer.candidates * config.generate.max_new_tokens if is_pooled else 0
+    if reads_files and not room.budget.is_on_device:
+        beside += LEAST_READING_BYTES + WAITING_COPIES * WAITING_BYTES
     room = replace(room, base_bytes=room.base_bytes + beside + compared)
 
     def takes(models: Sequence[tuple[T5ModelConfig, Weights]]) -> int:
@@ -621,11 +668,12 @@ def _fitting(
     whose = say("model's") if len(models) == 1 else say("models'")
     raise DoesNotFit(
         say(
-            "--memory_budget = {total_bytes}, does not hold the {whose} {size} of weights beside {base_bytes} of the program; raise it, or try --mixed_precision=bf16",
+            "--memory_budget = {total_bytes}, does not hold the {whose} {size} of weights beside {base_bytes} of the program; raise it to {least} or more, or try --mixed_precision=bf16",
             total_bytes=format_size(room.total_bytes),
             whose=whose,
             size=format_size(size),
             base_bytes=format_size(room.base_bytes),
+            least=typed_size(takes([(shape, weights) for (shape, _), (weights, _) in zip(models, tried, strict=True)])),
         )
     )
 

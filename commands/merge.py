@@ -11,7 +11,7 @@ import torch
 
 from commands.convert import DTYPES, next_command, probe_logits
 from commands.loading import converting, find_model
-from commands.new_folder import copy_companions, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder
 from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
@@ -45,6 +45,7 @@ def open_adapted(folders: ModelFolders) -> T5:
     return model
 
 
+@holding_output
 def merge(config: Config) -> float:
     """Write `--adapter` and its base as one plain Hugging Face folder.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
@@ -14,12 +17,68 @@ from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
 from run_files import RUN_FILE
+from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import listed
-from storage import atomic_folder, restore_folder
-from training.checkpoints.run_lock import RunLock
+from storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from training.checkpoints.runs import check_writable
+from training.processes.launch import num_processes
+from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
+
+Result = TypeVar("Result")
+
+
+def holding_output(command: Callable[[Config], Result]) -> Callable[[Config], Result]:
+    """A command that holds its `--output` from its first moment to its last; see `held_output`.
+
+    Of several processes none does: commands that write refuse them themselves.
+    """
+
+    @functools.wraps(command)
+    def holding(config: Config) -> Result:
+        if config.answer.output is None or num_processes() > 1:
+            return command(config)
+        with held_output(Path(config.answer.output)):
+            return command(config)
+
+    return holding
+
+
+@contextmanager
+def held_output(output: Path, flag: str = "output") -> Iterator[None]:
+    """The right to write a file or a folder, until the context ends or its process does.
+
+    The lock is that of a run of this name, so that no run is trained while it is replaced.
+
+    Args:
+        flag: the setting that names it.
+    Raises:
+        UserError: another process writes it, or the folder around it cannot be written.
+    """
+    real = output.resolve()  # by whatever name or link it is called, it is one output
+    refuse(check_writable(flag, real.parent))
+    missing = [folder for folder in real.parents if not folder.exists()]
+    with ExitStack() as stack:
+        try:
+            make_folder(real.parent)
+            has_locks = stack.enter_context(exclusive(real.parent / f".{real.name}.lock"))
+        except InUse:
+            told = "--{flag} = {path}, is in use: another process writes it; wait for its end, stop it, or choose another name"
+            raise UserError(say(told, flag=flag, path=output)) from None
+        except OSError as error:
+            told = "--{flag} = {path}, cannot be written: {reason}; choose another folder"
+            raise UserError(say(told, flag=flag, path=output, reason=reason_of(error))) from None
+        if not has_locks:
+            told = "--{flag} = {path}, is on a file system without locks: see that no other process writes it"
+            Progress(1, stream=sys.stderr).warn(say(told, flag=flag, path=output))
+        try:
+            yield
+        finally:
+            stack.close()
+            for folder in missing:
+                with suppress(OSError):  # it holds the output
+                    folder.rmdir()
 
 
 @contextmanager
@@ -62,22 +121,13 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
                 others=listed(others[:3]),
             )
         )
-    with RunLock() as lock:
-        problems = lock.acquire(output) if (output / RUN_FILE).is_file() else []
-        if problems:
-            raise UserError(*(problem.replace("--run_name", "--output", 1) for problem in problems))
-        try:
-            with atomic_folder(output) as folder:
-                yield folder
-                seal(folder)
-        except OSError as error:
-            raise UserError(
-                say(
-                    "--output = {output}, cannot be written: {reason}; choose another folder",
-                    output=output,
-                    reason=reason_of(error),
-                )
-            ) from error
+    try:
+        with atomic_folder(output) as folder:
+            yield folder
+            seal(folder)
+    except OSError as error:
+        told = "--output = {output}, cannot be written: {reason}; choose another folder"
+        raise UserError(say(told, output=output, reason=reason_of(error))) from error
 
 
 def check_output(file: Path, overwrite: bool) -> None:

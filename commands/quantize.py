@@ -15,7 +15,7 @@ from commands.convert import next_command, probe_logits
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
-from commands.new_folder import copy_companions, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import HeapTrimmer
@@ -53,6 +53,7 @@ class Measured:
     size: int
 
 
+@holding_output
 def quantize(config: Config) -> tuple[Measured, Measured]:
     """Write `--model`, an adapter merged in, with int8 weights as `--output`, and tell how near both are.
 

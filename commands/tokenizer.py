@@ -6,6 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from commands.new_folder import held_output
 from data.prepare.looking import look
 from data.prepare.task import decide, read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
 from data.sources.places import public
@@ -13,11 +14,10 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import CODES
 from language import say
 from settings.declared import Config
-from settings.errors import UserError, refuse
+from settings.errors import UserError
 from settings.fields import AUTO
 from settings.program import program
 from storage import make_folder, rename, writing
-from training.checkpoints.runs import check_writable
 from training.report.progress import Progress
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -40,7 +40,11 @@ def tokenizer(config: Config) -> None:
                 folder=folder,
             )
         )
-    refuse(check_writable("tokenizer_dir", folder))
+    with held_output(folder / TOKENIZER_FILE, "tokenizer_dir"):
+        _train_into(folder, config)
+
+
+def _train_into(folder: Path, config: Config) -> None:
     task = look(config, decide, config)
     if task.shards is not None:
         raise UserError(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
+import functools
+import io
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.faults.disk_faults import watch_changes
 from settings.errors import UserError
 from settings.fields import read_settings_file
 from storage import (
     MOST_BYTES,
+    OtherParts,
+    Parts,
     atomic_folder,
     is_full,
     make_once,
@@ -22,6 +29,7 @@ from storage import (
     read_text,
     remove,
 )
+from tests.killing import DIED, run_child
 
 
 @pytest.mark.parametrize(
@@ -135,3 +143,105 @@ def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "second"]
     remove(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
+
+
+WORK = {0: b"", 2: b"third" * 1000}
+
+
+def make_parts(folder: Path) -> list[int]:
+    """Make the parts that are missing; their numbers."""
+    parts = Parts(folder, "of this work", ".bin")
+    made = [part for part in WORK if part not in parts]
+    for part in made:
+        with parts.write(part, {"rows": part}) as path:
+            path.write_bytes(WORK[part])
+    return made
+
+
+def content_of(folder: Path) -> list[tuple[bytes, object]]:
+    parts = Parts(folder, "of this work", ".bin")
+    return [(parts.path(part).read_bytes(), parts.facts(part)) for part in parts]
+
+
+def die_before_call(number: int) -> None:
+    """Let this process end before a call of the system that changes the disk or opens a file."""
+    calls = iter(range(1_000_000))
+
+    def around(name: str, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os._exit(DIED)
+        return plain(*arguments, **named)
+
+    watch_changes(around)
+    os.open = functools.partial(around, "open", os.open)
+    builtins.open = io.open = functools.partial(around, "open", io.open)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs fork")
+def test_work_in_parts_goes_on_right_wherever_it_was_killed(tmp_path: Path) -> None:
+    expected = [(WORK[part], {"rows": part}) for part in WORK]
+    number, code = 0, DIED
+    while code == DIED:
+        folder = tmp_path / str(number)
+
+        def work(folder: Path = folder, number: int = number) -> None:
+            die_before_call(number)
+            make_parts(folder)
+
+        code = run_child(work)
+        done = content_of(folder)
+        assert done == expected[: len(done)]
+        assert make_parts(folder) == list(WORK)[len(done) :]
+        assert content_of(folder) == expected
+        number += 1
+    assert code == 0
+    assert number > 20, "the calls were counted"
+
+
+def test_a_part_counts_only_as_it_was_written(tmp_path: Path) -> None:
+    sound, folder = tmp_path / "sound", tmp_path / "parts"
+    make_parts(sound)
+    whole = content_of(sound)
+    manifest = (sound / "parts.jsonl").read_bytes()
+    (sound / ".tmp-00000003.bin").write_bytes(b"a leftover")
+    (sound / "00000004.bin").write_bytes(b"in no manifest")
+
+    def flip(path: Path, place: int) -> None:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+
+    def replace(path: Path, make: Callable[[Path], object]) -> None:
+        path.unlink()
+        make(path)
+
+    part = folder / "00000002.bin"
+    harms: list[tuple[Callable[[], object], list[int]]] = [
+        (lambda: None, []),
+        (lambda: flip(part, 77), [2]),
+        (lambda: os.truncate(part, 3), [2]),
+        (lambda: replace(part, lambda path: path.symlink_to(sound / "00000002.bin")), [2]),
+        (lambda: replace(part, Path.mkdir), [2]),
+        (lambda: flip(folder / "parts.jsonl", 20), [0]),
+        (lambda: os.truncate(folder / "parts.jsonl", len(manifest) - 1), [2]),
+        (lambda: replace(folder / "parts.jsonl", lambda path: path.write_text('[]\n"x"\n{}\n')), [0, 2]),
+    ]
+    if hasattr(os, "mkfifo"):  # which nobody writes to
+        harms.append((lambda: replace(part, os.mkfifo), [2]))
+        harms.append((lambda: replace(folder / "parts.jsonl", os.mkfifo), [0, 2]))
+    for harm, made in harms:
+        shutil.copytree(sound, folder)
+        harm()
+        assert make_parts(folder) == made
+        assert content_of(folder) == whole
+        shutil.rmtree(folder)
+
+
+def test_parts_of_other_work_are_refused_only_where_there_are_any(tmp_path: Path) -> None:
+    make_parts(tmp_path / "parts")
+    with pytest.raises(OtherParts):
+        Parts(tmp_path / "parts", "of other work", ".bin")
+    for part in WORK:
+        (tmp_path / "parts" / f"{part:08d}.bin").write_bytes(b"damaged")
+    assert list(Parts(tmp_path / "parts", "of other work", ".bin")) == []
+    assert not (tmp_path / "nothing").exists() and list(Parts(tmp_path / "nothing", "x")) == []

@@ -290,7 +290,7 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
     if data.items_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.items_column in first)):
         return Columns(items=data.items_column)
-    if kind == "pairs" and data.messages_column != AUTO:
+    if data.messages_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.messages_column in first)):
         return Columns((), data.messages_column, _rules(sample), is_known=True)
     if has_answers and _is_there(prompt, first if is_default else list(sample)):
         return _spoken(Columns((prompt, *answers), history, is_known=not history or history in sample), sample)

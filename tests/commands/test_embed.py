@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from model.reference import T5Reference
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
+from tests.measuring import in_child
 from tests.training.small_trained import save_trained
 from training.setup.model_folders import ModelFolders
 
@@ -100,8 +103,13 @@ def test_an_interrupted_file_is_continued_with_the_same_vectors(
     assert not cut.exists()
     with pytest.raises(UserError, match="--output"):
         embed(settings(folder, input=texts, output=cut, vectors="token"))
+    parts = tmp_path / "cut.npz.unfinished"
+    first = bytearray((parts / "00000000.arrow").read_bytes())
+    first[len(first) // 2] ^= 1
+    (parts / "00000000.arrow").write_bytes(first)
+    (parts / ".tmp-00000002.arrow").write_bytes(b"cut off")
     embed(settings(folder, input=texts, output=cut))
-    assert len(calls) == 4, "two parts were there"
+    assert len(calls) == 5, "one of two parts was there as it was written"
     assert np.load(cut)["vectors"].tobytes() == np.load(whole)["vectors"].tobytes()
 
 
@@ -120,6 +128,77 @@ def test_ids_that_are_numbers_are_kept_and_missing_ones_are_the_rows_number(fold
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     embed(settings(folder, input=tmp_path / "rows.jsonl", output=tmp_path / "v.npz"))
     assert np.load(tmp_path / "v.npz")["ids"].tolist() == ["7", "0", "2"]
+
+
+def test_texts_are_in_the_columns_of_the_models_run_unless_a_flag_names_another(folder: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    (own / "settings.json").write_text(json.dumps({"prompt_column": "question", "text_column": "text"}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "a", "other": "b"}))
+    for flags, text in (({}, "a"), ({"text_column": "other"}, "b")):
+        embed(settings(own, input=tmp_path / "rows.jsonl", output=tmp_path / f"{text}.npz", **flags))
+        vector = np.load(tmp_path / f"{text}.npz")["vectors"][0]
+        np.testing.assert_allclose(vector, hidden(folder, text).mean(0), atol=1e-5)
+    (own / "settings.json").write_text(json.dumps({"prepare_text": "evil"}))
+    with pytest.raises(UserError, match=r"settings.json, prepare_text = 'evil', is not known"):
+        embed(settings(own, input="a"))
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5"])
+def test_every_id_has_a_name_of_its_own(folder: Path, tmp_path: Path, ending: str) -> None:
+    """Also those that repeat one, that are longer than a name can be, or that a name cannot have."""
+    if ending == "h5":
+        pytest.importorskip("h5py")
+    long = "x" * 70_000
+    ids = ["a", "a", "a#2", long + "1", long + "2", "b/c.d"]
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(json.dumps({"id": name, "text": f"of {at}"}) for at, name in enumerate(ids))
+    )
+    output = tmp_path / f"v.{ending}"
+    embed(settings(folder, input=tmp_path / "rows.jsonl", output=output, vectors="token"))
+    if ending == "npz":
+        vectors = dict(np.load(output))
+    else:
+        import h5py
+
+        with h5py.File(output) as file:
+            vectors = {name: file[name][:] for name in file}
+    shortened = [f"{'x' * 223}~{hashlib.sha256(name.encode()).hexdigest()[:32]}" for name in ids[3:5]]
+    names = ["a", "a#3", "a#2", *shortened, "b/c.d" if ending == "npz" else "b_c_d"]
+    assert sorted(vectors) == sorted(names)
+    for at, name in enumerate(names):
+        np.testing.assert_allclose(vectors[name], hidden(folder, f"of {at}"), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "told"), [("\\ud800", "half of a surrogate pair"), ("a\\u0000b", "a NUL character")])
+def test_an_id_that_no_file_can_hold_is_a_bad_row(folder: Path, tmp_path: Path, name: str, told: str) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "v.npz"
+    rows.write_text(f'{{"id": "x", "text": "a"}}\n{{"id": "{name}", "text": "b"}}\n')
+    with pytest.raises(UserError, match=f"line 2: id holds {told}"):
+        embed(settings(folder, input=rows, output=output))
+    embed(settings(folder, input=rows, output=output, skip_bad_rows=True))
+    assert np.load(output)["ids"].tolist() == ["x"]
+
+
+def test_texts_and_ids_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
+    """Some texts of 100 KB, and an id of 100,000 letters, of which an array would give each of 320 rows the room."""
+    rows = [{"id": at, "text": f"{at} " * (30_000 if at < 20 else 1)} for at in range(320)]
+    rows[300]["id"] = "i" * 100_000
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code = """
+import contextlib
+from commands.embed import embed
+from config import load
+
+model, rows, output = sys.argv[1:]
+how = {"model": model, "mixed_precision": "no", "max_seq_len": "32"}
+with contextlib.redirect_stdout(sys.stderr):
+    embed(load("embed", {**how, "input": "warm"}))
+    taken = measure(lambda: embed(load("embed", {**how, "input": rows, "output": output})))
+print(taken)
+"""
+    (taken,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "v.npz")
+    assert taken < 60 * 2**20, "the array alone would take 120 MiB"
+    assert np.load(tmp_path / "v.npz")["ids"].nbytes < 2**20
 
 
 def test_letters_of_proteins_have_a_vector_each(folder: Path, tmp_path: Path) -> None:
@@ -157,6 +236,6 @@ def test_vectors_of_another_adapter_are_not_continued(folder: Path, texts: Path,
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_model.safetensors").touch()
-    VectorFile(config, ModelFolders(folder, (tmp_path / "a",)), str(texts))
+    VectorFile(config, ModelFolders(folder, (tmp_path / "a",)), str(texts)).add(0, [("x", np.zeros(16, np.float32))])
     with pytest.raises(UserError, match="another model"):
         VectorFile(config, ModelFolders(folder, (tmp_path / "b",)), str(texts))

@@ -28,6 +28,7 @@ from settings.consistency import unheeded
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
 from settings.loading import load
+from tests.measuring import in_child
 from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,6 +131,81 @@ def test_a_killed_run_goes_on_where_its_output_stops(
         generate(settings(folder, **flags))
     generate(settings(folder, **flags, overwrite=True, num_beams=2))
     assert len(read(output)) == len(PROMPTS)
+
+
+def test_a_refused_call_leaves_nothing_in_the_way_of_the_next(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"question": "a"}) + "\n")
+    output = tmp_path / "out" / "z.jsonl"
+    with pytest.raises(UserError, match="--prompt_column"):
+        generate(settings(folder, input=tmp_path / "p.jsonl", output=output))
+    assert not output.parent.exists()
+    output.parent.mkdir()
+    output.touch()  # a file without rows, marked as begun by another command
+    output.with_name("z.jsonl.unfinished").write_text("another\n")
+    generate(settings(folder, input=tmp_path / "p.jsonl", output=output, prompt_column="question"))
+    assert [row["question"] for row in read(output)] == ["a"]
+    output.write_text("mine")  # no line end, and not ours
+    with pytest.raises(UserError, match="holds answers already"):
+        generate(settings(folder, input=tmp_path / "p.jsonl", output=output, prompt_column="question"))
+    assert output.read_text() == "mine"
+
+
+def test_columns_are_those_of_the_models_run_unless_a_flag_names_others(folder: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    (own / "settings.json").write_text(json.dumps({"prompt_column": "question", "text_column": "body"}))
+    (tmp_path / "texts.txt").write_text("a\nc\nd\ne\n")
+    best = {"num_beams": 2, "num_answers": 2}
+    generate(settings(folder, input=tmp_path / "texts.txt", output=tmp_path / "texts.jsonl", **best))
+    scores = {row["prompt"]: row["log_probabilities"] for row in read(tmp_path / "texts.jsonl")}
+    assert len({tuple(score) for score in scores.values()}) == 4
+    row = {"question": "a", "body": "b", "prompt": "c"}
+    cases: list[tuple[dict[str, str], dict[str, str], str]] = [
+        (row, {}, "a"),
+        (row, {"prompt_column": "prompt"}, "c"),
+        ({"prompt": "d"}, {}, "d"),
+        ({"body": "e"}, {}, "e"),
+    ]
+    for number, (columns, flags, text) in enumerate(cases):
+        source, output = tmp_path / f"{number}.jsonl", tmp_path / f"{number}.out"
+        source.write_text(json.dumps({"n": 1, **columns}) + "\n")
+        generate(settings(own, input=source, output=output, **flags, **best))
+        assert read(output)[0]["log_probabilities"] == pytest.approx(scores[text], abs=1e-4)
+
+
+def test_an_answer_is_one_line_on_the_screen_and_keeps_its_line_ends_in_a_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = "one\n\ntwo\u2028three\r\n"
+    listed = tmp_path / "answers.jsonl"
+    listed.write_text(json.dumps({"response": answer}) + "\n")
+    how = {"answers": listed, "max_new_tokens": 60, "cache_dir": tmp_path / "cache"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n"))
+    generate(settings(folder, input="-", **how))
+    assert capsys.readouterr().out.split("\n") == ["one  two three"] * 2 + [""]
+    generate(settings(folder, input="a", **how, output=tmp_path / "a.jsonl"))
+    assert json.loads((tmp_path / "a.jsonl").read_text(encoding="utf8"))["response"].startswith("one\n\ntwo\u2028three")
+
+
+def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_path: Path) -> None:
+    """80 rows of 600 KB, which go into the output whole."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{at}", "z": "x" * 600_000}) + "\n" for at in range(80))
+    )
+    code = """
+import contextlib
+from commands.generate import generate
+from config import load
+
+model, rows, output = sys.argv[1:]
+how = {"model": model, "mixed_precision": "no", "max_seq_len": "32", "max_new_tokens": "2"}
+with contextlib.redirect_stdout(sys.stderr):
+    generate(load("generate", {**how, "input": "warm"}))
+    taken = measure(lambda: generate(load("generate", {**how, "input": rows, "output": output})))
+print(taken)
+"""
+    (taken,) = in_child(code, folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+    assert taken < 30 * 2**20
+    assert [len(row["z"]) for row in read(tmp_path / "out.jsonl")] == [600_000] * 80
 
 
 def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

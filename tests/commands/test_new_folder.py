@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from commands.new_folder import new_folder
+from commands.convert import convert
+from commands.embed import embed
+from commands.evaluate import evaluate
+from commands.export import export
+from commands.generate import generate
+from commands.merge import merge
+from commands.new_folder import held_output, new_folder
+from commands.quantize import quantize
+from commands.tokenizer import tokenizer
 from model.formats.checksums import damages
 from settings.errors import UserError
+from settings.loading import load
+from tests.killing import DIED, run_child
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run
 
@@ -31,12 +41,54 @@ def test_a_folder_that_holds_what_is_read_is_not_replaced(tmp_path: Path) -> Non
     assert source.is_dir()
 
 
+COMMANDS = {
+    "generate": generate,
+    "embed": embed,
+    "evaluate": evaluate,
+    "merge": merge,
+    "convert": convert,
+    "quantize": quantize,
+    "export": export,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_that_somebody_writes_is_refused_at_once(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the name it is called by, and before the model, which is not there, is looked for; the lock leaves nothing."""
+    monkeypatch.chdir(tmp_path)
+    config = load(command, {"model": "none", "output": f"{tmp_path}/a/../out/x.npz"})
+    with held_output(Path("out/x.npz")), pytest.raises(UserError, match=r"--output = .*x.npz, is in use"):
+        COMMANDS[command](config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_somebody_writes_is_refused(tmp_path: Path) -> None:
+    with held_output(tmp_path / "t" / "tokenizer.json"), pytest.raises(UserError, match="in use: another"):
+        tokenizer(load("tokenizer", {"tokenizer_dir": str(tmp_path / "t")}))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs fork")
+def test_a_process_that_ended_holds_no_output(tmp_path: Path) -> None:
+    def hold() -> None:
+        with held_output(tmp_path / "x"):
+            os._exit(DIED)
+
+    assert run_child(hold) == DIED
+    with held_output(tmp_path / "x"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_somebody_trains_is_not_replaced(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path, "r", "pretrain")
     with RunLock() as lock:
         assert lock.acquire(run_dir) == []
-        with pytest.raises(UserError, match="--output = r, is in use"), new_folder(str(run_dir), True):
+        with pytest.raises(UserError, match=r"--output = .*r, is in use"), held_output(run_dir):
             raise AssertionError("begun")
+    with held_output(run_dir), RunLock() as lock:
+        assert "is in use" in lock.acquire(run_dir)[0]
     make(run_dir, "new")
     assert content(run_dir) == "new"
 
