@@ -260,20 +260,21 @@ class NotMade(Exception):
     """Something is not there yet, and making it was not asked for."""
 
 
-def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False, flag: str = "cache_dir") -> Path:
     """`make_once` where nothing shall be made; raises NotMade."""
     if not target.exists():
         raise NotMade(str(target))
     return target
 
 
-def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False, flag: str = "cache_dir") -> Path:
     """Make a file or folder unless it is there; processes that start together wait for the first.
 
     Args:
         target: its place; that it exists means that it is complete.
         make: fills the path that it is given, a neighbour of `target`.
         resumable: `make` can continue with what an interrupted attempt left at that path.
+        flag: by which the user names another place.
     Raises:
         UserError: the place cannot be written, or the disk is full.
     """
@@ -301,7 +302,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                         remove(partial)
                     raise
     except OSError as error:
-        advice = "name another folder with --cache_dir or --shards_dir"
+        advice = f"name another folder with --{flag}"
         if not is_full(error):
             reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
             problem = f"{target.parent}: cannot be written ({reason}); {advice}"

@@ -9,14 +9,15 @@ class UserError(Exception):
     """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
 
     Args:
-        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
+        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*. What two checks have
+            found counts once.
     """
 
     exit_code = 2
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(self.problems))
 
 
 def refuse(problems: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -190,6 +191,7 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
         word = typed.lower()
         meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]
     if isinstance(meant, str) and " " in meant:
-        return meant.format(value=typed)
+        is_taken = all(flag in known for flag in re.findall(r"--(\w+)", meant))
+        return meant.format(value=typed) if is_taken else ""
     ours = next((setting for setting in (meant if isinstance(meant, list) else [meant]) if setting in known), "")
     return say("here it is --{flag}={value}", flag=ours, value=typed or "VALUE") if ours else ""
