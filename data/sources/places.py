@@ -61,16 +61,18 @@ class RemoteFile:
 
     def open(self, mode: str = "rb") -> pa.NativeFile:
         assert mode == "rb"
-        return _system(self.uri).open_input_file(self.path)
+        with readable(str(self)):
+            return _system(self.uri).open_input_file(self.path)
 
     def stat(self) -> State:
         """Ask for size and time of change; of the hub's files, which have none, for a number that changes with the content."""
-        system = _system(self.uri)
-        if self.uri.startswith(HUB):
-            facts = system.handler.fs.info(self.path)
-            return State(int(facts["size"]), int(str(facts.get("blob_id") or "0")[:15], 16))
-        info = system.get_file_info(self.path)
-        return State(int(info.size or 0), int(info.mtime_ns or 0))
+        with readable(str(self)):
+            system = _system(self.uri)
+            if self.uri.startswith(HUB):
+                facts = system.handler.fs.info(self.path)
+                return State(int(facts["size"]), int(str(facts.get("blob_id") or "0")[:15], 16))
+            info = system.get_file_info(self.path)
+            return State(int(info.size or 0), int(info.mtime_ns or 0))
 
     def resolve(self) -> RemoteFile:
         """An address is absolute already."""
@@ -79,14 +81,6 @@ class RemoteFile:
 
 Place = Path | RemoteFile
 HUB = "hf://"
-OF_THE_WEB = (
-    "httpx",
-    "httpcore",
-    "httpx2",
-    "httpcore2",
-    "requests",
-    "huggingface_hub",
-)  # whose errors its client lets pass
 HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # an address without one of these means a data set
 
 
@@ -179,9 +173,17 @@ def readable(what: str, is_far: bool = True) -> Iterator[None]:
     """A context in which the complaint of a service, or of this machine, becomes one sentence."""
     try:
         yield
+    except (UserError, MemoryError):
+        raise
     except Exception as error:
-        library = type(error).__module__.partition(".")[0]
-        if not isinstance(error, (pa.ArrowException, OSError)) and library not in OF_THE_WEB:
-            raise
-        told = f"cannot be read ({public(reason_of(error))}); check the address, the credentials and the network"
-        raise UserError(f"{what}, {told if is_far else f'cannot be read: {reason_of(error)}'}") from None
+        if not is_far:
+            if not isinstance(error, (pa.ArrowException, OSError)):
+                raise
+            raise UserError(f"{what}, cannot be read: {reason_of(error)}") from None
+        # A service's client lets the errors of many libraries pass: of json where a mirror or a login answers with a web page.
+        reason = public(reason_of(error))
+        if isinstance(error, (ValueError, LookupError, TypeError, AttributeError)):
+            reason = f"the service's answer is not what its client expects, as a web page is not: {reason}"
+        raise UserError(
+            f"{what}, cannot be read ({reason}); check the address, the credentials and the network"
+        ) from None

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -73,7 +74,12 @@ def reading(source: Source) -> Iterator[None]:
         yield
     except MemoryError:
         raise DoesNotFit(f"{source.path}: reading it takes more memory than there is room for; {TOO_LARGE}") from None
-    except READ_ERRORS as error:
+    except UserError:
+        raise
+    except Exception as error:
+        # What the client of a service raises while a file is read may be any library's.
+        if not isinstance(error, READ_ERRORS) and isinstance(source.path, Path):
+            raise
         reason = " ".join(str(error).split())[:200]
         if source.kind in TABLES and "crypt" in reason.lower():
             raise UserError(f"{source.path}: {ENCRYPTED}") from None
