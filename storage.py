@@ -16,10 +16,12 @@ import os
 import shutil
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from zipfile import BadZipFile
 
 from screen import visible
 from settings.errors import DoesNotFit, UserError, reason_of
@@ -192,8 +194,9 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = "the disk is full" if is_full(error) else reason_of(error)
         raise UserError(
-            f"--{flag} = {folder}, cannot be written: {reason_of(error)}; free space or choose another folder"
+            f"--{flag} = {folder}, cannot be written: {reason}; free space or choose another folder"
         ) from error
 
 
@@ -254,6 +257,19 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
 
 
 Once = Callable[..., Path]  # `make_once`, or `only_if_made` in its place
+Value = TypeVar("Value")
+# What libraries raise over a file that was cut, changed, or is another one.
+DAMAGES = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    BadZipFile,
+    zlib.error,
+)
 
 
 class NotMade(Exception):
@@ -315,6 +331,31 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
             problem = f"{target.parent}: the disk is full; free space or {advice}"
         raise UserError(problem) from error
     return target
+
+
+def read_once_made(
+    target: Path, make: Callable[[Path], None], read: Callable[[Path], Value], once: Once = make_once
+) -> Value:
+    """What `read` finds in a file or folder of a cache, which is made anew where it is damaged.
+
+    Args:
+        target, make: as of `make_once`.
+        read: raises any `DAMAGES` where it is not what `make` writes.
+    Raises:
+        UserError: as `make_once`, or what is damaged cannot be removed. NotMade: by `only_if_made`, also of what is damaged.
+    """
+    try:
+        return read(once(target, make))
+    except DAMAGES as error:
+        if once is only_if_made:
+            raise NotMade(str(target)) from error
+        try:
+            remove(target)
+        except OSError as unremoved:
+            raise UserError(
+                f"{target}: is damaged and cannot be removed ({reason_of(unremoved)}); name another folder with --cache_dir"
+            ) from unremoved
+    return read(once(target, make))
 
 
 # --- digests ---

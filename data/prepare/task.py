@@ -49,7 +49,7 @@ from language import join, say
 from settings.consistency import HEADS, LAST
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
-from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_text, write_text
+from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
 FLAG = "--validation_file"
 QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
@@ -286,7 +286,14 @@ def label_names(config: Config, task: Task, once: Once = make_once) -> tuple[str
         partial.mkdir()
         write_text(partial / "labels.json", json.dumps(_names_in(config, task), ensure_ascii=False) + "\n")
 
-    return tuple(json.loads(read_text(once(folder, write) / "labels.json")))
+    return read_once_made(folder, write, _kept_labels, once)
+
+
+def _kept_labels(folder: Path) -> tuple[str, ...]:
+    names = json.loads(read_text(folder / "labels.json"))
+    if not isinstance(names, list) or len(names) == 1 or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder} holds no names of labels")
+    return tuple(names)
 
 
 def _names_in(config: Config, task: Task) -> list[str]:
