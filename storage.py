@@ -16,10 +16,12 @@ import os
 import shutil
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from zipfile import BadZipFile
 
 from language import say
 from screen import visible
@@ -193,11 +195,12 @@ def writing(flag: str, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = say("the disk is full") if is_full(error) else reason_of(error)
         raise UserError(
             "--{flag} = {folder}, cannot be written: {reason}; free space or choose another folder",
             flag=flag,
             folder=folder,
-            reason=reason_of(error),
+            reason=reason,
         ) from error
 
 
@@ -429,26 +432,40 @@ def is_plain(path: Path) -> bool:
 
 
 Once = Callable[..., Path]  # `make_once`, or `only_if_made` in its place
+Value = TypeVar("Value")
+# What libraries raise over a file that was cut, changed, or is another one.
+DAMAGES = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    BadZipFile,
+    zlib.error,
+)
 
 
 class NotMade(Exception):
     """Something is not there yet, and making it was not asked for."""
 
 
-def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+def only_if_made(target: Path, make: Callable[[Path], None], resumable: bool = False, flag: str = "cache_dir") -> Path:
     """`make_once` where nothing shall be made; raises NotMade."""
     if not target.exists():
         raise NotMade(str(target))
     return target
 
 
-def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False) -> Path:
+def make_once(target: Path, make: Callable[[Path], None], resumable: bool = False, flag: str = "cache_dir") -> Path:
     """Make a file or folder unless it is there; processes that start together wait for the first.
 
     Args:
         target: its place; that it exists means that it is complete.
         make: fills the path that it is given, a neighbour of `target`.
         resumable: `make` can continue with what an interrupted attempt left at that path.
+        flag: by which the user names another place.
     Raises:
         UserError: the place cannot be written, or the disk is full.
     """
@@ -476,7 +493,7 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
                         remove(partial)
                     raise
     except OSError as error:
-        advice = say("name another folder with --cache_dir or --shards_dir")
+        advice = say("name another folder with --{flag}", flag=flag)
         if not is_full(error):
             reason = say("it is a file") if isinstance(error, FileExistsError) else reason_of(error)
             problem = say(
@@ -494,6 +511,33 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
             problem = say("{parent}: the disk is full; free space or {advice}", parent=target.parent, advice=advice)
         raise UserError(problem) from error
     return target
+
+
+def read_once_made(
+    target: Path, make: Callable[[Path], None], read: Callable[[Path], Value], once: Once = make_once
+) -> Value:
+    """What `read` finds in a file or folder of a cache, which is made anew where it is damaged.
+
+    Args:
+        target, make: as of `make_once`.
+        read: raises any `DAMAGES` where it is not what `make` writes.
+    Raises:
+        UserError: as `make_once`, or what is damaged cannot be removed. NotMade: by `only_if_made`, also of what is damaged.
+    """
+    try:
+        return read(once(target, make))
+    except DAMAGES as error:
+        if once is only_if_made:
+            raise NotMade(str(target)) from error
+        try:
+            remove(target)
+        except OSError as unremoved:
+            raise UserError(
+                "{path}: is damaged and cannot be removed ({reason}); name another folder with --cache_dir",
+                path=target,
+                reason=reason_of(unremoved),
+            ) from unremoved
+    return read(once(target, make))
 
 
 # --- digests ---

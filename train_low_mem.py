@@ -216,7 +216,7 @@ def _train(config: Config) -> None:
 
 
 def _load(name: str, words: Sequence[str]) -> Config:
-    from training.processes.launch import foreign_engines  # light
+    from training.processes.launch import foreign_engines, launch_problems  # light
 
     problems, raw = list[str](), dict[str, str]()
     typed, others = _parsed(words)
@@ -227,7 +227,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
         else:
             problems.append(say("{word}, is unexpected; write settings as --name=value", word=word))
     if name in BY_ACCELERATE:
-        problems += foreign_engines()
+        problems += [*foreign_engines(), *launch_problems()]
     taken = {flag: member.metadata for flag, (_, member) in flags_of(name).items()}
     switches = {flag for flag, facts in taken.items() if facts["kind"] is bool}
     for flag, values in typed.items():

@@ -39,7 +39,7 @@ from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
-from training.processes.launch import foreign_engines, local_processes, local_rank, num_processes
+from training.processes.launch import foreign_engines, launch_problems, local_processes, local_rank, num_processes
 from training.recording import Recorder, announce
 from training.recovering import after_unsound, end_sharded, give_up, recover
 from training.report.card import write_card
@@ -111,7 +111,7 @@ class LowMemTrainer:
             Interrupted: stopped by a signal; saved, resumable.
         """
         speak(self.config.run.language)
-        refuse(foreign_engines())
+        refuse([*foreign_engines(), *launch_problems()])
         tune_malloc("small")  # until the plan has chosen
         known = self.config if self.run is None else self.run.config  # of a run that goes on, what it has saved
         device = devices.pick(known.run.device, local_rank(), local_processes())

@@ -9,7 +9,7 @@ Only the beginning and the end of a file of metrics are read here: a list of run
 | running | its sign of life is younger than 30 s |
 | paused | older, and its process is still there: the machine slept, or the process was halted |
 | done, stopped, failed | its last sign of life says so |
-| died | no sign of life for 30 s, and no process |
+| died | no sign of life for 30 s, and no process; or its process has ended and waits for its parent (a zombie) |
 
 A sign of life that lies ahead by more than 30 s counts as an old one: the clock was set back since, or is another machine's.
 """
@@ -36,6 +36,7 @@ HEAD_BYTES, TAIL_BYTES = 2**16, 2**15
 ALIVE = ("starting", "running", "paused")
 HEARING = ("starting", "running")  # where a wish is heard soon
 TIMED_STEPS = 60
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # of processes whose parents have not asked how they ended
 
 
 def list_runs(places: Places, now: float | None = None) -> list[dict[str, Any]]:
@@ -182,7 +183,20 @@ def _state(folder: Path, beat: dict[str, Any], launch: dict[str, Any], has_ended
     state, reason = str(beat.get("state")), str(beat.get("reason") or "")
     if state in ALIVE and abs(now - float(beat.get("time") or 0.0)) > SILENT_SECONDS:
         return "paused" if _lives_here(beat) else "died", ""
+    if state in ALIVE and _is_zombie(beat):
+        return "died", ""
     return state, reason
+
+
+def _is_zombie(record: dict[str, Any]) -> bool:
+    """Whether the process of a record is known to have ended: it waits for its parent, so that its number is not another's."""
+    number = record.get("process")
+    if record.get("host") != platform.node() or type(number) is not int or number <= 0:
+        return False
+    try:
+        return bool(psutil.Process(number).status() in ENDED)
+    except (psutil.Error, OverflowError):
+        return False
 
 
 def _lives_here(record: dict[str, Any]) -> bool:
@@ -200,7 +214,7 @@ def is_alive(number: int, moment: float) -> bool:
     """
     try:
         process = psutil.Process(number)
-        is_ours = process.status() != psutil.STATUS_ZOMBIE and "python" in " ".join(process.cmdline())
+        is_ours = process.status() not in ENDED and "python" in " ".join(process.cmdline())
         return is_ours and process.create_time() <= moment + CLOCK_SLACK_SECONDS
     except psutil.AccessDenied:  # somebody else's, which may be a run
         return True

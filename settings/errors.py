@@ -12,7 +12,8 @@ class UserError(Exception):
     """What a user can repair: wrong settings or wrong data. Ends the program with exit code 2.
 
     Args:
-        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*.
+        problems: one sentence each, in the form *setting = value, what is wrong, what is allowed, what to do*. What two
+            checks have found counts once.
         values: of the only problem, as `say` takes them: `UserError("{path} has no column {name}", path=path, name=name)`.
     """
 
@@ -20,9 +21,8 @@ class UserError(Exception):
 
     def __init__(self, *problems: str, **values: Any) -> None:
         assert not values or len(problems) == 1, "values belong to one problem"
-        self.problems: list[str] = [
-            problem if isinstance(problem, Message) else say(problem, **values) for problem in problems
-        ]
+        messages = [problem if isinstance(problem, Message) else say(problem, **values) for problem in problems]
+        self.problems: list[str] = list(dict.fromkeys(messages))
         super().__init__(*self.problems)
 
     def __str__(self) -> str:

@@ -25,6 +25,9 @@ from storage import read_bytes
 from units import format_size, parse_size
 
 AUTO = "auto"
+LEAST_LIKENESS = (
+    0.72  # Of two words, as difflib counts it: a slip of the keyboard leaves more, tokenizer_type of torch_dtype less.
+)
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 LONGEST_NUMBER_BITS = 1024  # of a whole number: what is longer is no float either
 FEWEST_BYTES = 1024  # what is less, and has no unit, was meant to have one
@@ -111,9 +114,14 @@ def not_known(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str], hint: str = "; did you mean {near}?") -> str:
-    """Say which known word is most like a mistyped one; empty where none is."""
+    """Say which known word is most like a mistyped one, or holds one that was cut short; empty where none is."""
     near = difflib.get_close_matches(word, list(known), n=1)
-    return say(hint, near=near[0]) if near else ""
+    if not near:
+        return ""
+    letters, others = word.replace("_", ""), near[0].replace("_", "")
+    is_part = letters in others or others in letters
+    is_like = difflib.SequenceMatcher(None, near[0], word).ratio() >= LEAST_LIKENESS
+    return say(hint, near=near[0]) if is_part or is_like else ""
 
 
 def near_path(named: str | Path, is_wanted: Callable[[Path], bool] = Path.is_dir) -> str:

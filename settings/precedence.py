@@ -6,6 +6,7 @@ The settings themselves are declared in `settings/declared.py`; this file takes 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -176,6 +177,8 @@ def alias(name: str, value: object, known: Collection[str]) -> str:
         word = typed.lower()
         meant = meant.get("true" if word in (*TRUE_WORDS, "") else word) or meant["else"]
     if isinstance(meant, str) and " " in meant:
+        if not all(flag in known for flag in re.findall(r"--(\w+)", meant)):
+            return ""
         verb, _, flags = meant.partition(" ")
         if verb == "write" and " " not in flags:
             return say("write {flags}", flags=flags.format(value=typed))

@@ -26,6 +26,7 @@ class FakeHub:
 
     folder: Path
     endpoint: str = ""
+    page: bytes = b""  # What is answered to everything, as by a mirror that wants a login.
     asked: list[str] = field(default_factory=list)
 
     def repository(self, name: str, kind: str = "models") -> Path:
@@ -44,6 +45,8 @@ class FakeHub:
         """Status, headers and body."""
         parts = unquote(urlsplit(address).path).strip("/").split("/")
         self.asked.append(f"{method} {'/'.join(parts)}")
+        if self.page:
+            return 200, {"Content-Type": "text/html"}, self.page
         if parts[:2] == ["api", "whoami-v2"]:
             known = headers.get("authorization") == f"Bearer {TOKEN}"
             return _json({"name": "me", "type": "user", "orgs": [], "auth": {}}) if known else (401, {}, b"")

@@ -32,6 +32,7 @@ from data.tokenizers.training import CODES, SMALLEST_VOCABULARY, train_tokenizer
 from language import say
 from settings.consistency import HEADS
 from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import NotMade, make_once, only_if_made
 
@@ -107,7 +108,12 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     except NotMade:
         folder, examples = Path(config.data.cache_dir), examples_of(config, task.kind, task.columns, None)
         size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
-        tokenizer = train_tokenizer(chain.from_iterable(map(examples.texts, rows[::2])), kind, size, TAUGHT_BYTES)
+        taught = chain.from_iterable(map(examples.texts, rows[::2]))
+        named = f"--train_file = {config.data.train_file}"
+        try:
+            tokenizer = train_tokenizer(taught, kind, size, TAUGHT_BYTES, named)
+        except UserError as error:
+            raise UserError(*map(found.bad_rows.explain, error.problems)) from None
         if kind not in ("byte", "letters"):  # whose lengths do not depend on what they learn from
             rows, is_all = rows[1::2] or rows, False
         vocabulary = tokenizer.size if kind in ("byte", "letters") else 0

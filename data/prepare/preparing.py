@@ -167,7 +167,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
         raw, sets = [] if given else held_out_sources(data), set_names(validation_file)
     except UserError as error:  # of all that is named, what is missing is told at once
-        raise UserError(*dict.fromkeys([*error.problems, *file_problems(data)])) from None
+        raise UserError(*error.problems, *file_problems(data)) from None
     task = _with_names(config, task, once)
     check_heeded(data, task)
     if task.shards is not None:
@@ -328,7 +328,8 @@ def _make_shards(
         clear(folder)
         (folder / IDENTITY).unlink(missing_ok=True)
 
-    made = Manifest.read(once(target, write, resumable=True))
+    flag = "cache_dir" if config.prepare.shards_dir == AUTO else "shards_dir"
+    made = Manifest.read(once(target, write, resumable=True, flag=flag))
     if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
         raise UserError(_of_others(target))
     return made

@@ -49,7 +49,7 @@ from settings.consistency import HEADS, LAST
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
-from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_text, write_text
+from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
 FLAG = "--validation_file"
 QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
@@ -312,11 +312,19 @@ def label_names(config: Config, task: Task, once: Once = make_once) -> tuple[str
         partial.mkdir()
         write_text(partial / "labels.json", json.dumps(_names_in(config, task), ensure_ascii=False) + "\n")
 
-    return tuple(json.loads(read_text(once(folder, write) / "labels.json")))
+    return read_once_made(folder, write, _kept_labels, once)
+
+
+def _kept_labels(folder: Path) -> tuple[str, ...]:
+    names = json.loads(read_text(folder / "labels.json"))
+    if not isinstance(names, list) or len(names) == 1 or not all(isinstance(name, str) for name in names):
+        raise ValueError("no names of labels")
+    return tuple(names)
 
 
 def _names_in(config: Config, task: Task) -> list[str]:
-    rows = chain.from_iterable(read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows)))
+    bad_rows = BadRows(config.data.skip_bad_rows)
+    rows = chain.from_iterable(read_rows(task.sources, task.columns, bad_rows))
     found = set[str]()
     with ProgressLine(say("reading labels")) as progress:
         for text, told in islice(rows, config.data.max_samples):
@@ -335,7 +343,8 @@ def _names_in(config: Config, task: Task) -> list[str]:
         raise UserError(say(told, label=task.columns.label, commas=commas[0]))
     if len(found) < 2:
         told = "--label_column = {label}, has {labels}; a head needs two or more, or --labels=regression"
-        raise UserError(say(told, label=task.columns.label, labels=counted(len(found), "label")))
+        problem = say(told, label=task.columns.label, labels=counted(len(found), "label"))
+        raise UserError(bad_rows.explain(problem))
     return in_order(list(found))
 
 
@@ -430,20 +439,25 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     if kind == CODES:
         return words_tokenizer(code_tokens((item_writing(config.data).texts or {}).values()))
     examples = examples_of(config, task.kind, task.columns, None)
+    bad_rows = BadRows(config.data.skip_bad_rows)
 
     def texts() -> Iterator[str]:
-        rows = chain.from_iterable(read_rows(task.sources, task.columns, BadRows(config.data.skip_bad_rows)))
+        rows = chain.from_iterable(read_rows(task.sources, task.columns, bad_rows))
         with ProgressLine(say("reading for the tokenizer")) as progress:
             for row in islice(rows, config.data.max_samples):
                 progress.add(1, sum(len(text.encode("utf8", "replace")) for text in row))
                 yield from examples.texts(row)
 
-    settings = config.tokenizer
     source = f"--train_file = {','.join(task.parts)}"
-    return train_tokenizer(
-        texts(), kind, config.model.vocab_size, settings.tokenizer_sample, source,
-        tokenizer_limits(config), config.data.cache_dir, PREFIXES if config.data.prepare_text == PROSTT5 else (),
-    )  # fmt: skip
+    added = PREFIXES if config.data.prepare_text == PROSTT5 else ()
+    limits = tokenizer_limits(config)
+    sample_bytes = config.tokenizer.tokenizer_sample
+    try:
+        return train_tokenizer(
+            texts(), kind, config.model.vocab_size, sample_bytes, source, limits, config.data.cache_dir, added
+        )
+    except UserError as error:
+        raise UserError(*map(bad_rows.explain, error.problems)) from None
 
 
 def tokenizer_quality(config: Config, task: Task, tokenizer: Tokenizer) -> dict[str, Quality]:

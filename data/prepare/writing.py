@@ -215,6 +215,7 @@ class Writing:
                 folder=folder / PROGRESS,
             ) from None
         self.dropped = Dropped(state["dropped"] if state else {})
+        self.bad_rows = {name: BadRows(job.skip_bad_rows) for name in names}
 
     def run(self, tokenizer_dir: Path, workers: int) -> dict[str, Any]:
         """Encode what is not encoded yet.
@@ -255,7 +256,7 @@ class Writing:
     def _fill(
         self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
     ) -> None:
-        split, bad_rows = self.splits[name], BadRows(self.job.skip_bad_rows)
+        split, bad_rows = self.splits[name], self.bad_rows[name]
         if split.position.source == len(sources):  # an earlier attempt came through
             return
         most = self.job.max_samples if name == TRAIN else None
@@ -317,15 +318,23 @@ class Writing:
         for name, sources in ((TRAIN, job.train), (VALIDATION, job.validation or job.train)):
             if name not in facts or facts[name]["counts"]["texts"] or (problems and not job.validation):
                 continue
-            counts = facts.get(TRAIN, facts[name])["counts"]
-            left_out = counts["dropped_rows"] + counts["duplicate_rows"]
+            # The rows held out for validation are counted with those of training.
+            read = name if job.validation else TRAIN
+            counts = facts[read]["counts"]
+            left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
+            reasons = [
+                f"{reason}: {entry['count']}" for reason, entry in self.dropped.reasons.items() if reason != "broken"
+            ]
+            if left_out and reasons:
+                left_out = f"{left_out} ({', '.join(reasons)})"
             remedy = say("a history needs two items or more") if job.reach else say("name a file with text")
             if name == VALIDATION and not job.validation:
                 words = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
                 remedy = say(words)
             told = "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by cleaning: {left_out}); {remedy}"
             rows = {"texts": counts["texts"], "blank": counts["empty_rows"], "broken": counts["bad_rows"]}
-            problems.append(say(told, files=_named(sources), split=name, left_out=left_out, remedy=remedy, **rows))
+            problem = say(told, files=_named(sources), split=name, left_out=left_out, remedy=remedy, **rows)
+            problems.append(self.bad_rows[read].explain(problem))
         refuse(problems)
 
 

@@ -102,37 +102,42 @@ class _Lines:
         raise StopIteration
 
 
-def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple[int, list[str]]]:
-    """Cells with the number of their last line; bytes that are not UTF-8 come as surrogates."""
+def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple[int, int, list[str]]]:
+    """Cells with the numbers of their first and last line; bytes that are not UTF-8 come as surrogates."""
     csv.field_size_limit(LONGEST_LINE_BYTES)
     lines, (options, before) = _Lines(source), dialect
     reader = csv.reader(lines, **options)
     for _ in range(before):
         next(lines)
     while True:
+        first = lines.number + 1
         try:
             lines.size = 0
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            bad_rows.add(
-                source.path,
-                place_of(source, lines.number),
-                say("is not {upper} ({error})", upper=source.kind.upper(), error=error),
-            )
+            problem = say("is not {upper} ({error})", upper=source.kind.upper(), error=error)
+            bad_rows.add(source.path, place_of(source, first), _with_end(problem, first, lines.number))
         except _LineTooLong as error:
-            hint = [] if "quoting" in options else [say("a quote may be missing")]
-            bad_rows.add(source.path, place_of(source, lines.number), join("; ", [reason_of(error), *hint]))
+            bad_rows.add(source.path, place_of(source, first), _with_end(reason_of(error), first, lines.number))
             reader = csv.reader(lines, **options)  # forgets an open quote
         else:
             if cells:
-                yield lines.number, cells
+                yield first, lines.number, cells
+
+
+def _with_end(problem: str, first: int, last: int) -> str:
+    """What is wrong with a record, and where it ends if that is another line: then a quote may be the cause."""
+    if last == first:
+        return problem
+    text = "{problem}; the record goes on to line {last}: a quote that opens here may lack its end"
+    return say(text, problem=problem, last=last)
 
 
 def csv_header(source: Source, dialect: Dialect) -> list[str]:
     """The names of columns, with marks for what is not UTF-8 in them."""
-    return _names(next(_rows(source, dialect, BadRows()), (1, list[str]()))[1])
+    return _names(next(_rows(source, dialect, BadRows()), (1, 1, list[str]()))[2])
 
 
 def _names(cells: Sequence[str]) -> list[str]:
@@ -142,14 +147,14 @@ def _names(cells: Sequence[str]) -> list[str]:
 def csv_records(
     source: Source, dialect: Dialect, wanted: Sequence[str], bad_rows: BadRows
 ) -> Iterator[tuple[int, Record]]:
-    """The number of the last line and the wanted cells of each record."""
+    """The number of the first line and the wanted cells of each record."""
     rows = _rows(source, dialect, bad_rows)
-    header = _names(next(rows)[1])
+    header = _names(next(rows)[2])
     places = [(name, header.index(name)) for name in wanted]
-    for number, cells in rows:
+    for number, last, cells in rows:
         if len(cells) != len(header):
-            told = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=len(header))
-            bad_rows.add(source.path, place_of(source, number), told)
+            problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=len(header))
+            bad_rows.add(source.path, place_of(source, number), _with_end(problem, number, last))
         elif not all(is_encodable(cells[at]) for _, at in places):
             raw = ",".join(cells).encode("utf8", "surrogateescape")
             bad_rows.add(source.path, place_of(source, number), join("; ", [say("is not UTF-8"), encoding_of(raw)]))

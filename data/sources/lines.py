@@ -62,6 +62,12 @@ class BadRows:
         if len(self.examples) < 3:
             self.examples.append(say("{file}, {place}: {problem}", file=path, place=place, problem=problem))
 
+    def explain(self, problem: str) -> str:
+        """A problem that is left when broken rows are passed over, with the first of them, which may be its cause."""
+        if not self.examples:
+            return problem
+        return say("{problem}; the first broken row: {example}", problem=problem, example=self.examples[0])
+
 
 @contextmanager
 def _open(source: Source) -> Iterator[Any]:

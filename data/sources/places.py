@@ -62,16 +62,18 @@ class RemoteFile:
 
     def open(self, mode: str = "rb") -> pa.NativeFile:
         assert mode == "rb"
-        return _system(self.uri).open_input_file(self.path)
+        with readable(str(self)):
+            return _system(self.uri).open_input_file(self.path)
 
     def stat(self) -> State:
         """Ask for size and time of change; of the hub's files, which have none, for a number that changes with the content."""
-        system = _system(self.uri)
-        if self.uri.startswith(HUB):
-            facts = system.handler.fs.info(self.path)
-            return State(int(facts["size"]), int(str(facts.get("blob_id") or "0")[:15], 16))
-        info = system.get_file_info(self.path)
-        return State(int(info.size or 0), int(info.mtime_ns or 0))
+        with readable(str(self)):
+            system = _system(self.uri)
+            if self.uri.startswith(HUB):
+                facts = system.handler.fs.info(self.path)
+                return State(int(facts["size"]), int(str(facts.get("blob_id") or "0")[:15], 16))
+            info = system.get_file_info(self.path)
+            return State(int(info.size or 0), int(info.mtime_ns or 0))
 
     def resolve(self) -> RemoteFile:
         """An address is absolute already."""
@@ -80,14 +82,6 @@ class RemoteFile:
 
 Place = Path | RemoteFile
 HUB = "hf://"
-OF_THE_WEB = (
-    "httpx",
-    "httpcore",
-    "httpx2",
-    "httpcore2",
-    "requests",
-    "huggingface_hub",
-)  # whose errors its client lets pass
 HUB_KINDS = ("datasets", "models", "spaces", "buckets")  # an address without one of these means a data set
 
 
@@ -182,16 +176,20 @@ def readable(what: str, is_far: bool = True) -> Iterator[None]:
     """A context in which the complaint of a service, or of this machine, becomes one sentence."""
     try:
         yield
+    except (UserError, MemoryError):
+        raise
     except Exception as error:
-        library = type(error).__module__.partition(".")[0]
-        if not isinstance(error, (pa.ArrowException, OSError)) and library not in OF_THE_WEB:
-            raise
-        told = say(
-            "cannot be read ({reason}); check the address, the credentials and the network",
-            reason=public(reason_of(error)),
-        )
+        if not is_far:
+            if not isinstance(error, (pa.ArrowException, OSError)):
+                raise
+            raise UserError("{what}, cannot be read: {reason}", what=what, reason=reason_of(error)) from None
+        # A service's client lets the errors of many libraries pass: of json where a mirror or a login answers with a web page.
+        reason = public(reason_of(error))
+        if isinstance(error, (ValueError, LookupError, TypeError, AttributeError)):
+            text = "the service's answer is not what its client expects, as a web page is not: {reason}"
+            reason = say(text, reason=reason)
         raise UserError(
-            "{what}, {told}",
+            "{what}, cannot be read ({reason}); check the address, the credentials and the network",
             what=what,
-            told=told if is_far else say("cannot be read: {reason}", reason=reason_of(error)),
+            reason=reason,
         ) from None

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -77,7 +78,12 @@ def reading(source: Source) -> Iterator[None]:
             path=source.path,
             too_large=TOO_LARGE,
         ) from None
-    except READ_ERRORS as error:
+    except UserError:
+        raise
+    except Exception as error:
+        # What the client of a service raises while a file is read may be any library's.
+        if not isinstance(error, READ_ERRORS) and isinstance(source.path, Path):
+            raise
         reason = " ".join(str(error).split())[:200]
         if source.kind in TABLES and "crypt" in reason.lower():
             raise UserError("{path}: {encrypted}", path=source.path, encrypted=say(ENCRYPTED)) from None

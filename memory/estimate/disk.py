@@ -21,10 +21,13 @@ from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes,
 from model.shapes import token_range, weight_counts
 from settings.declared import Config
 from settings.fields import AUTO, counted
-from units import MIB, format_size
+from units import format_size
 
 IN_MEMORY = ("tmpfs", "ramfs")  # whose files take RAM that no process is told to hold
-BESIDE_BYTES = 4 * MIB  # tokenizer, settings and sums of a checkpoint
+TOKEN_BYTES = 100  # A token takes 68 bytes in the files of t5's tokenizer and 82 in those of mt5's.
+BESIDE_BYTES = (
+    512 * 1024
+)  # Settings, sums, the state of the run, and a tokenizer's rules, which take 240 KB in a spiece.model.
 DAY_SECONDS = 24 * 3600
 LOG_BYTES = 512  # of a step, in the log and in metrics.jsonl
 
@@ -34,7 +37,7 @@ class DiskNeed:
     """What a run writes at most.
 
     Args:
-        checkpoint_bytes: of one checkpoint's weights and optimizer state. checkpoints: that lie there together.
+        checkpoint_bytes: of one checkpoint, all its files. checkpoints: that lie there together.
         log_bytes: of all steps; 0 where their number is not known.
         file_bytes: of weights that rest in a file while the run lasts. file_dir: where; None: with the checkpoints.
         daily_bytes: written into that file in a day of training; what wears a disk.
@@ -49,9 +52,9 @@ class DiskNeed:
 
     @property
     def total_bytes(self) -> int:
-        """Checkpoints, what lies beside their tensors, logs, and weights that rest here."""
+        """Checkpoints, logs, and weights that rest here."""
         beside = self.file_bytes if self.file_dir is None else 0
-        return self.checkpoints * (self.checkpoint_bytes + BESIDE_BYTES) + self.log_bytes + beside
+        return self.checkpoints * self.checkpoint_bytes + self.log_bytes + beside
 
     @property
     def least_bytes(self) -> int:
@@ -61,7 +64,12 @@ class DiskNeed:
     def describe(self) -> str:
         """In words."""
         size = format_size(self.checkpoint_bytes)
-        kept = say("{checkpoints} of {size} together", checkpoints=counted(self.checkpoints, "checkpoint"), size=size)
+        kept = counted(self.checkpoints, "checkpoint")
+        if self.checkpoints == 1:
+            kept = say("{checkpoints} of {size}", checkpoints=kept, size=size)
+        else:
+            total = format_size(self.checkpoints * self.checkpoint_bytes)
+            kept = say("{checkpoints} of {size} each, {total} together", checkpoints=kept, size=size, total=total)
         if not self.file_bytes:
             return kept
         weights, written = format_size(self.file_bytes), format_size(self.daily_bytes)
@@ -94,7 +102,8 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
         steps = int(train.max_steps)
         often = [steps // int(every) for every in (train.save_steps, train.eval_steps) if every != AUTO]
         most = min(most, 1 + sum(often)) if len(often) == 2 else most
-    need = DiskNeed(weights + state_bytes(work, storage), most, steps * LOG_BYTES)
+    beside = model.vocab_size * TOKEN_BYTES + BESIDE_BYTES
+    need = DiskNeed(weights + state_bytes(work, storage) + beside, most, steps * LOG_BYTES)
     if choice is None or choice.weights_in != FILE:
         return need
     folder = None if config.memory.weights_dir == AUTO else config.memory.weights_dir

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from language import say
+from storage import open_plain
 
 Ids = NDArray[np.int64]
 SPARSE = 32  # a logit of a product takes so much less time than one for itself
@@ -98,9 +99,19 @@ class AnswerTree:
 
     @classmethod
     def load(cls, path: Path) -> AnswerTree:
-        """The tree that `save` wrote."""
-        with np.load(path) as arrays:
-            return cls(arrays["tokens"], arrays["starts"], int(arrays["longest"]))
+        """The tree that `save` wrote.
+
+        Raises:
+            what numpy and zipfile raise over a damaged file; ValueError: its arrays are no tree.
+        """
+        with open_plain(path) as file, np.load(file) as arrays:
+            tokens, starts, longest = arrays["tokens"], arrays["starts"], int(arrays["longest"])
+        is_flat = tokens.ndim == starts.ndim == 1 and len(starts) == len(tokens) + 1
+        if not is_flat or tokens.dtype.kind not in "iu" or starts.dtype.kind != "i" or not 0 < longest <= len(tokens):
+            raise ValueError("no tree of answers")
+        if starts[0] != 1 or starts[-1] != len(tokens) or np.any(np.diff(starts) < 0):
+            raise ValueError("a tree whose nodes do not follow each other")
+        return cls(tokens, starts, longest)
 
     def save(self, path: Path) -> None:
         """Write the tree to a file."""

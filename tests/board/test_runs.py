@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_the_last_sign_of_life_tells(where: Places, facts: dict[str, Any], later
     beat(where, "one", **facts)
     found = run_facts(where, "one", BEGAN + later)
     assert (found["state"], found["reason"]) == (expected, facts.get("reason", ""))
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="Windows has no zombies")
+def test_a_process_that_waits_for_its_parent_is_dead_at_once(where: Places) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        beat(where, "one", process=ended.pid)
+        assert state(where, now=BEGAN + 1) == "died"
 
 
 def test_without_a_sign_of_life_its_events_tell(where: Places) -> None:

@@ -208,3 +208,14 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     assert answers_by(tmp_path / "again")[0]["max_new_tokens"] == 9
     assert "77" in (tmp_path / "again" / "settings.json").read_text()
     assert (tmp_path / "again" / "answers.txt").read_text() == "yes\nno\n"
+
+
+def test_a_foreign_value_in_the_settings_of_a_run_is_refused_like_a_flag(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"prepare_text": "prott5", "of_another_version": 1, "max_seq_len": 64}')
+    assert ModelFolders(tmp_path).run_settings == path
+    path.write_text('{"prepare_text": "evil", "loss_over": ["x"], "max_seq_len": -1}')
+    with pytest.raises(UserError) as refused:
+        _ = ModelFolders(tmp_path).run_settings
+    assert len(refused.value.problems) == 3
+    assert f"{path}: prepare_text = evil, " in str(refused.value) and "prott5" in str(refused.value)

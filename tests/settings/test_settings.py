@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,33 @@ def test_aliases_are_not_ours_and_lead_to_what_is() -> None:
         ("train", "output", "out", "--output_dir=out"),
         ("tokenizer", "output", "out", "--tokenizer_dir=out"),
         ("merge", "lr", "1", "--help"),  # it has nothing of the kind
+        ("train", "torch_dtype", "bfloat16", "--mixed_precision=bf16"),
+        ("export", "torch_dtype", "float16", "--dtype=float16"),
+        ("train", "weights_decay_rate_of_mine", "1", "--help"),  # like nothing there is
+        ("train", "warmup", "1", "--warmup_steps"),  # the beginning of a name
     ],
 )
 def test_flags_of_other_programs_are_answered_with_ours(command: str, flag: str, value: str, told: str) -> None:
     with pytest.raises(UserError, match=f"--{flag}: .*{told}"):
         load(command, {flag: value})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_advice_names_no_flag_that_the_command_lacks(command: str) -> None:
+    flags = dict.fromkeys(aliases().keys() - flags_of(command).keys(), "1")
+    with pytest.raises(UserError) as refused:
+        load(command, {name: value for name, value in flags.items() if "." not in name})
+    taken = {*flags_of(command), "config", "preset", "model_preset"}
+    for problem in refused.value.problems:
+        _, _, advice = problem.partition(": no such flag")
+        assert set(re.findall(r"--([a-z]\w+)", advice)) <= taken | {"help"}, problem
+
+
+def test_what_two_checks_have_found_is_one_problem() -> None:
+    assert UserError("--a = b, no such file", "--a = b, no such file", "--c").problems == [
+        "--a = b, no such file",
+        "--c",
+    ]
 
 
 def test_names_of_runs() -> None:

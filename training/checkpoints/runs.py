@@ -206,7 +206,11 @@ def only_pretrained(model: str | Path) -> bool:
 
 
 def newest_run(
-    output_dir: str | Path, kind: str | None = None, needs_model: bool = False, is_finished: bool = False
+    output_dir: str | Path,
+    kind: str | None = None,
+    needs_model: bool = False,
+    is_finished: bool = False,
+    is_of_text: bool = False,
 ) -> Path | None:
     """The run that was started or resumed last.
 
@@ -214,9 +218,10 @@ def newest_run(
         output_dir: folder of all runs; may be missing.
         kind: one of `KINDS`; None: any.
         needs_model: pass over runs that have saved nothing yet. is_finished: and over those that have published no model.
+        is_of_text: and over those that have trained on pairs or labels.
     """
     for run_dir, record in _newest_first(output_dir):
-        if kind not in (None, record["kind"]):
+        if kind not in (None, record["kind"]) or (is_of_text and not _is_of_text(record)):
             continue
         if not needs_model and not is_finished:
             return run_dir
@@ -224,6 +229,20 @@ def newest_run(
         if model == run_dir or (model is not None and not is_finished):
             return run_dir
     return None
+
+
+def finished_pretraining(output_dir: str | Path) -> list[Path]:
+    """The runs that have pretrained on text and published their model, the newest first."""
+    return [
+        run_dir
+        for run_dir, record in _newest_first(output_dir)
+        if record["kind"] == "pretrain" and _is_of_text(record) and model_folder(run_dir) == run_dir
+    ]
+
+
+def _is_of_text(record: Mapping[str, Any]) -> bool:
+    """Whether a run has trained on text; of one that does not say it is taken to be so."""
+    return record.get("objective", "") in ("", *STREAM_OBJECTIVES)
 
 
 def _newest_first(output_dir: str | Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from language import say
+from language import join, say
 
 RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -62,6 +62,36 @@ def foreign_engines() -> list[str]:
         )
         for name in asked
     ]
+
+
+def launch_problems() -> list[str]:
+    """Find what is wrong with the variables by which a launcher says that this process is one of several."""
+    numbers = {name: os.environ[name] for name in ("LOCAL_RANK", "RANK", *SIZES) if name in os.environ}
+    problems: list[str] = [
+        say(
+            "{name} = {value}, is not a whole number; unset it, or start the processes with torchrun",
+            name=name,
+            value=value,
+        )
+        for name, value in numbers.items()
+        if not value.removeprefix("-").isdecimal()
+    ]
+    if problems:
+        return problems
+    if rank() >= max(1, num_processes()) and "WORLD_SIZE" in numbers:
+        text = "RANK = {rank}, is not less than WORLD_SIZE ({size}); start the processes with torchrun, which sets both"
+        return [say(text, rank=rank(), size=num_processes())]
+    # What makes accelerate look for other processes (accelerate 1.15, state.py, `_prepare_backend`).
+    signs = [f"{name}={numbers[name]}" for name in SIZES if int(numbers.get(name, 1)) > 1]
+    if int(numbers.get("LOCAL_RANK", -1)) != -1:
+        signs.append(f"LOCAL_RANK={numbers['LOCAL_RANK']}")
+    if not signs or os.environ.get("MASTER_ADDR"):
+        return []
+    text = (
+        "MASTER_ADDR = none, is needed where {signs} say that a launcher has started this process; for one process unset "
+        "them, for several start this program by torchrun --nproc_per_node=N, or set MASTER_ADDR to the host of process 0"
+    )
+    return [say(text, signs=join(", ", signs))]
 
 
 def is_told_elsewhere(text: str, is_cause: bool = True) -> bool:

@@ -19,7 +19,7 @@ from data.prepare.looking import ask, child_bytes
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
 from data.sources.peek import about_rows
-from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows
+from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows, reading
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import say
@@ -28,7 +28,7 @@ from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted, listed
-from storage import NotMade, fingerprint, make_once, only_if_made
+from storage import NotMade, fingerprint, only_if_made, read_once_made, writing
 from training.processes.launch import rank
 from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
@@ -127,8 +127,8 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
                 raise UserError(told) from None
             raise
 
-    made = make_once(_folder_of(config.data, sources, Tokenizer.load(texts)), make)
-    tree = AnswerTree.load(made / TREE_FILE)
+    made = _folder_of(config.data, sources, Tokenizer.load(texts))
+    tree = read_once_made(made, make, _tree_in)
     if config.given("max_new_tokens") and how.max_new_tokens < tree.longest:
         raise UserError(
             "--max_new_tokens = {max_new_tokens}, would cut answers of {files}, whose longest has {longest} "
@@ -156,10 +156,9 @@ def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
     tokenizer: Tokenizer | None = None
     with suppress(NotMade):
         tokenizer = Tokenizer.load(task.tokenizer_folder(config, task.decide(config, only_if_made), only_if_made))
-        tree_file = _folder_of(config.data, sources, tokenizer) / TREE_FILE
-        if tree_file.is_file():
-            tree = AnswerTree.load(tree_file)
-            return tree.num_bytes, describe(tree, sources)
+        folder = _folder_of(config.data, sources, tokenizer)
+        tree = read_once_made(folder, lambda path: None, _tree_in, only_if_made)
+        return tree.num_bytes, describe(tree, sources)
     if not (first := list(islice(_texts(sources, config.data), SAMPLED_ANSWERS))):
         return 0, ""  # as the run will say
     if tokenizer is not None:
@@ -178,6 +177,10 @@ def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
 def _folder_of(data: DataConfig, sources: Sequence[Source], tokenizer: Tokenizer) -> Path:
     facts = [FORMAT, sources_fingerprint(sources), data.response_column, tokenizer.fingerprint]
     return Path(data.cache_dir) / "answers" / fingerprint(facts)
+
+
+def _tree_in(folder: Path) -> AnswerTree:
+    return AnswerTree.load(folder / TREE_FILE)
 
 
 def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
@@ -217,18 +220,19 @@ def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, 
                 file.write(f"{text}\n")
                 yield ids
 
-    path.mkdir()
-    try:
-        if is_of_items(sources[0]):
-            with (path / ITEMS_FILE).open("w", encoding="utf8") as file:
-                for item, text in items_in(sources).items():
-                    file.write(json.dumps({ITEM: item, CODES: text.split()}, ensure_ascii=False) + "\n")
-        with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
-            AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
-    except ValueError as error:
-        raise UserError("--answers = {path}, cannot be used: {error}", path=sources[0].path, error=error) from None
-    if not is_of_lines:  # as a text file they would be others
-        (path / ANSWERS_FILE).unlink()
+    with writing("cache_dir", data.cache_dir):
+        path.mkdir()
+        try:
+            if is_of_items(sources[0]):
+                with (path / ITEMS_FILE).open("w", encoding="utf8") as file:
+                    for item, text in items_in(sources).items():
+                        file.write(json.dumps({ITEM: item, CODES: text.split()}, ensure_ascii=False) + "\n")
+            with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
+                AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
+        except ValueError as error:
+            raise UserError("--answers = {path}, cannot be used: {error}", path=sources[0].path, error=error) from None
+        if not is_of_lines:  # as a text file they would be others
+            (path / ANSWERS_FILE).unlink()
 
 
 def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
@@ -239,10 +243,11 @@ def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
         return
     for source in sources:
         if source.kind == TEXT:
-            texts = (line.strip() for line in decoded_lines(source, bad_rows))
+            with reading(source):
+                yield from filter(None, (line.strip() for line in decoded_lines(source, bad_rows)))
         else:
             texts = (text for rows in read_rows([source], [_column(source, data)], bad_rows) for (text,) in rows)
-        yield from filter(str.strip, texts)
+            yield from filter(str.strip, texts)
 
 
 def _column(source: Source, data: DataConfig) -> str:

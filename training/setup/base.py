@@ -31,7 +31,7 @@ from settings.fields import AUTO, counted, near_path
 from settings.loading import label
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, model_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, finished_pretraining, model_folder, newest_run
 from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
@@ -214,29 +214,42 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
         return None, []
     if named is None:
         return None, [_random(say("because of --finetune_from=none"), config)]
-    found = newest_run(config.run.output_dir, "pretrain", is_finished=True)
-    if found is None:
-        why_not = say("there is no finished pretraining run in {folder}", folder=config.run.output_dir)
-        if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True):
-            why_not = say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))
-        return None, [_random(why_not, config)]
+    why_not = list[str]()
+    for folder in finished_pretraining(config.run.output_dir):
+        problem = _unmet_condition(config, folder)
+        if not problem:
+            return folder, [_taken(folder)]
+        why_not.append(problem)
+    if not why_not:
+        why_not.append(say("there is no finished pretraining run in {folder}", folder=config.run.output_dir))
+        if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True, is_of_text=True):
+            why_not = [say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))]
+    return None, [_random(why_not[0], config)]
+
+
+def _unmet_condition(config: Config, found: Path) -> str:
+    """Why a pretraining run is not the one to go on from: a shape that the user has named, or a tokenizer that does not suit; else empty."""
     shape = with_head_of(config, read_config(found))
-    asked = [name for name in (*MODEL_FIELDS, "model_preset") if config.given(name) and name != "dropout_rate"]
+    # A preset that nobody named is tiny or the sample's; any other decides the shape like a flag.
+    is_preset_named = config.model_preset != type(config)().model_preset
+    asked = [
+        name
+        for name in ("model_preset", *MODEL_FIELDS)
+        if (config.given(name) or (is_preset_named and config.origin(name) == "preset")) and name != "dropout_rate"
+    ]
     other = [
         name
         for name in MODEL_FIELDS
-        if (name not in NOT_OF_SHAPE or name in asked) and getattr(shape, name) != getattr(config.model, name)
+        if (name not in NOT_OF_SHAPE or config.given(name)) and getattr(shape, name) != getattr(config.model, name)
     ]
     if asked and other:
         name = asked[0]
         value = config.model_preset if name == "model_preset" else getattr(config.model, name)
-        told = "{model} does not match --{name}={value}"
-        return None, [_random(say(told, model=str(found), name=name, value=value), config)]
+        return say("{model} does not match --{name}={value}", model=str(found), name=name, value=value)
     problem = ask(config, misfit, config, found)
     if not problem:
-        return found, [_taken(found)]
-    told = "{model} is not used unless named explicitly: {problem}"
-    return None, [_random(say(told, model=str(found), problem=problem), config)]
+        return ""
+    return say("{model} is not used unless named explicitly: {problem}", model=str(found), problem=problem)
 
 
 def _others() -> str:

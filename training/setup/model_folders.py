@@ -12,9 +12,9 @@ from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.consistency import VOCABULARY
-from settings.declared import Config, T5ModelConfig
-from settings.errors import UserError
-from settings.fields import near_path, read_settings_file
+from settings.declared import Config, T5ModelConfig, settings_by_name
+from settings.errors import UserError, refuse
+from settings.fields import near_path, parse, read_settings_file
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,39 @@ class ModelFolders:
         """Where the tokenizer lies: beside the adapter, or with the base."""
         return self.learnt if has_tokenizer(self.learnt) else self.base
 
-    @property
+    @cached_property
     def run_settings(self) -> Path | None:
-        """The settings of the run that it comes from."""
-        places = (place / SETTINGS_FILE for place in (self.learnt, *self.learnt.parents[:2]))
-        return next((path for path in places if path.is_file()), None)
+        """The settings of the run that it comes from.
+
+        Raises:
+            UserError: a value is none that its setting takes. Names that are no settings, as of another version, are passed over.
+        """
+        paths = (folder / SETTINGS_FILE for folder in (self.learnt, *self.learnt.parents[:2]))
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None:
+            refuse(_wrong_values(path))
+        return path
 
     @property
     def has_loss_over_answers(self) -> bool:
         """Whether its run formed the loss over a list of answers."""
         saved = self.run_settings
         return saved is not None and read_settings_file(saved).get("loss_over", VOCABULARY) != VOCABULARY
+
+
+def _wrong_values(path: Path) -> list[str]:
+    problems: list[str] = []
+    for name, value in read_settings_file(path).items():
+        if name not in settings_by_name():
+            continue
+        try:
+            if isinstance(value, (dict, list)):
+                raise ValueError(say("is a table; a setting takes one value"))
+            parse(settings_by_name()[name][1], value)
+        except ValueError as error:
+            text = "{path}: {name} = {value}, {problem}; correct or remove the line"
+            problems.append(say(text, path=path, name=name, value=str(value)[:60], problem=error))
+    return problems
 
 
 def home_of(folder: Path, config: Config) -> Path:

@@ -164,12 +164,13 @@ def test_bad_and_blank_rows_are_counted(configure: Any, tmp_path: Path) -> None:
     [
         ('{"text": "only one"}\n', "no row for validation (rows with text: 1"),
         ('{"text": " "}\n{"text": ""}\n', "no row for train (rows with text: 0, blank: 2"),
+        ('{"text": null}\n{"text": 7}\n', "a.jsonl, line 1: text is null, not a text"),
     ],
 )
 def test_too_little_text_is_a_user_error(configure: Any, tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(UserError) as caught:
-        prepare(configure(train_file=tmp_path / "a.jsonl"))
+        prepare(configure(train_file=tmp_path / "a.jsonl", skip_bad_rows=True))
     assert words in str(caught.value)
 
 

@@ -161,7 +161,9 @@ BROKEN = [
     ("half.jsonl", GOOD + b'{"prompt": "\\ud800", "response": "b"}\n', "line 2", "surrogate"),
     ("cells.csv", b"prompt,response\na,b\na,b,c\n", "line 3", "has 3 cells, the header has 2"),
     ("quote.csv", b'prompt,response\na,b\n"a"x,b\n', "line 3", "is not CSV"),
-    ("open.csv", b'prompt,response\na,b\n"a,b\na,b\n', "line 4", "is not CSV"),
+    ("open.csv", b'prompt,response\na,b\n"a,b\na,b\n', "open.csv, line 3", "goes on to line 4"),
+    ("later.csv", b'prompt,response\na,b\n"a,b\na,b\na,"b"\n', "later.csv, line 3", "goes on to line 5"),
+    ("lines.csv", b'prompt,response\na,b\n"a\nb",c,d\n', "lines.csv, line 3", "goes on to line 4"),
     ("cells.tsv", b'prompt\tresponse\na\tb\n"a\tb\tc"\n', "line 3", "has 3 cells, the header has 2"),
     ("utf8.csv", b"prompt,response\na,b\n\xff,b\n", "line 3", "is not UTF-8"),
 ]

@@ -13,6 +13,7 @@ from model.decoding.generation import generate, generate_best, stream
 from model.quantization import quantize_model
 from model.t5 import T5
 from settings.declared import GenerateConfig, T5ModelConfig
+from storage import NotMade, only_if_made, read_once_made
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]
 END = 1
@@ -200,3 +201,20 @@ def test_logits_computed_one_by_one_are_those_of_the_product(
             scores = ([one.log_probability for one in best] for best in (each, whole))
             assert next(scores) == pytest.approx(next(scores), abs=1e-3)
     assert kinds == [True, False] * 2
+
+
+def test_a_damaged_list_in_the_cache_is_made_anew(tmp_path: Path) -> None:
+    tree = tree_of([(5, 6), (7,), (5, 8, 9)])
+    target = tmp_path / "tree.npz"
+    read_once_made(target, tree.save, AnswerTree.load)
+    whole = target.read_bytes()
+    foreign = tmp_path / "foreign.npz"
+    np.savez(foreign, tokens=tree.tokens, starts=tree.starts[::-1], longest=np.array(3))
+    flipped = bytearray(whole)
+    flipped[len(whole) // 3] ^= 1
+    for content in (b"", b"evil", whole[:-40], bytes(flipped), foreign.read_bytes()):
+        target.write_bytes(content)
+        assert read_once_made(target, tree.save, AnswerTree.load).num_answers == 3
+        with pytest.raises(NotMade):
+            target.write_bytes(content)
+            read_once_made(target, tree.save, AnswerTree.load, only_if_made)

@@ -73,6 +73,19 @@ def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: P
     assert choose_base(settings(tmp_path, **SHAPED), None)[0] == pretrained
 
 
+def test_the_newest_run_on_text_of_the_shape_is_taken_and_others_are_passed_over(
+    tmp_path: Path, pretrained: Path, fits: None
+) -> None:
+    save_trained(create_run(tmp_path / "runs", "pairs", "pretrain", objective="pairs"))
+    assert choose_base(settings(tmp_path), None)[0] == pretrained, "a run on pairs is newer, and no pretraining"
+    save_trained(create_run(tmp_path / "runs", "text", "pretrain", objective="span"))
+    assert choose_base(settings(tmp_path), None)[0] == tmp_path / "runs" / "text"
+    found, (line,) = choose_base(settings(tmp_path, model_preset="chatlm-0.2b"), None)
+    assert found is None and "--model_preset=chatlm-0.2b" in line
+    preset = load("train", {"preset": "guide_config_1", "is_finetune": "True", "output_dir": str(tmp_path / "runs")})
+    assert choose_base(preset, None)[0] is None, "a named preset decides the shape"
+
+
 def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path: Path, pretrained: Path) -> None:
     """Measured: Chinese rows, and a run whose tokenizer knows no Chinese."""
     train_tokenizer(["the quick brown fox jumps over the lazy dog " * 50], "bpe", 384, 2**20).save(pretrained)

@@ -10,6 +10,7 @@ import pytest
 
 from childproc import ChildDied, call
 from data.sources.files import find
+from data.sources.places import RemoteFile
 from settings.errors import UserError
 from tests.fake_hub import FakeHub, running
 from training.report.card import CARD_FILE
@@ -57,6 +58,27 @@ def test_data_by_address_and_by_name(hub: FakeHub) -> None:
     assert len(refused) == 2
     (folder / "test-00000-of-00001.jsonl").write_text('{"text": "TEST"}\n')
     assert call(read)[2] != mark, "what has changed is prepared anew"
+
+
+def refused_addresses() -> list[str]:
+    """In a child: what is said of a data set, of a file of it, and of a file that was there before."""
+    problems = []
+    for spec in ("hf://o/notes", "hf://datasets/o/notes/x.jsonl"):
+        try:
+            find(spec, "--train_file")
+        except UserError as error:
+            problems += error.problems
+    try:
+        RemoteFile("hf://datasets/o/notes/x.jsonl", "datasets/o/notes/x.jsonl").stat()
+    except UserError as error:
+        problems += error.problems
+    return problems
+
+
+def test_a_mirror_that_answers_with_a_web_page_is_named(hub: FakeHub) -> None:
+    hub.page = b"<html>please log in</html>"
+    problems = call(refused_addresses)
+    assert len(problems) == 3 and all("hf://" in problem and "cannot be read" in problem for problem in problems)
 
 
 def test_a_model_is_uploaded_with_its_card_and_nothing_else(
