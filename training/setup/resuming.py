@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
-from language import say
+from language import join, say
 from run_files import SETTINGS_FILE
 from settings.errors import refuse
 from settings.fields import AUTO, read_settings_file
@@ -120,7 +120,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
                     "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
                     "start another run",
                     model_preset=config.model_preset,
-                    others=", ".join(others),
+                    others=join(", ", others),
                 )
             )
     if config.data.objective == PREFERENCES and command != "dpo":
