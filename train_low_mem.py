@@ -301,7 +301,7 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
         except OSError as unwritable:
             print(f"{text}\n{place}: {unwritable}", file=sys.stderr)
             return
-    summary = " ".join(str(error).split())[:200]
+    summary = reason_of(error)
     told = "unexpected {error}: {summary}; the traceback is in {place}"
     _print_once(say(told, error=type(error).__name__, summary=summary, place=place), is_own=True)
 

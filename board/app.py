@@ -26,7 +26,7 @@ from board.places import DATA_SUFFIXES, Outside, inside, json_bytes
 from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
-from language import say, speak_here, spoken
+from language import join, say, speak_here, spoken
 from settings.errors import UserError, reason_of
 from settings.loading import load
 from units import format_size
@@ -196,7 +196,7 @@ async def _upload(board: Board, request: Request) -> Response:
     place = inside(board.places.data_dir, name)
     if "/" in name or name.startswith(".") or place.suffix.lower() not in DATA_SUFFIXES:
         raise UserError(
-            say("{file} is not a data file; allowed: {allowed}", file=name[:80], allowed=", ".join(DATA_SUFFIXES))
+            say("{file} is not a data file; allowed: {allowed}", file=name[:80], allowed=join(", ", DATA_SUFFIXES))
         )
     if place.exists():
         raise UserError(say("{file} already exists; rename the new file", file=name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from board.places import Outside, Places
 from board.runs import delete_run, list_runs, size_of
 from board.table import lines_of
-from language import say
+from language import join, say
 from screen import visible
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
@@ -57,7 +57,7 @@ def runs(config: Config) -> None:
 
 def _delete(places: Places, name: str, is_sure: bool) -> None:
     if name not in (names := places.names()):
-        known = ", ".join(names[:20]) or "none"
+        known = join(", ", names[:20]) or say("none")
         raise UserError("--delete = {name}, is not a run; existing runs: {known}", name=name, known=known)
     size = format_size(size_of(places, name))
     if not is_sure:

@@ -21,7 +21,7 @@ from commands.loading import Trained, check_one_process, find_answering, load_tr
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
+from language import join, say
 from model.decoding.generation import stream
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, reason_of
@@ -234,7 +234,7 @@ class Session:
         if self.adapters is None:
             return say("no adapters were loaded; name them with --adapter")
         if not name:
-            return say("/adapter needs a name: {names}, or none", names=", ".join(self.adapters.by_name))
+            return say("/adapter needs a name: {names}, or none", names=join(", ", self.adapters.by_name))
         try:
             self.adapters.set_adapter(None if name == "none" else name)
         except UserError as error:

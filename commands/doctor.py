@@ -139,7 +139,7 @@ def _machine_rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     load = [] if system["load"] is None else [say("load {load}", load=f"{system['load']:g}")]
     yield say("system"), f"{system['platform']}, Python {system['python']}"
     yield say("processor"), join(", ", [system["processor"], counted(system["cores"], "core"), *quota, *load])
-    yield "", say("class: {name} ({instructions})", name=system["class"], instructions=system["instructions"])
+    yield "", say("class: {name} ({instructions})", name=say(system["class"]), instructions=say(system["instructions"]))
     yield say("compiled kernels"), system["kernels"]
     total, available = format_size(memory["total_bytes"]), format_size(memory["available_bytes"])
     yield "RAM", say("{total}, {available} available", total=total, available=available)

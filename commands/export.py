@@ -22,7 +22,7 @@ from commands.loading import converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import holding_output, keep_generation_settings, new_folder
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
+from language import join, say
 from model import hf_format
 from model.formats.answering import keep_answer_list
 from model.lora.adapter import merge as merge_adapters
@@ -65,7 +65,7 @@ def export(config: Config) -> float | None:
     form = config.export.format
     if form is None:
         told = "--format = none, is needed: the program to write for; allowed: {formats}"
-        raise UserError(say(told, formats=", ".join(FORMATS)))
+        raise UserError(say(told, formats=join(", ", FORMATS)))
     write, check, use = FORMATS[form]
     folders = find_model(config)
     last, home, shape = folders.learnt, folders.base, folders.shape

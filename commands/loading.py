@@ -572,7 +572,8 @@ def load_trained(
         storage, chosen = _choose_dtypes(config, device, model.base, fits_wide)
         dtypes.append((storage, chosen.dtype))
         if not chosen.as_requested and model == first:  # beside the answers, which a script may read
-            told = f"--mixed_precision = {config.memory.mixed_precision}, {chosen.reason}"
+            asked = config.memory.mixed_precision
+            told = say("--mixed_precision = {asked}, {reason}", asked=asked, reason=chosen.reason)
             Progress(1, rank() == 0, stream=sys.stderr).note(told)
     fitting = _fitting(config, list(zip(shapes, dtypes, strict=True)), takes, room)
     roomy = [replace(weights, small_heap=False) for weights, _ in fitting]

@@ -16,6 +16,11 @@ from settings.declared import Config
 from settings.program import program
 from training.report.progress import Progress
 
+COUNT_NAMES = {
+    "rows": "rows", "tokens": "tokens", "texts": "texts", "bad_rows": "bad rows", "empty_rows": "empty rows", "cut_rows": "cut rows",
+    "cut_tokens": "cut tokens", "unknown_tokens": "unknown tokens", "dropped_rows": "dropped rows", "duplicate_rows": "duplicate rows",
+}  # fmt: skip
+
 
 def prepare(config: Config) -> None:
     """Write token shards and tell what became of the rows.
@@ -33,7 +38,10 @@ def prepare(config: Config) -> None:
     rows: list[tuple[str, str]] = [
         (say("folder"), str(folder)), (say("objective"), prepared.objective), (say("tokenizer"), str(prepared.tokenizer_dir))
     ]  # fmt: skip
-    rows += [(name.replace("_", " "), f"{count:,}") for name, count in prepared.counts.items() if count]
+    for name, count in prepared.counts.items():
+        split, _, what = name.partition("_")
+        if count:
+            rows.append((say("{split} {what}", split=say(split), what=say(COUNT_NAMES[what])), f"{count:,}"))
     if prepared.objective in HEADS:
         counts = zip(prepared.labels, prepared.label_counts, strict=True)
         told = ", ".join(f"{name} {count:,}" for name, count in counts)

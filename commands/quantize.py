@@ -87,7 +87,13 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
             del model
             after = _measure(hf_format.load(made, torch.int8), settings, loader, rows_at_once)
         rows = min(settings.train.eval_rows, loader.num_rows)
-        _show(before, after, counted(rows, f"{prepared.objective} row"), str(config.answer.output), shape)
+        _show(
+            before,
+            after,
+            say("{rows} ({objective})", rows=counted(rows, "row"), objective=prepared.objective),
+            str(config.answer.output),
+            shape,
+        )
         return before, after
 
 

@@ -29,7 +29,7 @@ from data.sources.files import TABLES, Source, find
 from data.sources.reading import reading
 from data.sources.tables import is_list, is_number, parquet_batch_rows, parquet_file
 from formats import ARROW_STREAM, PARQUET
-from language import say
+from language import join, say
 from settings.errors import UserError, refuse
 from settings.fields import listed
 
@@ -280,7 +280,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         problems = []
         if self.mode not in MODES:
             problems.append(
-                say("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=", ".join(MODES))
+                say("mode = {mode}, is not known; allowed: {modes}", mode=self.mode, modes=join(", ", MODES))
             )
         elif ultra_low_mem and self.mode != REOPEN:
             problems.append(

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from language import say
-from settings.errors import UserError
+from language import join, say
+from settings.errors import UserError, reason_of
 from settings.fields import AUTO, counted
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
             say(
                 "--device = {requested}, is not known; allowed: auto, {known}",
                 requested=requested,
-                known=", ".join(known),
+                known=join(", ", known),
             )
         )
     if reason := known[name].why_missing():
@@ -54,7 +54,7 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
                 "--device = {requested}, is not here ({reason}); here: {here}; use one of them or auto",
                 requested=requested,
                 reason=reason,
-                here=", ".join(here),
+                here=join(", ", here),
             )
         )
     if name not in serving:
@@ -70,13 +70,15 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
             "--num_processes = {local_rank} or more, but this machine has {devices}; allowed: at most "
             "{processes} here; lower it or use --device=cpu",
             local_rank=local_rank + 1,
-            devices=counted(count, f"{name.upper()} device"),
+            devices=say(
+                "{count} {kind} device" if count == 1 else "{count} {kind} devices", count=count, kind=name.upper()
+            ),
             processes=counted(count, "process"),
         )
     try:
         return known[name](local_rank)
     except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
-        reason = (str(error).splitlines() or ["unknown"])[0]
+        reason = reason_of(error)
         raise UserError(
             "--device = {requested}, {upper} device {local_rank} cannot be used ({reason}); free it, choose "
             "another by CUDA_VISIBLE_DEVICES, or use --device=cpu",

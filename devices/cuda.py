@@ -20,7 +20,7 @@ import torch
 
 from devices.base import Device, count_processors
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
-from language import say
+from language import join, say
 from units import KIB, MIB, format_size
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
@@ -62,7 +62,7 @@ def why_no_kernels(index: int) -> str:
         device=torch.cuda.get_device_name(index),
         major=major,
         minor=minor,
-        value=", ".join(sorted({f"{of}.{low}" for _, (of, low), _ in kinds})),
+        value=join(", ", sorted({f"{of}.{low}" for _, (of, low), _ in kinds})),
         old_cards=OLD_CARDS,
     )
 
@@ -100,9 +100,9 @@ class CudaDevice(Device):
     @classmethod
     def why_missing(cls) -> str:
         if not torch.backends.cuda.is_built() and torch.version.hip is None:
-            return "this build of torch has no CUDA"
+            return say("this build of torch has no CUDA")
         if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
-            return "torch finds no CUDA driver or GPU"
+            return say("torch finds no CUDA driver or GPU")
         return why_no_kernels(0)
 
     @classmethod

@@ -23,6 +23,7 @@ import sys
 import torch
 
 from devices.base import Device
+from language import say
 
 BF16_MACOS = 14  # the first macOS whose MPS has bfloat16
 BF16_CHIP = 3  # M1 and M2 emulate bfloat16: it saves memory there, no time
@@ -84,16 +85,18 @@ class MpsDevice(Device):
     @classmethod
     def why_missing(cls) -> str:
         reasons = {
-            "": "MPS needs a Mac with Apple Silicon",
-            "intel": "this is an Intel Mac; MPS needs Apple Silicon",
-            "rosetta": "this Python runs under Rosetta; install an arm64 Python to use MPS",
+            "": say("MPS needs a Mac with Apple Silicon"),
+            "intel": say("this is an Intel Mac; MPS needs Apple Silicon"),
+            "rosetta": say("this Python runs under Rosetta; install an arm64 Python to use MPS"),
         }
         hardware = mac_hardware()
         if hardware in reasons:
             return reasons[hardware]
         if not torch.backends.mps.is_built():
-            return "this build of torch has no MPS"
-        return "" if torch.backends.mps.is_available() else "torch finds MPS unusable; it needs macOS 12.3 or later"
+            return say("this build of torch has no MPS")
+        return (
+            "" if torch.backends.mps.is_available() else say("torch finds MPS unusable; it needs macOS 12.3 or later")
+        )
 
     def describe(self) -> str:
         return f"MPS ({_brand() or 'Apple GPU'}, macOS {platform.mac_ver()[0]})"

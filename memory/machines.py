@@ -14,7 +14,7 @@ from typing import Any
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
-from language import say
+from language import join, say
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of
@@ -71,7 +71,7 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         about = read_settings_file(Path(name))
     if about is None:
         told = "--target = {name}, is not a file and not known{near}; allowed: {known} or a YAML file"
-        raise UserError(say(told, name=name, near=nearest(name, known), known=", ".join(known)))
+        raise UserError(say(told, name=name, near=nearest(name, known), known=join(", ", known)))
     try:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
         named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))

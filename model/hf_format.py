@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from language import say
+from language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
 from model.formats.shape_file import (
@@ -154,7 +154,7 @@ def load(
         names = [member.name for member in dataclasses.fields(T5ModelConfig) if member.name not in free]
         different = [name for name in names if getattr(config, name) != getattr(expect, name)]
         if different:
-            shown = ", ".join(
+            shown = [
                 say(
                     "{name} is {value} and not {other_value}",
                     name=name,
@@ -162,11 +162,11 @@ def load(
                     other_value=getattr(expect, name),
                 )
                 for name in different
-            )
+            ]
             raise UserError(
                 "{folder}, is a checkpoint of a different shape: {shown}; give the model that it was made with",
                 folder=folder,
-                shown=shown,
+                shown=join(", ", shown),
             )
     is_frozen = dtype in QUANTIZED
     as_stored = dataclasses.replace(expect or config, vocab_size=config.vocab_size)

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from commands.embed import Tokens, Vectors
-from language import say
+from language import join, say
 from serving.answers import Answer, Refused, Update
 from serving.asking import Asked, AskedVectors, Texts, read_chat, read_completion, read_embeddings, read_question
 from serving.engine import Engine
@@ -112,7 +112,7 @@ class Api:
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
             told = "ignoring request fields that have no meaning here: {names}"
-            print(say(told, names=", ".join(sorted(new))), flush=True)
+            print(say(told, names=join(", ", sorted(new))), flush=True)
         return asked
 
     async def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:

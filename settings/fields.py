@@ -110,7 +110,7 @@ def at_home(place: str) -> str:
 
 def not_known(word: str, known: Iterable[str]) -> str:
     """Say that a word is none of those that are allowed, and which one is near."""
-    return say("is not known; allowed: {known}{hint}", known=", ".join(known), hint=nearest(word, known))
+    return say("is not known; allowed: {known}{hint}", known=join(", ", known), hint=nearest(word, known))
 
 
 def nearest(word: str, known: Iterable[str], hint: str = "; did you mean {near}?") -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from language import say
+from language import join, say
 from settings.edits import Edits
 from settings.errors import UserError
 from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings_file
@@ -148,7 +148,7 @@ def _no_such(name: str, value: Any, origin: str, command: str, taken: Mapping[st
     if others and meant:
         hint: str = say(" of {command}; {advice}", command=command, advice=meant)
     elif others and not longer:
-        hint = say(" for {command}, only for {others}", command=command, others=", ".join(others))
+        hint = say(" for {command}, only for {others}", command=command, others=join(", ", others))
     elif others:  # a longer name is meant, whatever other commands call by the shorter one
         hint = say("; did you mean --{near}?", near=longer[0])
     elif meant:

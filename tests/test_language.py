@@ -47,7 +47,7 @@ ENGLISH_PARTS = (
     "serving/", "web/", "frugalt5/", "engine/anomaly.py", "devices/pointwise.py", "commands/diagnosis/device_", "training/report/card.py",
     "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "units.py",
 )  # fmt: skip
-PHRASE = re.compile(r"[A-Za-z]{2,},? [a-z]{2,}")
+PHRASE = re.compile(r"[A-Za-z]{2,},?( a)? [a-z]{2,}")
 COMMAND = re.compile(
     r": (import sys|from x import|from x.__main__ import|hf download|x -m pip|\[\.x\[\])"
 )  # for a shell, Python or jq

@@ -77,7 +77,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
     )  # fmt: skip
     if answered:
         count = f"{answered['answered_rows']:,}"
-        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=", ".join(of_answers), rows=count)])
+        sentence = join("; ", [sentence, say("{scores} ({rows} rows)", scores=join(", ", of_answers), rows=count)])
     if live.best.step and not is_best:
         still = say("step {step} is still the best, and the model to be published", step=live.best.step)
         sentence = join("; ", [sentence, still])

@@ -25,6 +25,7 @@ import psutil
 from devices import processor
 from devices.cores import usable_cores
 from devices.kernels import build
+from language import say
 from memory.observe.system_limits import host_limits, margin_of, text_of
 from units import MIB
 
@@ -67,7 +68,9 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
         "processor": processor.name_of(root),
         "class": kind.name,
         "instructions": kind.instructions,
-        "kernels": f"none: {no_kernels}" if no_kernels else f"by {build.compiler_of(os.environ)}",
+        "kernels": say("none: {reason}", reason=no_kernels)
+        if no_kernels
+        else say("by {compiler}", compiler=build.compiler_of(os.environ)),
         "cores": usable_cores(),
         "core_quota": _core_quota(root),
         "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,

@@ -34,7 +34,7 @@ from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
 from data.shards.store import COLUMNS, HISTORIES, PREFERENCES, STREAM, TRAIN, Manifest, list_lengths
 from data.sources.files import set_names
 from data.sources.places import public
-from language import say
+from language import join, say
 from settings.consistency import HEADS, SEQUENCE
 from settings.declared import Config, DataConfig
 from settings.errors import UserError
@@ -231,7 +231,7 @@ class StepLoader:
         rows = {name: range(ends[place], ends[place + 1]) for place, name in enumerate(parts)}
         if lacking := [name for name in names if not rows.get(name)]:
             told = "--validation_file = {spec}, {lacking} has no row to evaluate on; give a file with more text"
-            raise UserError(say(told, spec=public(str(spec)), lacking=", ".join(lacking)))
+            raise UserError(say(told, spec=public(str(spec)), lacking=join(", ", lacking)))
         return {name: rows[name] for name in names}
 
     def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.order import Order, mix, permute
+from language import join
 from settings.errors import UserError
 from settings.fields import counted
 
@@ -43,7 +44,7 @@ def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
             text=text,
             weights=counted(len(weights), "weight"),
             parts=counted(len(parts), "part"),
-            other_parts=", ".join(parts),
+            other_parts=join(", ", parts),
         )
     return weights
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from data.batches.objectives import SpecialIds
 from data.progress import ProgressLine
-from language import say
+from language import join, say
 from settings.consistency import SEQUENCE, TOKEN
 from settings.errors import UserError, refuse
 from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
@@ -142,7 +142,7 @@ class Manifest:
                 "{root}: holds no {name} rows, only {splits}; give others with --{name}_file",
                 root=self.root,
                 name=name,
-                splits=", ".join(splits),
+                splits=join(", ", splits),
             )
         return dict(splits[name])
 
@@ -206,7 +206,7 @@ def _fault(value: Any, wanted: Any, name: str = "it") -> str:
             return say("{name} is not a list", name=name)
         faults = (_fault(member, wanted[0], name) for member in value)
     elif isinstance(wanted, tuple):
-        return "" if value in wanted else say("{name} is none of {wanted}", name=name, wanted=", ".join(wanted))
+        return "" if value in wanted else say("{name} is none of {wanted}", name=name, wanted=join(", ", wanted))
     elif wanted is int:  # ids, rows and bytes: none is below 0
         return "" if type(value) is int and 0 <= value < 2**62 else say("{name} is not a whole number", name=name)
     else:

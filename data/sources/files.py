@@ -33,7 +33,7 @@ from formats import (
     TEXT,
     TSV,
 )
-from language import say
+from language import join, say
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import at_home, listed, near_path
 from storage import fingerprint, read_text
@@ -371,7 +371,7 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         told = "{name} = {part}, holds no data file; give a file, a folder or a glob with *"
         raise UserError(say(told, name=name, part=public(part)))
     if Path(part).is_dir():
-        endings = ", ".join(KINDS_OF_FOLDERS)
+        endings = join(", ", KINDS_OF_FOLDERS)
         told = "{name} = {part}, holds no data file; give one with files that end in {endings}"
         raise UserError(say(told, name=name, part=part, endings=endings))
     told, hint = "{name} = {part}, no such file; give a file, a folder or a glob{hint}", near_path(part, Path.is_file)

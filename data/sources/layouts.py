@@ -20,7 +20,7 @@ from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
-from language import say
+from language import join, say
 from settings.consistency import TOKEN
 from settings.declared import DataConfig
 from settings.fields import AUTO, listed
@@ -126,7 +126,10 @@ class Columns:
         if self.items:
             return [self.items]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
-        return [", ".join(asked) or say("what {texts} begin with", texts=" and ".join(self.texts[1:])), *self.texts[1:]]
+        return [
+            ", ".join(asked) or say("what {texts} begin with", texts=join(" and ", self.texts[1:])),
+            *self.texts[1:],
+        ]
 
     def cells(self) -> list[str]:
         """A name for each cell of a row."""
@@ -204,7 +207,9 @@ class Columns:
         column = self.texts[0]
         text = _text({**record, column: words_of(record[column])} if column in record else record, column)
         if self.label not in record:
-            raise ValueError(say("has no {label}; it has {value}", label=self.label, value=listed(record) or "nothing"))
+            raise ValueError(
+                say("has no {label}; it has {value}", label=self.label, value=listed(record) or say("nothing"))
+            )
         if not text.strip():
             raise ValueError(say("{column} is empty", column=column))
         mask = record.get(self.mask or MASK)
@@ -216,7 +221,7 @@ class Columns:
                 spans_of("".join(text.split()) if self.is_protein else text, len(labels))
             return text, json.dumps(labels if self.names is None else numbered(labels, self.names), ensure_ascii=False)
         except ValueError as error:
-            raise ValueError(f"{self.label} {error}") from None
+            raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
         """The turns of a record up to its last question, to be answered; of a history a turn for each item.
@@ -244,11 +249,13 @@ class Columns:
         """The texts of a history's items."""
         assert self.writing is not None
         if self.items not in record:
-            raise ValueError(say("has no {items}; it has {value}", items=self.items, value=listed(record) or "nothing"))
+            raise ValueError(
+                say("has no {items}; it has {value}", items=self.items, value=listed(record) or say("nothing"))
+            )
         try:
             return self.writing.texts_of(record[self.items])
         except ValueError as error:
-            raise ValueError(f"{self.items} {error}") from None
+            raise ValueError(say("{name} {error}", name=self.items, error=error)) from None
 
     def _before(self, record: Mapping[str, Any]) -> list[Turn]:
         if not self.turns or (self.texts and self.turns not in record):
@@ -273,7 +280,7 @@ class Columns:
             ]
             asked, texts = parted(before, said)
         except ValueError as error:
-            raise ValueError(f"{' and '.join(self.texts[1:])} {error}") from None
+            raise ValueError(say("{name} {error}", name=join(" and ", self.texts[1:]), error=error)) from None
         return asked[:-1], [asked[-1][1], *texts]
 
 
@@ -362,25 +369,25 @@ def _keyed(expression: str, names: Sequence[str]) -> tuple[str, str]:
 
 def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
     if name not in record:
-        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or "nothing"))
+        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or say("nothing")))
     cell = record[name]
     try:
         if isinstance(cell, ValueError):
             raise cell
         return turns_of(cell)
     except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
+        raise ValueError(say("{name} {error}", name=name, error=error)) from None
 
 
 def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool = False) -> str:
     """The text of a cell, or under a key of a cell with a table."""
     if name not in record:
-        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or "nothing"))
+        raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or say("nothing")))
     cell = record[name]
     if isinstance(cell, str) and not key:
         return cell
     if isinstance(cell, ValueError):  # what a reader found wrong with it
-        raise ValueError(f"{name} {cell}")
+        raise ValueError(say("{name} {error}", name=name, error=cell))
     if key:
         cell = _table(name, cell).get(key)
         cell = cell[0] if isinstance(cell, list) and cell else cell
@@ -389,7 +396,9 @@ def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool =
     if key and not isinstance(cell, str):
         raise ValueError(say("{name} has no text under {key}", name=name, key=key))
     if not isinstance(cell, str):
-        raise ValueError(f"{name} is {'null' if cell is None else type(cell).__name__}, not a text")
+        raise ValueError(
+            say("{name} is {kind}, not a text", name=name, kind="null" if cell is None else type(cell).__name__)
+        )
     return cell
 
 

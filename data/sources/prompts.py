@@ -208,7 +208,7 @@ def _prompts(
         try:
             for name, cell in record.items():
                 if isinstance(cell, ValueError):
-                    raise ValueError(f"{name} {cell}")
+                    raise ValueError(say("{name} {error}", name=name, error=cell))
             *before, (_, text) = columns.question(record, names)
             if not all(is_encodable(said) for _, said in (*before, ("", text))):
                 raise ValueError(say("{sides} holds half of a surrogate pair", sides=columns.sides()[0]))

@@ -305,7 +305,7 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         if len(columns.texts) == 1 and columns.form == "plain":
             return []
         several = "{file}: plain text has no columns {columns}; use JSONL, CSV, Parquet or Arrow"
-        return [say(several, file=source.path, columns=", ".join(columns.cells()))]
+        return [say(several, file=source.path, columns=join(", ", columns.cells()))]
     head = head_of(source)
     wanted = columns.kinds(head.all_names)
     problems = [say("column {name} occurs twice", name=name) for name in wanted if head.all_names.count(name) > 1]

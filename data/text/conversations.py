@@ -19,7 +19,7 @@ from data.text.clean import Cleaning, Dropped
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
-from language import say
+from language import join, say
 from settings.consistency import HEADS
 from settings.fields import is_encodable, listed
 
@@ -78,7 +78,7 @@ def _turns(entry: object, number: int) -> Iterator[Turn]:
             if role_key in entry:
                 role = ROLES.get(str(entry[role_key]).lower())
                 if role is None:
-                    allowed = ", ".join(ROLES)
+                    allowed = join(", ", ROLES)
                     raise ValueError(
                         say(
                             "turn {number} has the role {value}; allowed: {allowed}",
@@ -106,7 +106,13 @@ def _text(content: object, number: int) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         content = "".join(_part(part, number) for part in content)
     if not isinstance(content, str):
-        raise ValueError(f"turn {number} holds {'null' if content is None else type(content).__name__}, not a text")
+        raise ValueError(
+            say(
+                "turn {number} holds {kind}, not a text",
+                number=number,
+                kind="null" if content is None else type(content).__name__,
+            )
+        )
     if not is_encodable(content):
         raise ValueError(say("turn {number} holds half of a surrogate pair", number=number))
     return content

@@ -81,7 +81,7 @@ def item_name(item: object) -> str:
     if isinstance(item, (int, float, Decimal)) and not isinstance(item, bool) and item == int(item):
         return str(int(item))
     if not isinstance(item, str) or not item.strip():
-        held = "null" if item is None else "an empty text" if isinstance(item, str) else type(item).__name__
+        held = "null" if item is None else say("an empty text") if isinstance(item, str) else type(item).__name__
         raise ValueError(say("holds {held}, not an item", held=held))
     return item.strip()
 

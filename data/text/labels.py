@@ -14,9 +14,9 @@ from typing import Any
 
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import parsed
-from language import say
+from language import join, say
 from settings.consistency import TOKEN
-from settings.fields import listed
+from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096
@@ -102,8 +102,8 @@ def spans_of(text: str, count: int) -> list[Span]:
         return found
     if len(text) == count:
         return [(at, at + 1) for at in range(count)]
-    letters = f"{len(text):,} letters" + (f", {len(words):,} words" if len(words) > 1 else "")
-    raise ValueError(say("has {count:,} labels, its text {letters}", count=count, letters=letters))
+    sizes = [counted(len(text), "letter"), *([counted(len(words), "word")] if len(words) > 1 else [])]
+    raise ValueError(say("has {count:,} labels, its text {letters}", count=count, letters=join(", ", sizes)))
 
 
 def words_of(cell: object) -> object:
@@ -137,7 +137,9 @@ def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, othe
         else:
             cell = split(cell)
     if not isinstance(cell, list):
-        raise ValueError(f"is {'null' if cell is None else type(cell).__name__}, not a list{other}")
+        raise ValueError(
+            say("is {kind}, not a list{other}", kind="null" if cell is None else type(cell).__name__, other=other)
+        )
     return cell
 
 

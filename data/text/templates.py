@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
-from language import say
+from language import join, say
 from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -82,7 +82,7 @@ class Template:
             problem = say(
                 "is not a name of a template ({templates}, {chat_template}), no text with {{prompt}} in it and no "
                 "Jinja",
-                templates=", ".join(TEMPLATES),
+                templates=join(", ", TEMPLATES),
                 chat_template=CHAT_TEMPLATE,
             )
         elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
@@ -223,7 +223,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
                 "{{prompt}}",
                 chat_template=CHAT_TEMPLATE,
                 tokenizer_dir=tokenizer_dir,
-                templates=", ".join(TEMPLATES),
+                templates=join(", ", TEMPLATES),
             )
         name = theirs
     made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)

@@ -318,7 +318,12 @@ class Quality:
     def __str__(self) -> str:
         per_char, per_token = self.tokens / max(self.chars, 1), self.chars / max(self.tokens, 1)
         share = self.unknown / max(self.tokens, 1)
-        return f"{per_char:.3f} tokens a character ({per_token:.2f} characters a token), {share:.2%} unknown"
+        return say(
+            "{per_character} tokens a character ({per_token} characters a token), {share} unknown",
+            per_character=f"{per_char:.3f}",
+            per_token=f"{per_token:.2f}",
+            share=f"{share:.2%}",
+        )
 
 
 def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> Quality:

@@ -23,6 +23,8 @@ from subprocess import SubprocessError
 
 from childproc import run
 from devices import machine_file, processor
+from language import say
+from settings.errors import reason_of
 from storage import atomic_file, locked
 
 FOLDER = Path(__file__).parent
@@ -50,7 +52,7 @@ def library(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         path = machine_file.place(environ).with_name(name)
     except OSError as error:
-        raise NoKernels(f"the compiled kernels cannot be kept: {error}") from None
+        raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
     if not _is_ours(path):
         _compile(compiler, target, runtime, path)
     return path
@@ -69,7 +71,7 @@ def library_here() -> tuple[Path | None, str]:
     try:
         return library(), ""
     except NoKernels as reason:
-        return None, str(reason)
+        return None, reason_of(reason)
 
 
 def why_impossible(environ: Mapping[str, str] = os.environ) -> str:
@@ -77,14 +79,14 @@ def why_impossible(environ: Mapping[str, str] = os.environ) -> str:
     try:
         _ingredients(environ)
     except NoKernels as reason:
-        return str(reason)
+        return reason_of(reason)
     return ""
 
 
 def _ingredients(environ: Mapping[str, str]) -> tuple[Path, str, tuple[str, ...]]:
     """OpenMP's runtime, the compiler, and its flags for this processor."""
     if sys.platform != "linux":
-        raise NoKernels("compiled kernels are built on Linux only")
+        raise NoKernels(say("compiled kernels are built on Linux only"))
     return openmp_runtime(), compiler_of(environ), _target(environ)
 
 
@@ -93,7 +95,7 @@ def compiler_of(environ: Mapping[str, str]) -> str:
     for name in (environ["CC"],) if environ.get("CC") else COMPILERS:
         if found := shutil.which(name):
             return found
-    raise NoKernels("no C compiler was found (on Debian and Ubuntu: apt install gcc)")
+    raise NoKernels(say("no C compiler was found (on Debian and Ubuntu: apt install gcc)"))
 
 
 def openmp_runtime() -> Path:
@@ -103,7 +105,7 @@ def openmp_runtime() -> Path:
         for near in (Path(folder) / "lib", Path(folder).parent / "torch.libs"):
             if found := sorted(near.glob("libgomp*.so*")):
                 return found[0]
-    raise NoKernels("torch brings no GNU OpenMP runtime along")
+    raise NoKernels(say("torch brings no GNU OpenMP runtime along"))
 
 
 def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def _target(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ("-mcpu=native",)
     flags = processor.flags_of() or frozenset()
     if not {"avx2", "fma"} <= flags or environ.get("ATEN_CPU_CAPABILITY", "").lower() == "default":
-        raise NoKernels("compiled kernels need AVX2 and FMA")
+        raise NoKernels(say("compiled kernels need AVX2 and FMA"))
     if processor.here(environ) == processor.AVX2:
         return ("-march=x86-64-v3",)
     return ("-march=native", "-mprefer-vector-width=512")
@@ -138,7 +140,9 @@ def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # of several processes one compiles, and the others find the file
-        with locked(path.with_name("kernels.lock"), "another process compiles the kernels: waiting until it is done"):
+        with locked(
+            path.with_name("kernels.lock"), say("another process compiles the kernels: waiting until it is done")
+        ):
             if _is_ours(path):
                 return
             with atomic_file(path) as fresh, tempfile.TemporaryDirectory() as objects:
@@ -148,14 +152,14 @@ def _compile(compiler: str, target: tuple[str, ...], runtime: Path, path: Path) 
                 _run([compiler, "-shared", *made, str(runtime), "-lm", "-o", str(fresh)])
                 fresh.chmod(0o755)
     except OSError as error:
-        raise NoKernels(f"the compiled kernels cannot be kept: {error}") from None
+        raise NoKernels(say("the compiled kernels cannot be kept: {error}", error=error)) from None
 
 
 def _run(command: list[str]) -> str:
     try:
         done = run(command, SECONDS)
     except (OSError, SubprocessError) as error:  # of another architecture, or no process may be made
-        raise NoKernels(f"{command[0]} does not run: {error}") from None
+        raise NoKernels(say("{program} does not run: {error}", program=command[0], error=error)) from None
     if done.returncode:
-        raise NoKernels(f"{command[0]} failed: {done.stderr.strip()[:300]}")
+        raise NoKernels(say("{program} failed: {error}", program=command[0], error=done.stderr.strip()[:300]))
     return done.stdout

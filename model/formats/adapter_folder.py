@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from language import say
+from language import join, say
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.consistency import REGRESSION, SEQUENCE, TOKEN
@@ -110,7 +110,7 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
             "{name} = {value}, is not supported; allowed: {values}",
             name=name,
             value=raw.get(name),
-            values=", ".join(str(v) for v in values if v),
+            values=join(", ", (str(v) for v in values if v)),
         )
         for name, values in wanted.items()
         if raw.get(name) not in values
@@ -136,7 +136,7 @@ def _foreign(raw: dict[str, Any]) -> list[str]:
                 "trainable_token_indices = {named}, is not supported; allowed: ids one after the other, of {tables}; "
                 "merge it by PEFT's merge_and_unload",
                 named=str(named)[:60],
-                tables=" or ".join(TABLES),
+                tables=join(" or ", TABLES),
             )
         )
     begun = raw.get("init_lora_weights", True)

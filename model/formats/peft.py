@@ -141,7 +141,7 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
                 "it ({tables}), which have no place here; merge it by PEFT's merge_and_unload, and name what comes "
                 "out",
                 folder=folder,
-                tables=", ".join(tables),
+                tables=join(", ", tables),
             )
         lacking = [] if info.fingerprint else [name for name in _wanted(folder, known) if name not in left]
         for path, linear in linears(model).items():
@@ -162,7 +162,7 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
                 "holds {tensors} for modules that this model does not have{example}; it has {targets_of}",
                 tensors=counted(len(left), "tensor"),
                 example=example,
-                targets_of=", ".join(targets_of(model.config)),
+                targets_of=join(", ", targets_of(model.config)),
             )
         )
     if problems:
@@ -194,7 +194,7 @@ def _fill_rows(rows: TokenRows, model: T5, stored: Any) -> tuple[set[str], list[
     names, head, (first, last) = {*_row_names(model.config)}, _BASE + HEAD_TABLE, rows.tokens
     names |= set() if rows.head is None else {head}
     if missing := names - set(stored.keys()):
-        return set(), [say("lacks {missing}, the rows of its tokens", missing=", ".join(sorted(missing)))]
+        return set(), [say("lacks {missing}, the rows of its tokens", missing=join(", ", sorted(missing)))]
     with torch.no_grad():
         for name in names - {head}:
             if stored.get_slice(name).get_shape() != list(rows.embedding.shape):

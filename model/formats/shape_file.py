@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from language import say
+from language import join, say
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import DECODER, hf_names, label_head_weights, weight_counts, weights
 from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
@@ -156,7 +156,7 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
             "{path}: model_type = {family}, is not a T5; allowed: {family_defaults}",
             path=path,
             family=family,
-            family_defaults=", ".join(_FAMILY_DEFAULTS),
+            family_defaults=join(", ", _FAMILY_DEFAULTS),
         )
     raw = {name: value for name, value in raw.items() if value is not None}
     problems = check_keys(path, raw, CONFIG_KEYS.keys() - GENERATION_KEYS.keys())

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from language import join, say
 from model.shapes import ALL, asked_targets, targets_of, weights
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
@@ -70,8 +71,8 @@ def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
         raise UserError(
             "--lora_targets = {asked}, {value} is not a module of this model; allowed: {known}, or {all}",
             asked=asked,
-            value=", ".join(unknown) or "nothing",
-            known=", ".join(known),
+            value=join(", ", unknown) or say("nothing"),
+            known=join(", ", known),
             all=ALL,
         )
     return tuple(name for name in known if name in words)

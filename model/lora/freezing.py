@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from language import say
+from language import join, say
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
@@ -72,11 +72,12 @@ def _parts(names: Iterable[str]) -> str:
     heads = dict.fromkeys(name.split(".")[0] for name in names)
     stacks = [f"{stack}.blocks.0 ..." for stack in ("encoder", "decoder")]
     example = next(name for name in names if name.endswith("q.weight"))
-    return ", ".join(
+    return join(
+        ", ",
         [
             *heads,
             *SCATTERED,
             *stacks,
             say("patterns such as *.q.weight, whole names such as {example}", example=example),
-        ]
+        ],
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from language import say
+from language import join, say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from settings.errors import UserError, reason_of
 from storage import REPLACED, TEMPORARY, atomic_file, atomic_folder, clear_leftovers, remove, rename
@@ -133,7 +133,7 @@ class Checkpoints:
         damaged: dict[Path, str] = {}
         for path in self._all():
             if found := self._damages(path):
-                damaged[path] = "; ".join(found)
+                damaged[path] = join("; ", found)
                 continue
             for newer in damaged:
                 with suppress(OSError):  # its sums keep it from being used as well

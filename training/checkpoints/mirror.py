@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from data.sources.places import public
-from language import say
+from language import join, say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, seal
 from run_files import RUN_FILE, SETTINGS_FILE
 from settings.errors import UserError, reason_of
@@ -228,7 +228,7 @@ class Mirror:
             raise UserError(
                 "{mirror}, its copies are damaged: {names}; choose another place",
                 mirror=self.what,
-                names=", ".join(names),
+                names=join(", ", names),
             )
         checkpoints.finish_last_save()
 

@@ -81,7 +81,7 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
     """Find what keeps the folder that a flag names from being made or written, creating nothing."""
     nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
     if not nearest.is_dir():
-        obstacle = f"{nearest} is a file"
+        obstacle = say("{nearest} is a file", nearest=nearest)
     elif not os.access(nearest, os.W_OK | os.X_OK):
         obstacle = say("{nearest} is not writable", nearest=nearest)
     else:

@@ -93,7 +93,7 @@ def _filled(cls: type[Any], content: Any, what: str) -> Any:
     members = {member.name: member for member in fields(cls)}
     for name, member in members.items():
         if name not in content and (member.default is MISSING or name in NEEDED):
-            raise ValueError(f"{what} lacks {name}")
+            raise ValueError(say("{what} lacks {name}", what=what, name=name))
     for name, value in content.items():
         if name not in members:
             raise ValueError(say("{what} has {name}, which no run writes", what=what, name=name))

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.sources.files import set_names
-from language import say
+from language import join, say
 from run_files import EVAL_COUNTS
 from settings.consistency import (
     CLASS_SCORES,
@@ -161,8 +161,8 @@ def metric_names(config: Config) -> list[str]:
         raise UserError(
             "--metrics = {asked}, {value} is not known; allowed: auto, {other_value}",
             asked=asked,
-            value=", ".join(unknown) or "nothing",
-            other_value=", ".join((*_WORDS, "rouge", *RANKED_SHOWN)),
+            value=join(", ", unknown) or say("nothing"),
+            other_value=join(", ", (*_WORDS, "rouge", *RANKED_SHOWN)),
         )
     return [*(name for name in _WORDS if name in words), *ranked]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from language import join
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import read_json
 from model.formats.peft import load_adapters
@@ -102,7 +103,7 @@ class AdapterSet:
         """
         if name is not None and name not in self.by_name:
             raise UserError(
-                "adapter = {name}, is not loaded; there are: {by_name}", name=name, by_name=", ".join(self.by_name)
+                "adapter = {name}, is not loaded; there are: {by_name}", name=name, by_name=join(", ", self.by_name)
             )
         use_adapters(self.model, *(({}, None) if name is None else self.by_name[name]))
         self.model.adapter_info = None if name is None else self.infos[name]

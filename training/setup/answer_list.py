@@ -22,7 +22,7 @@ from data.sources.peek import about_rows
 from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows, reading
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
-from language import say
+from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
 from settings.declared import Config, DataConfig, GenerateConfig
@@ -169,7 +169,7 @@ def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
     size = tree.num_bytes * count // len(first)
     told = say(
         "answers come from {file}: about {count}, {size} in memory",
-        file=", ".join(str(source.path) for source in sources), count=f"{count:,}", size=format_size(size),
+        file=join(", ", (str(source.path) for source in sources)), count=f"{count:,}", size=format_size(size),
     )  # fmt: skip
     return size, told
 
@@ -187,7 +187,7 @@ def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
     """What is said of a list of answers."""
     return say(
         "answers come from {file}: {count} of at most {longest} tokens, {size}",
-        file=", ".join(str(source.path) for source in sources), count=f"{tree.num_answers:,}", longest=tree.longest,
+        file=join(", ", (str(source.path) for source in sources)), count=f"{tree.num_answers:,}", longest=tree.longest,
         size=format_size(tree.num_bytes),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from data.shards.store import check_shards
 from data.sources.files import find
 from data.text.histories import check_excluding
 from data.tokenizers.tokenizer import Tokenizer
-from language import say
+from language import join, say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
 from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, writes_answers
 from settings.declared import Config
@@ -145,7 +145,7 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
             asked=asked,
             given=given,
             count=len(names),
-            names=", ".join(names),
+            names=join(", ", names),
         )
     return config
 

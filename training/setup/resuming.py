@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from language import say
+from language import join, say
 from run_files import SETTINGS_FILE
 from settings.consistency import PREFERENCES
 from settings.declared import Config, flags_of, places, settings_by_name
@@ -122,7 +122,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
                     "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
                     "start another run",
                     model_preset=config.model_preset,
-                    others=", ".join(others),
+                    others=join(", ", others),
                 )
             )
     if config.data.objective == PREFERENCES and command != "dpo":
