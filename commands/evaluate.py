@@ -153,7 +153,7 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
     def shown(label: Any) -> str | float | None:
         if names:
             return None if label == IGNORED_LABEL else names[label]
-        return None if np.isnan(label) else float(f"{label:.7g}")
+        return None if np.isnan(label) else float(str(label))  # as few digits as tell float32 numbers apart
 
     with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
 

@@ -139,7 +139,8 @@ class Encoder:
                 ids, firsts = encoder.with_places(text, len(told))
                 sides.append(ids)
                 placed.append(np.full(len(ids) + 1, np.nan))
-                placed[-1][firsts] = np.array(told, float)
+                has_token = firsts >= 0
+                placed[-1][firsts[has_token]] = np.array(told, float)[has_token]
         else:
             sides, placed = encoder.encode(texts), [np.array(told, float) for told in labels]
         lengths, longest = _lengths(sides), self.longest[0]
@@ -248,7 +249,10 @@ class TextEncoder:
         return self.tokenizer.encode_prompts(texts, is_chat=True)
 
     def with_places(self, text: str, count: int | None = None) -> tuple[Ids, Counts]:
-        """Ids of a text, and of each letter or word the place of its first token.
+        """Ids of a text, and of each letter or word the place of its first token; -1 where it has none, as a zero-width space.
+
+        A blank that the tokenizer writes as a token of its own is the first token of the word behind it, as in the `word_ids` of
+        transformers.
 
         Args:
             count: how many letters or words it has; None: its words, of a protein its letters.
@@ -259,18 +263,33 @@ class TextEncoder:
             return self._letter_by_letter(text)
         if self.prepare in PREPARATIONS:
             text, begins = prepared(text, self.prepare)
+            spans = [(begin, begin + 1) for begin in begins]
         else:
-            begins = [begin for begin, _ in spans_of(text, len(text.split()) if count is None else count)]
+            spans = spans_of(text, len(text.split()) if count is None else count)
         ids, ends = self.tokenizer.encode_with_ends(text)
-        places = np.searchsorted(ends, np.array(begins, np.int64), side="right")
-        shared = np.flatnonzero(np.diff(places) == 0)
-        if len(shared):
-            at = begins[shared[0]]
-            raise UserError(
-                f"--label_column: labels of letters need a token for each, and {text[at : at + 20]!r} has fewer; use "
-                "--tokenizer_type=letters, or for proteins --prepare_text"
-            )
+        places = np.searchsorted(ends, np.array([begin for begin, _ in spans], np.int64), side="right")
+        next_place = len(ids)
+        for at in reversed(range(len(spans))):
+            begin, end = spans[at]
+            place = int(places[at])
+            is_word = text[max(begin - 1, 0) : begin].strip() == "" == text[end : end + 1].strip()
+            if is_word and place > 0 and ids[place - 1] == self.tokenizer.blank_id:
+                place -= 1
+            if place < next_place:
+                next_place = places[at] = place
+            elif self._is_silent(text[begin:end]):
+                places[at] = -1
+            else:
+                raise UserError(
+                    f"--label_column: labels of letters need a token for each, and {text[begin : begin + 20]!r} has fewer; use "
+                    "--tokenizer_type=letters, or for proteins --prepare_text"
+                )
         return ids, places
+
+    def _is_silent(self, word: str) -> bool:
+        """Whether a tokenizer makes nothing of a letter or word by itself."""
+        unsaid = (*self.tokenizer.backend.prefix_ids, self.tokenizer.blank_id)
+        return all(number in unsaid for number in self.tokenizer.encode_with_ends(word)[0])
 
     def _letter_by_letter(self, text: str) -> tuple[Ids, Counts]:
         letters = "".join(text.split())

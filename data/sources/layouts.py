@@ -381,7 +381,8 @@ def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool =
     if key:
         cell = _table(name, cell).get(key)
         cell = cell[0] if isinstance(cell, list) and cell else cell
-    if may_count and isinstance(cell, (bool, int, float, Decimal)) and isfinite(cell):
+    is_number = isinstance(cell, int) or (isinstance(cell, (float, Decimal)) and isfinite(cell))
+    if may_count and is_number:
         return str(cell).lower() if isinstance(cell, bool) else format(Decimal(str(cell)), "f")
     if key and not isinstance(cell, str):
         raise ValueError(f"{name} has no text under {key}")

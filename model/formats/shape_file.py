@@ -154,6 +154,11 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
         raise UserError(f"{path}: model_type = {family}, is not a T5; allowed: {', '.join(_FAMILY_DEFAULTS)}")
     raw = {name: value for name, value in raw.items() if value is not None}
     problems = check_keys(path, raw, CONFIG_KEYS.keys() - GENERATION_KEYS.keys())
+    outputs = raw.get("id2label")
+    if raw.get("problem_type") == REGRESSION and isinstance(outputs, dict) and len(outputs) > 1:
+        problems.append(
+            f"{path}: problem_type = {REGRESSION}, predicts {len(outputs)} numbers per text; allowed: one; train a head of your own"
+        )
     for other, name in _OTHER_NAMES.items():
         if raw.setdefault(name, raw.get(other)) != raw.get(other, raw[name]):
             problems.append(f"{path}: {other} = {raw[other]}, is not {name} ({raw[name]}); leave one of them")
