@@ -41,6 +41,7 @@ class Encoded:
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
+        references: of pairs the ids of all right answers but the first, each with end of text; None: no row has any.
     """
 
     columns: Sequence[Column]
@@ -50,6 +51,7 @@ class Encoded:
     empty: int
     text_bytes: int
     dropped: Dropped = field(default_factory=Dropped)
+    references: Column | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,9 +68,25 @@ class Encoded:
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         if rows.all():
             return self
-        columns = [(ids[np.repeat(rows, lengths)], lengths[rows]) for ids, lengths in self.columns]
+        columns = [_selected(column, rows) for column in self.columns]
         uncut = [lengths[rows] for lengths in self.uncut]
-        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
+        references = None if self.references is None else _selected(self.references, rows)
+        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0, references=references)
+
+    def with_references(self) -> list[Column]:
+        """The columns, with all right answers of a row one behind the other."""
+        if self.references is None:
+            return list(self.columns)
+        inputs, (ids, lengths) = self.columns
+        firsts = np.split(ids, np.cumsum(lengths)[:-1])
+        others = np.split(self.references[0], np.cumsum(self.references[1])[:-1])
+        answers = [part for pair in zip(firsts, others, strict=True) for part in pair]
+        return [inputs, (np.concatenate(answers), lengths + self.references[1])]
+
+
+def _selected(column: Column, rows: NDArray[np.bool_]) -> Column:
+    ids, lengths = column
+    return ids[np.repeat(rows, lengths)], lengths[rows]
 
 
 def without_last_items(encoded: Encoded) -> Encoded:
@@ -114,7 +132,26 @@ class Encoder:
         columns, uncut, unknown = encode(left)
         texts = (row[:1] if form in HEADS else row for row in rows)
         size = sum(len(text.encode("utf8", "replace")) for row in texts for text in row)
-        return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
+        return Encoded(
+            columns,
+            uncut,
+            unknown,
+            np.array(left.places, np.int64),
+            left.blank,
+            size,
+            left.dropped,
+            self._references(left),
+        )
+
+    def _references(self, left: Usable) -> Column | None:
+        """The right answers of each row but its first, end to end; None where no row has any."""
+        if not any(left.references):
+            return None
+        rows = list[Ids]()
+        for texts in left.references:
+            sides = self._ids(texts, 1)
+            rows.append(self._ended(sides, _lengths(sides), self.longest[1])[0])
+        return _joined(rows)
 
     def _plain(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Columns, their lengths before they were cut, and the unknown tokens of each row."""
