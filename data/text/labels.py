@@ -165,7 +165,9 @@ def _name(entry: object) -> str | None:
             return None
         if isinf(entry):
             raise ValueError(f"holds {entry}, which is no label; leave it empty where there is none")
-        return str(int(entry)) if entry == int(entry) else format(Decimal(str(entry)), "f")
+        text = format(Decimal(str(entry)), "f")  # by int(), 1e23 would be 99999999999999991611392
+        short = text.rstrip("0").rstrip(".") if "." in text else text
+        return "0" if entry == 0 else short
     if entry is None or (isinstance(entry, str) and not entry.strip()):
         return None
     if not isinstance(entry, str):
