@@ -26,6 +26,8 @@ def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
         (True, "true"),
         (0.25, "0.25"),
         (2**53 + 1, "9007199254740993"),
+        (1e23, "1" + "0" * 23),
+        (-0.0, "0"),
         (10**400, "1" + "0" * 400),
         ("[a]", "[a]"),
     ],
