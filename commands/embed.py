@@ -230,7 +230,7 @@ class Embedder:
             return [*ids.tolist(), eos], slice(0, max(1, len(ids)))
         ids, places = self.encoder.with_places(text)
         ids = ids[: self.longest - 1]
-        return [*ids.tolist(), eos], places[places < len(ids)]
+        return [*ids.tolist(), eos], places[(places >= 0) & (places < len(ids))]
 
     def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
         """The vectors of rows of ids, in their order; see `tokens`."""

@@ -28,7 +28,7 @@ from data.shards.store import PAIRS, check_shards
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
 from model.formats.answering import item_file_of
-from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
+from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
 from settings.fields import AUTO, counted, read_settings_file
@@ -37,8 +37,8 @@ from storage import atomic_file, only_if_made, writing
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
-from training.evaluation.samples import SHOWN, Sample, count_unknown, generate_metrics
-from training.evaluation.scores import AnswerScores, metric_names
+from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
+from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
 from training.processes.group import Group
 from training.processes.launch import num_processes
@@ -90,7 +90,8 @@ def evaluate(config: Config) -> Evaluation:
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
         _predictions_file(config, trained, prepared) as write,
     ):
-        results, samples, ended, unknown, unlisted = dict[str, Evaluation](), list[Sample](), 0, 0, list[str]()
+        results, samples, ended, unlisted = dict[str, Evaluation](), list[Sample](), 0, list[str]()
+        right = References()
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             label_scores = LabelScores(prepared.labels)
             watch = partial(_seen, label_scores, write) if is_labelled else None
@@ -115,10 +116,20 @@ def evaluate(config: Config) -> Evaluation:
                 results[name].metrics.update(scores)
                 samples, ended = [*samples, *shown], ended + cut
                 unlisted += [] if tree is None else unlisted_note(tree, loader, answered, of)
-                unknown += count_unknown(loader, trained.tokenizer, answered, of)
+                right.add(loader, trained.tokenizer, answered, of)
+        if answered and right.are_words and config.metrics.metrics == AUTO:
+            names = [name for name in names if name in WORD_SCORES or RANKED.fullmatch(name)]
+            for each in results.values():
+                scored = {name: each.metrics[name] for name in names if name in each.metrics}
+                each.metrics.clear()
+                each.metrics.update(scored)
+            signatures = {name: text for name, text in signatures.items() if name in names}
         result = mean_of_sets(results) if loader.sets else results[""]
         answered = sum(min(answered, len(of)) for of in loader.sets.values()) or min(answered, loader.num_rows)
-        table = [*_table(result, loader, prepared, answered, unknown), *confusions]
+        table = [*_table(result, loader, prepared, answered, right.unknown), *confusions]
+        if right.counts - {1}:  # as sacreBLEU writes it
+            number = "var" if len(right.counts) > 1 else max(right.counts)
+            signatures = {name: text.replace("nrefs:1|", f"nrefs:{number}|") for name, text in signatures.items()}
         table += [(f"  sacreBLEU {name}", signature) for name, signature in signatures.items()]
         table += [(say("cut"), cut_note(ended, answered, config))] if ended else []
         table += [(say("unlisted"), note) for note in unlisted]
@@ -156,7 +167,7 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
     def shown(label: Any) -> str | float | None:
         if names:
             return None if label == IGNORED_LABEL else names[label]
-        return None if np.isnan(label) else float(f"{label:.7g}")
+        return None if np.isnan(label) else float(str(label))  # as few digits as tell float32 numbers apart
 
     with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
 
@@ -212,7 +223,7 @@ def _table(
         "{rows} of {all} ({objective})",
         rows=f"{result.rows:,}", all=f"{loader.num_rows:,}", objective=prepared.objective,
     )  # fmt: skip
-    rows = [
+    rows: list[tuple[str, str]] = [
         (say("rows"), measured),
         (say("target tokens") if result.is_of_text else say("labels"), f"{result.tokens:,}"),
         (say("loss"), f"{result.loss:.4f}"),
@@ -221,7 +232,12 @@ def _table(
     rows += [(say("cut"), say("{count} to the maximum length", count=counted(cut, "row")))] if cut else []
     if bad := prepared.counts.get("validation_bad_rows", 0):
         rows.append((say("left out"), say("{count} that cannot be read", count=counted(bad, "row"))))
-    rows += [(say("answers"), say("{count}, scores in percent", count=f"{answered:,}"))] if answered else []
+    if answered == loader.num_rows:
+        rows.append((say("answers"), say("{count}, scores in percent", count=f"{answered:,}")))
+    elif answered:
+        part = "{count} of {all}, scores in percent; --eval_generate_rows={rows} answers all"
+        numbers = {"count": f"{answered:,}", "all": f"{loader.num_rows:,}", "rows": loader.num_rows}
+        rows.append((say("answers"), say(part, **numbers)))
     told = "{count} with unknown tokens in the reference, which no answer matches"
     rows += [(say("unknown"), say(told, count=counted(unknown, "row")))] if unknown else []
     fine = (LOSS, *CLASS_SCORES, *NUMBER_SCORES)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from language import say
+from settings.consistency import SEQUENCE
 
 USED, IDLE, REFUSED = "used", "no effect here", "refused"
 CONFIG, GENERATION, TOKENIZER, SPECIAL = (
@@ -33,6 +34,11 @@ def _searches(content: Mapping[str, Any]) -> bool:
 
 def _writes_text(content: Mapping[str, Any]) -> bool:
     return any(str(name).endswith("ForConditionalGeneration") for name in content.get("architectures") or [])
+
+
+def _labels_texts(content: Mapping[str, Any]) -> bool:
+    is_published = any(str(name).endswith("ForSequenceClassification") for name in content.get("architectures") or [])
+    return is_published or content.get("head") == SEQUENCE
 
 
 class Key(NamedTuple):
@@ -146,7 +152,8 @@ CONFIG_KEYS = _keys(
     ("return_dict", _REPORTS),
     ("tokenizer_class", Key(IDLE, "tokenizer_config.json decides")),
     ("bos_token_id sep_token_id cross_attention_hidden_size add_cross_attention type_vocab_size", Key(IDLE, "not used by T5")),
-    ("id2label num_labels problem_type", Key(USED, "labels of a head: names of classes, or regression")),
+    ("id2label num_labels", Key(USED, "labels of a head: names of classes, or their number")),
+    ("problem_type", Key(REFUSED, "several labels per text", ("single_label_classification", "regression"), _labels_texts)),
     ("head pooling head_kind", Key(USED, "written here: the head over labels, of which transformers has no class of its own")),
     ("label2id finetuning_task", Key(IDLE, "the same as id2label")),
     ("classifier_dropout classifier_dropout_rate", Key(IDLE, "chosen for each training run: --dropout_rate")),

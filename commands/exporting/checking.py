@@ -51,7 +51,7 @@ def check_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path) -> float 
     scores = torch.log_softmax(probe_logits(model), dim=-1)[:, :-1].gather(-1, answers[..., None])[..., 0].numpy()
     translator = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, compute_type="float32")
     names = distinct(vocabulary.pieces)
-    asked = [[names[number] for number in row[:-1]] for row in sources]  # the end of a source is added there
+    asked = [[names[number] for number in row] for row in sources]
     results = translator.score_batch(asked, [[names[number] for number in row] for row in answers.tolist()])
     found = np.array([result.log_probs[: answers.shape[1]] for result in results])
     return float(np.abs(found - scores).max() / np.abs(scores).max())

@@ -1,8 +1,8 @@
 """A T5 as a folder that CTranslate2 runs: its specification filled with our weights, and the vocabulary.
 
-CTranslate2's own converter reads our folders through transformers. It leaves the end of a source to whoever asks, names unused
-ids like sentinels, and scales no output of a head of its own: what it writes answers otherwise. This one does not, and needs
-neither transformers nor the memory that takes.
+CTranslate2's own converter reads our folders through transformers. It names unused ids like sentinels, and scales no output
+of a head of its own: what it writes answers otherwise. This one does not, and needs neither transformers nor the memory that
+takes. As with its folders, the tokens of a source end with `</s>`, which transformers' tokenizers write.
 Source: ctranslate2/converters/transformers.py, T5Loader.
 """
 
@@ -53,7 +53,7 @@ def write_ctranslate2(model: T5, vocabulary: Vocabulary, folder: Path, name: str
     spec.config.eos_token = pieces[vocabulary.eos_id]
     if vocabulary.unk_id is not None:
         spec.config.unk_token = pieces[vocabulary.unk_id]
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = False
     spec.validate()
     spec.optimize(quantization=QUANTIZATIONS[model.embedding.dtype])
     spec.save(str(folder))

@@ -24,12 +24,14 @@ class Row:
         labels: (T,) token ids of the decoder, with end of text.
         key: random key of this row; masks and dropout follow from it.
         past: of a row that is of a history.
+        references: further right answers, token ids as in labels.
     """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     key: int
     past: Past | None = None
+    references: Sequence[NDArray[np.int64]] = ()
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -90,6 +92,7 @@ class Batch:
         target_lengths: (B,) int64, tokens before the padding.
         keys: (B,) int64, the row keys (their 64 bits read as signed).
         past: of each row; see `Row`. None: no row has any.
+        references: of each row; see `Row`. None: no row has any.
     """
 
     input_ids: NDArray[np.int64]
@@ -98,6 +101,7 @@ class Batch:
     target_lengths: NDArray[np.int64]
     keys: NDArray[np.int64]
     past: Pasts = None
+    references: Sequence[Sequence[NDArray[np.int64]]] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -174,6 +178,7 @@ def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:
         target_lengths=np.array([len(row.labels) for row in rows], np.int64),
         keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
         past=[row.past for row in rows if row.past is not None] or None,
+        references=[row.references for row in rows] if any(row.references for row in rows) else None,
     )
 
 

@@ -320,10 +320,13 @@ class StepLoader:
             past = self._pairs.past(number, self._prompts) if self._prompts else None
         else:
             prompt, *answers = self._pairs[number].values()
+            if self.objective != PREFERENCES:
+                ends = np.flatnonzero(answers[0] == special.eos)[:-1] + 1
+                answers = np.split(answers[0], ends)
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
         if self.objective != PREFERENCES:
-            return Row(inputs, targets[0], key, past)
+            return Row(inputs, targets[0], key, past, targets[1:])
         known = None if self.reference is None else np.array(self.reference[number])
         return PreferenceRow(inputs, targets[0], targets[1], key, known)
 

@@ -41,6 +41,7 @@ class Encoded:
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
+        references: of pairs the ids of all right answers but the first, each with end of text; None: no row has any.
     """
 
     columns: Sequence[Column]
@@ -50,6 +51,7 @@ class Encoded:
     empty: int
     text_bytes: int
     dropped: Dropped = field(default_factory=Dropped)
+    references: Column | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,9 +68,25 @@ class Encoded:
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         if rows.all():
             return self
-        columns = [(ids[np.repeat(rows, lengths)], lengths[rows]) for ids, lengths in self.columns]
+        columns = [_selected(column, rows) for column in self.columns]
         uncut = [lengths[rows] for lengths in self.uncut]
-        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0)
+        references = None if self.references is None else _selected(self.references, rows)
+        return Encoded(columns, uncut, self.unknown[rows], self.places[rows], 0, 0, references=references)
+
+    def with_references(self) -> list[Column]:
+        """The columns, with all right answers of a row one behind the other."""
+        if self.references is None:
+            return list(self.columns)
+        inputs, (ids, lengths) = self.columns
+        firsts = np.split(ids, np.cumsum(lengths)[:-1])
+        others = np.split(self.references[0], np.cumsum(self.references[1])[:-1])
+        answers = [part for pair in zip(firsts, others, strict=True) for part in pair]
+        return [inputs, (np.concatenate(answers), lengths + self.references[1])]
+
+
+def _selected(column: Column, rows: NDArray[np.bool_]) -> Column:
+    ids, lengths = column
+    return ids[np.repeat(rows, lengths)], lengths[rows]
 
 
 def without_last_items(encoded: Encoded) -> Encoded:
@@ -114,7 +132,26 @@ class Encoder:
         columns, uncut, unknown = encode(left)
         texts = (row[:1] if form in HEADS else row for row in rows)
         size = sum(len(text.encode("utf8", "replace")) for row in texts for text in row)
-        return Encoded(columns, uncut, unknown, np.array(left.places, np.int64), left.blank, size, left.dropped)
+        return Encoded(
+            columns,
+            uncut,
+            unknown,
+            np.array(left.places, np.int64),
+            left.blank,
+            size,
+            left.dropped,
+            self._references(left),
+        )
+
+    def _references(self, left: Usable) -> Column | None:
+        """The right answers of each row but its first, end to end; None where no row has any."""
+        if not any(left.references):
+            return None
+        rows = list[Ids]()
+        for texts in left.references:
+            sides = self._ids(texts, 1)
+            rows.append(self._ended(sides, _lengths(sides), self.longest[1])[0])
+        return _joined(rows)
 
     def _plain(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Columns, their lengths before they were cut, and the unknown tokens of each row."""
@@ -139,7 +176,8 @@ class Encoder:
                 ids, firsts = encoder.with_places(text, len(told))
                 sides.append(ids)
                 placed.append(np.full(len(ids) + 1, np.nan))
-                placed[-1][firsts] = np.array(told, float)
+                has_token = firsts >= 0
+                placed[-1][firsts[has_token]] = np.array(told, float)[has_token]
         else:
             sides, placed = encoder.encode(texts), [np.array(told, float) for told in labels]
         lengths, longest = _lengths(sides), self.longest[0]
@@ -248,7 +286,10 @@ class TextEncoder:
         return self.tokenizer.encode_prompts(texts, is_chat=True)
 
     def with_places(self, text: str, count: int | None = None) -> tuple[Ids, Counts]:
-        """Ids of a text, and of each letter or word the place of its first token.
+        """Ids of a text, and of each letter or word the place of its first token; -1 where it has none, as a zero-width space.
+
+        A blank that the tokenizer writes as a token of its own is the first token of the word behind it, as in the `word_ids` of
+        transformers.
 
         Args:
             count: how many letters or words it has; None: its words, of a protein its letters.
@@ -259,19 +300,34 @@ class TextEncoder:
             return self._letter_by_letter(text)
         if self.prepare in PREPARATIONS:
             text, begins = prepared(text, self.prepare)
+            spans = [(begin, begin + 1) for begin in begins]
         else:
-            begins = [begin for begin, _ in spans_of(text, len(text.split()) if count is None else count)]
+            spans = spans_of(text, len(text.split()) if count is None else count)
         ids, ends = self.tokenizer.encode_with_ends(text)
-        places = np.searchsorted(ends, np.array(begins, np.int64), side="right")
-        shared = np.flatnonzero(np.diff(places) == 0)
-        if len(shared):
-            at = begins[shared[0]]
-            raise UserError(
-                "--label_column: labels of letters need a token for each, and {text!r} has fewer; use "
-                "--tokenizer_type=letters, or for proteins --prepare_text",
-                text=text[at : at + 20],
-            )
+        places = np.searchsorted(ends, np.array([begin for begin, _ in spans], np.int64), side="right")
+        next_place = len(ids)
+        for at in reversed(range(len(spans))):
+            begin, end = spans[at]
+            place = int(places[at])
+            is_word = text[max(begin - 1, 0) : begin].strip() == "" == text[end : end + 1].strip()
+            if is_word and place > 0 and ids[place - 1] == self.tokenizer.blank_id:
+                place -= 1
+            if place < next_place:
+                next_place = places[at] = place
+            elif self._is_silent(text[begin:end]):
+                places[at] = -1
+            else:
+                raise UserError(
+                    "--label_column: labels of letters need a token for each, and {text!r} has fewer; use "
+                    "--tokenizer_type=letters, or for proteins --prepare_text",
+                    text=text[begin : begin + 20],
+                )
         return ids, places
+
+    def _is_silent(self, word: str) -> bool:
+        """Whether a tokenizer makes nothing of a letter or word by itself."""
+        unsaid = (*self.tokenizer.backend.prefix_ids, self.tokenizer.blank_id)
+        return all(number in unsaid for number in self.tokenizer.encode_with_ends(word)[0])
 
     def _letter_by_letter(self, text: str) -> tuple[Ids, Counts]:
         letters = "".join(text.split())

@@ -48,7 +48,7 @@ from settings.errors import UserError
 from settings.fields import AUTO, at_home, listed
 from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
 
-FORMAT = 3  # raise it when the same text would give other shards
+FORMAT = 4  # raise it when the same text would give other shards
 IDENTITY = "identity"
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
 

@@ -124,7 +124,8 @@ def _labelled_row(encoder: TextEncoder | None, text: str, labels: list[str | Non
     ids, places = encoder.with_places(text, len(labels))
     of_tokens: list[str | None] = [None] * (len(ids) + 1)
     for place, label in zip(places.tolist(), labels, strict=True):
-        of_tokens[place] = label
+        if place >= 0:
+            of_tokens[place] = label
     return _with_labels(encoder.tokenizer, np.append(ids, encoder.tokenizer.eos_id), of_tokens)
 
 
@@ -152,7 +153,7 @@ def _with_labels(tokenizer: Tokenizer, ids: NDArray[Any], labels: Sequence[str |
 def _label_of(label: Any, names: Sequence[str]) -> str | None:
     """A stored label for people; None where none is learnt."""
     if label.dtype.kind == "f":
-        return None if np.isnan(label) else f"{label:g}"
+        return None if np.isnan(label) else f"{label:.9g}"
     return None if label == IGNORED_LABEL else names[label]
 
 

@@ -34,7 +34,7 @@ from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
 from data.sources.reading import CONVERSATIONS, head_of, item_writing, read_rows, recognised_columns, what_it_teaches
 from data.text.clean import Cleaning
-from data.text.conversations import Examples
+from data.text.conversations import ANSWERS, Examples
 from data.text.histories import code_tokens
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.proteins import PREFIXES, PROSTT5
@@ -213,7 +213,7 @@ def check_heeded(data: DataConfig, task: Task) -> None:
         idle = ("history_column",)
     idle = (*worded, "messages_column", "history_column") if kind == HISTORIES else (*idle, "item_file")
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
-    if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form == "plain"):
+    if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form in ("plain", ANSWERS)):
         problems.append("expand_turns")
     if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
         problems.append("prepare_text")
@@ -530,6 +530,9 @@ def _of_columns(config: Config, kind: str, firsts: Sequence[Source]) -> Rows:
         unused |= dict.fromkeys(name for name in names if name not in columns.kinds(names))
     named = [name or say("a column without a name") for name in unused]  # as pandas writes its index
     table = [(say("not used"), listed(named))] if named else []
+    if columns.has_answers:
+        several = "where {column} has several, the first is trained on and scores count the best"
+        table.append((say("right answers"), say(several, column=columns.texts[1])))
     quoted = [source.path for source in firsts if source.kind == TSV and head_of(source).is_quoted]
     told_quotes = "{file}: cells in quotes are read as in CSV"
     return [*table, *((say("quotes"), say(told_quotes, file=file)) for file in quoted)]

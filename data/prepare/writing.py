@@ -128,6 +128,7 @@ class Split:
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
         self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
+        self.folder_name = folder.name
         self.reach, self.only_last = job.reach, folder.name != TRAIN
         if self.reach is not None:  # pairs are counted
             self.columns = COLUMNS[PAIRS]
@@ -169,7 +170,8 @@ class Split:
         self.counts["unknown_tokens"] += int(encoded.unknown.sum())
         self.counts["cut_rows"] += int(np.count_nonzero(cut))
         self.counts["cut_tokens"] += int(cut.sum())
-        self.writer.add(encoded.columns)
+        # Training learns the first of several right answers; rows of evaluation keep all, for the scores.
+        self.writer.add(encoded.columns if self.folder_name == TRAIN else encoded.with_references())
 
     def state(self) -> dict[str, Any]:
         """Bring everything to disk and say how to come back to this point."""

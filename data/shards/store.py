@@ -4,7 +4,7 @@ A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`t
 files, 128 rows a record batch, so that one row can be read without touching much else. Six kinds:
 
 - stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
-- pairs: columns `input_ids` and `labels`, each with end of text;
+- pairs: columns `input_ids` and `labels`, each with end of text; rows of evaluation may have further right answers behind the first;
 - preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text;
 - histories: columns `input_ids`, `labels` and `item_lengths`; see `data.batches.histories`;
 - sequence, token: columns `input_ids`, with end of text, and `labels`: one of the text, or one of each token. Numbers of names, -100

@@ -1,8 +1,8 @@
 """The columns of a file that make a row, and how.
 
 A column can be written as an expression: `instruction+input` is both texts, one below the other (the second may be missing
-in a row), `prefix: input_text` both in one line, `translation.en` the text under a key of a cell that holds a table, of a
-list there the first. Files of well-known shapes need no flag: their columns are recognised by name, and told.
+in a row), `prefix: input_text` both in one line, `translation.en` the text under a key of a cell that holds a table. A list of
+texts in a response, or under its key, holds several right answers: the first is learnt, scores count the best. Files of well-known shapes need no flag: their columns are recognised by name, and told.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from data.text.cells import parsed
-from data.text.conversations import MESSAGES_COLUMNS, turns_of
+from data.text.conversations import ANSWERS, MESSAGES_COLUMNS, turns_of
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
@@ -54,6 +54,7 @@ class _Text:
     Args:
         parts: columns, and of each a key in its tables or none. joint: what stands between several; needed: the one that a row must have.
         may_count: whether it may be a number, such as a label or a score. may_be_turns: or turns, in place of a text.
+        has_answers: whether it may be a list of right answers.
     """
 
     parts: Sequence[tuple[str, str]]
@@ -61,11 +62,33 @@ class _Text:
     needed: int = 0
     may_count: bool = False
     may_be_turns: bool = False
+    has_answers: bool = False
+
+    def answers(self, record: Mapping[str, Any]) -> list[str]:
+        """The right answers of a record, each once; raises ValueError where it has none."""
+        column, key = self.parts[0]
+        cell: Any = record.get(column)
+        entries: Any = cell
+        if isinstance(cell, list) and key and all(isinstance(entry, dict) for entry in cell):
+            entries = [entry.get(key) for entry in cell]
+        elif key and not isinstance(cell, ValueError):
+            entries = _table(column, cell).get(key)
+        if not isinstance(entries, list):
+            return [_text(record, column, key, self.may_count)]
+        texts = [_text({column: entry}, column, "", self.may_count) for entry in entries]
+        answers = list(dict.fromkeys(text for text in texts if text.strip()))
+        if not answers:
+            if key:
+                raise ValueError(say("{column} has no text under {key}", column=column, key=key))
+            raise ValueError(say("{column} is empty", column=column))
+        return answers
 
     def read(self, record: Mapping[str, Any]) -> Any:
         """The text of a record, or its turns; raises ValueError where it has none."""
         if len(self.parts) == 1:
             column, key = self.parts[0]
+            if self.has_answers:
+                return self.answers(record)[0]
             if self.may_be_turns and not key and isinstance(record.get(column), (list, dict)):
                 return _turns(record, column)
             return _text(record, column, key, self.may_count)
@@ -87,6 +110,7 @@ class Columns:
         head: of rows with labels, sequence or token. label, mask: their columns; no mask: a file's `mask`, if it has one.
         names: of the labels; (): they are numbers to be predicted; None: not known yet.
         is_protein: whether the text is letters, whatever blanks it has.
+        has_answers: of pairs whether a response may be a list of right answers.
         items, writing: of histories the column of items, and how these are written.
     """
 
@@ -100,6 +124,7 @@ class Columns:
     mask: str = ""
     names: tuple[str, ...] | None = None
     is_protein: bool = False
+    has_answers: bool = False
     items: str = ""
     writing: ItemWriting | None = None
 
@@ -117,7 +142,9 @@ class Columns:
             return HISTORIES
         if not self.texts:
             return "messages"
-        return "history" if self.turns or self.system or self.is_spoken else "plain"
+        if self.turns or self.system or self.is_spoken:
+            return "history"
+        return ANSWERS if self.has_answers else "plain"
 
     def sides(self) -> list[str]:
         """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
@@ -138,7 +165,7 @@ class Columns:
         if self.items:
             return [self.items]
         texts = [text or "prompt" for text in self.texts]
-        return texts if self.form == "plain" else [*texts, self.turns or self.system or "turns"]
+        return texts if self.form in ("plain", ANSWERS) else [*texts, self.turns or self.system or "turns"]
 
     def _texts(self, names: Sequence[str]) -> list[_Text]:
         """The texts as a file with these columns has them; without a prompt that is what the answers begin with."""
@@ -148,6 +175,7 @@ class Columns:
                 *_parts(text, names, self.is_known),
                 may_count=self.is_known and is_pair and place == 1,
                 may_be_turns=self.is_spoken,
+                has_answers=self.has_answers and place == 1,
             )
             for place, text in enumerate(self.texts)
             if text
@@ -171,6 +199,7 @@ class Columns:
                 may |= {TABLE} if key else {TEXT}
                 may |= {TURNS} if text.may_be_turns and len(text.parts) == 1 and not key else set()
                 may |= {NUMBER} if text.may_count else set()
+                may |= {TURNS} if text.has_answers else set()
         for name, may in ((self.turns, {TURNS, TEXT}), (self.system, {TEXT})):
             if name and (name in names or not self.is_known or (name == self.turns and not self.texts)):
                 found[name] = found.get(name, set()) | may
@@ -191,6 +220,11 @@ class Columns:
         texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
         def row(record: Mapping[str, Any]) -> tuple[str, ...]:
+            if self.form == ANSWERS:
+                prompt = texts[0].read(record)
+                if not prompt or prompt.isspace():
+                    raise ValueError(say("{column} is empty", column=self.texts[0]))
+                return prompt, json.dumps(texts[1].answers(record), ensure_ascii=False)
             before, cells = self._before(record), [text.read(record) for text in texts]
             if self.is_spoken:
                 before, cells = self._asked(before, cells)
@@ -324,10 +358,21 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
 
 
 def _spoken(columns: Columns, sample: Mapping[str, Any]) -> Columns:
-    """The same, of texts that may be messages where they are."""
-    texts = [sample.get(text) for text in columns.texts]
+    """The same, of texts that may be messages, and of responses that may be several right answers, where they are."""
+    has_answers = len(columns.texts) == 2 and columns.texts[0] != "" and _holds_answers(columns.texts[1], sample)
+    texts = [sample.get(text) for text in columns.texts[: 1 if has_answers else None]]
     asks = len(columns.texts) == 1 or columns.texts[0]
-    return replace(columns, is_spoken=not asks or any(isinstance(text, (list, dict)) for text in texts))
+    is_spoken = not asks or any(isinstance(text, (list, dict)) for text in texts)
+    return replace(columns, is_spoken=is_spoken, has_answers=has_answers)
+
+
+def _holds_answers(expression: str, sample: Mapping[str, Any]) -> bool:
+    """Whether the cells of a response are lists of texts, or may have some under a key."""
+    column, key = _keyed(expression, list(sample))
+    cell = sample.get(column)
+    if key:
+        return not isinstance(cell, Mapping) or not isinstance(cell.get(key), str)
+    return isinstance(cell, list) and len(cell) > 0 and not isinstance(cell[0], (list, dict))
 
 
 def _rules(sample: Mapping[str, Any]) -> str:
@@ -335,6 +380,8 @@ def _rules(sample: Mapping[str, Any]) -> str:
 
 
 def _has(key: str, cell: object) -> bool:
+    if isinstance(cell, list) and cell:
+        cell = cell[0]
     return isinstance(cell, Mapping) and key in cell
 
 
@@ -391,7 +438,8 @@ def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool =
     if key:
         cell = _table(name, cell).get(key)
         cell = cell[0] if isinstance(cell, list) and cell else cell
-    if may_count and isinstance(cell, (bool, int, float, Decimal)) and isfinite(cell):
+    is_number = isinstance(cell, int) or (isinstance(cell, (float, Decimal)) and isfinite(cell))
+    if may_count and is_number:
         return str(cell).lower() if isinstance(cell, bool) else format(Decimal(str(cell)), "f")
     if key and not isinstance(cell, str):
         raise ValueError(say("{name} has no text under {key}", name=name, key=key))

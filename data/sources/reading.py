@@ -117,7 +117,7 @@ def _head(source: Source, size: int, changed: int) -> Head:
     if source.kind in OBJECTS:
         firsts, sample = first_objects(source), dict[str, Any]()
         for value in firsts:
-            sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) is None}
+            sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) in (None, [])}
         return Head(list(firsts[0]), list(sample), sample)
     if source.kind == FASTA:
         names = fasta_columns(source)
@@ -127,9 +127,13 @@ def _head(source: Source, size: int, changed: int) -> Head:
     return Head(names, names, dict.fromkeys(names, ""), dialect=dialect)
 
 
-def _outline(cell: Any) -> Any:
-    """A cell of the same type, which takes no memory: of a table its keys."""
-    return dict.fromkeys(cell) if isinstance(cell, dict) else type(cell)() if isinstance(cell, (str, list)) else cell
+def _outline(cell: Any, depth: int = 2) -> Any:
+    """A cell of the same type, which takes no memory: of a table its keys, of a list its first entry."""
+    if isinstance(cell, dict):
+        return {key: _outline(value, depth - 1) if depth else None for key, value in cell.items()}
+    if isinstance(cell, list):
+        return [_outline(entry, depth - 1) for entry in cell[:1]] if depth else []
+    return "" if isinstance(cell, str) else cell
 
 
 def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:

@@ -59,7 +59,9 @@ def cell_of(kind: pa.DataType) -> Any:
     """A cell such as a type allows, with the keys of tables; None where that is no cell of a row of text."""
     if pa.types.is_struct(kind):
         return {kind.field(place).name: cell_of(kind.field(place).type) for place in range(kind.num_fields)}
-    return [] if is_list(kind) else "" if _is_text(kind) else {} if _is_table(kind) else 0 if _is_count(kind) else None
+    if is_list(kind):
+        return [cell_of(kind.value_type)]
+    return "" if _is_text(kind) else {} if _is_table(kind) else 0 if _is_count(kind) else None
 
 
 def type_problems(path: Place, schema: pa.Schema, kinds: Mapping[str, set[str]]) -> list[str]:

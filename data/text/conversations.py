@@ -28,6 +28,7 @@ ROLES = {
     "assistant": ASSISTANT, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT, "chatgpt": ASSISTANT,
     "system": SYSTEM, "developer": SYSTEM,
 }  # fmt: skip
+ANSWERS = "answers"  # the form of pairs that may have several right answers
 MESSAGES_COLUMNS = ("messages", "conversations")  # names that are recognised by themselves
 _KEYS = (("role", "content"), ("from", "value"))
 Row = tuple[str, ...]
@@ -39,11 +40,13 @@ class Usable:
 
     Args:
         texts: what is encoded. turns: those that the prompt was worded of; none where there is no template.
+        references: of each its right answers but for the first, which is learnt.
         places: among the rows. blank: rows that were. dropped: those that cleaning left out.
     """
 
     texts: list[Row] = field(default_factory=list)
     turns: list[list[Turn]] = field(default_factory=list)
+    references: list[list[str]] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     blank: int = 0
     dropped: Dropped = field(default_factory=Dropped)
@@ -138,7 +141,7 @@ class Examples:
         template: puts the prompt into words; None: rows are plain text.
         cleaning: what is done to every text before.
         form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
-            with the turns before), "histories" (JSON of the items' texts), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
+            with the turns before), "answers" (prompt, and JSON of the right answers), "histories" (JSON of the items' texts), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
         each_turn: whether every answer of a conversation is learnt, not only its last.
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
         writing: how the items of histories are written.
@@ -163,6 +166,7 @@ class Examples:
                     left.turns.append([])
                     left.places.append(place)
                 continue
+            references = json.loads(row[1])[1:] if self.form == ANSWERS else []
             for before, raw in self._parts(row):
                 texts, fault = self.cleaning.row(raw)
                 if (unfit := answers_fault(texts)) is not None:
@@ -179,6 +183,7 @@ class Examples:
                         texts = (self.template.prompt(turns), *texts[1:])
                     left.texts.append(texts)
                     left.turns.append(turns)
+                    left.references.append([self.cleaning.row((text,))[0][0] for text in references])
                     left.places.append(place)
         return left
 
@@ -188,6 +193,8 @@ class Examples:
             return list(row)
         if self.form in HEADS:
             return [row[0]]
+        if self.form == ANSWERS:
+            return [row[0], *json.loads(row[1])]
         if self.form == HISTORIES:
             assert self.writing is not None
             return [self.writing.separator.join(json.loads(row[0]))]
@@ -198,6 +205,9 @@ class Examples:
         """For each example of a row: the turns before, and the prompt with its answer or answers."""
         if self.form in ("plain", *HEADS):
             yield [], row
+            return
+        if self.form == ANSWERS:
+            yield [], (row[0], json.loads(row[1])[0])
             return
         turns: list[Turn] = [(role, text) for role, text in json.loads(row[-1])]
         if self.form == "history" and len(row) > 3:  # preferences

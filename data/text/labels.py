@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from math import isfinite
+from math import isinf, isnan
 from typing import Any
 
 from data.batches.collate import IGNORED_LABEL
-from data.text.cells import parsed
+from data.text.cells import NUMPY_STRINGS, parsed
 from language import join, say
 from settings.consistency import TOKEN
 from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
 MOST_LABELS = 4096
+LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
 
 
 def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
@@ -30,7 +31,7 @@ def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
     Raises:
         ValueError: with what is wrong.
     """
-    if head != TOKEN and isinstance(cell, list):
+    if head != TOKEN and _is_list(cell):
         raise ValueError(say("holds a list; a text has one label (several labels per text are not supported)"))
     entries = _entries(cell) if head == TOKEN else [cell]
     labels = [None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry) for entry in entries]
@@ -87,13 +88,13 @@ def is_fraction(name: str) -> bool:
 
 
 def spans_of(text: str, count: int) -> list[Span]:
-    """Where the letters of a text are, or if it has blanks and as many words, its words.
+    """Where the words of a text are if there are as many, or its letters; a single word of several letters is one.
 
     Raises:
         ValueError: it has neither `count` letters nor words.
     """
     words = text.split()
-    if len(words) > 1 and len(words) == count:
+    if len(words) == count and (count > 1 or len(text) > 1):
         found, end = list[Span](), 0
         for word in words:
             begin = text.index(word, end)
@@ -143,6 +144,17 @@ def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, othe
     return cell
 
 
+def _is_list(cell: object) -> bool:
+    """Whether a cell is a list, or the text of one, as CSV files have it."""
+    if not isinstance(cell, str):
+        return isinstance(cell, list)
+    if not cell.lstrip().startswith("["):
+        return False
+    with suppress(ValueError):  # a name may begin like a list
+        return isinstance(parsed(cell), list)
+    return NUMPY_STRINGS.search(cell) is not None
+
+
 def _entries(cell: object) -> list[Any]:
     def split(text: str) -> list[str]:
         words = text.split()
@@ -157,10 +169,16 @@ def _name(entry: object) -> str | None:
         raise entry
     if isinstance(entry, bool):
         return str(entry).lower()
-    if isinstance(entry, (int, float, Decimal)):
-        if not isfinite(entry):
+    if isinstance(entry, int):  # of any length
+        return str(entry)
+    if isinstance(entry, (float, Decimal)):
+        if isnan(entry):
             return None
-        return str(int(entry)) if entry == int(entry) else format(Decimal(str(entry)), "f")
+        if isinf(entry):
+            raise ValueError(say("holds {entry}, which is no label; leave it empty where there is none", entry=entry))
+        text = format(Decimal(str(entry)), "f")  # by int(), 1e23 would be 99999999999999991611392
+        short = text.rstrip("0").rstrip(".") if "." in text else text
+        return "0" if entry == 0 else short
     if entry is None or (isinstance(entry, str) and not entry.strip()):
         return None
     if not isinstance(entry, str):
@@ -171,10 +189,16 @@ def _name(entry: object) -> str | None:
 def _number(label: str) -> float:
     try:
         number = float(label)
-        if not isfinite(number):
-            raise ValueError
     except ValueError:
         raise ValueError(say("has the label {label!r}, which is no number", label=label[:60])) from None
+    if not abs(number) <= LARGEST_NUMBER:
+        raise ValueError(
+            say(
+                "has the label {label!r}, which is no number up to {largest}, the largest in 32 bits",
+                label=label[:60],
+                largest=f"{LARGEST_NUMBER:.2g}",
+            )
+        )
     return number
 
 

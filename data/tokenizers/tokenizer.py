@@ -255,6 +255,14 @@ class Tokenizer:
             (ids,) = self.backend.encode([RARE_LETTER], special=False)
         return len(ids) > 0 and self.unk_id not in ids
 
+    @cached_property
+    def blank_id(self) -> int | None:
+        """The token of the blank that the tokenizer puts before every text and word; None where it puts none."""
+        with failure_is_user_error(self._failing):
+            (ids,) = self.backend.encode([RARE_LETTER], special=False)
+        is_blank = len(ids) > 1 and self.backend.id_to_token(int(ids[0])) in ("▁", "Ġ")
+        return int(ids[0]) if is_blank else None
+
     def _spelt(self, ids: Ids, names: Collection[int] | None = None) -> Ids:
         """Spell special tokens whose names the model itself matches in a text, as old Unigram vocabularies do.
 

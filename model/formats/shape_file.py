@@ -160,6 +160,17 @@ def shape_from(path: Path, raw: dict[str, Any], stored: TensorHeaders) -> T5Mode
         )
     raw = {name: value for name, value in raw.items() if value is not None}
     problems = check_keys(path, raw, CONFIG_KEYS.keys() - GENERATION_KEYS.keys())
+    outputs = raw.get("id2label")
+    if raw.get("problem_type") == REGRESSION and isinstance(outputs, dict) and len(outputs) > 1:
+        problems.append(
+            say(
+                "{path}: problem_type = {problem_type}, predicts {count} numbers per text; allowed: one; train a head of "
+                "your own",
+                path=path,
+                problem_type=REGRESSION,
+                count=len(outputs),
+            )
+        )
     for other, name in _OTHER_NAMES.items():
         if raw.setdefault(name, raw.get(other)) != raw.get(other, raw[name]):
             problems.append(

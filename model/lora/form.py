@@ -56,6 +56,9 @@ class AdapterInfo:
             return base
         decoder = base.num_decoder_layers if self.head["has_decoder"] else 0
         fields = {name: value for name, value in self.head.items() if name != "has_decoder"}
+        # PEFT saves no names of labels: they are those of the base, as in PeftModel.config.
+        if not self.fingerprint and base.head == fields["head"] and str(base.num_labels) == fields.get("labels"):
+            fields["labels"] = base.labels
         return replace(base, **fields, num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
 
 

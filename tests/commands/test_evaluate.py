@@ -14,6 +14,8 @@ import torch
 
 from commands import loading
 from commands.evaluate import _data_settings, evaluate, evaluation_rows
+from data.batches.loader import StepLoader
+from data.prepare.preparing import prepare
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
@@ -98,9 +100,37 @@ def test_only_what_is_asked_for(folder: Path, tmp_path: Path, capsys: pytest.Cap
     result = evaluate(settings(folder, tmp_path, metrics="f1,rouge_l", eval_generate_rows=2, max_new_tokens=3))
     assert list(result.metrics) == ["f1", "rouge_l"] and result.rows == 5
     told = capsys.readouterr().out
-    assert "2, scores in percent" in told and "2 of 2 answers cut at --max_new_tokens=3" in told
+    assert "2 of 5, scores in percent" in told and "2 of 2 answers cut at --max_new_tokens=3" in told
     result = evaluate(settings(folder, tmp_path, eval_generate_rows=0, eval_rows=3))
     assert result.metrics == {} and result.rows == 3
+
+
+def test_the_best_of_several_right_answers_counts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, listed = tmp_path / "pairs.jsonl", tmp_path / "colors.txt"
+    listed.write_text("a red fox\n")  # so the model answers nothing else
+    right = [["a red fox"], ["blue", "a red fox"], ["two red foxes", "blue"], ["green"]]
+    rows.write_text("".join(json.dumps({"prompt": "x", "response": answers}) + "\n" for answers in right))
+    flags = {"validation_file": rows, "answers": listed, "max_new_tokens": 60, "json": True}
+    result = evaluate(settings(folder, tmp_path, **flags, metrics="exact_match,f1,identical,bleu"))
+    told = json.loads(capsys.readouterr().out)
+    expected = {"exact_match": 50.0, "identical": 50.0, "f1": 100 * (1 + 1 + 2 / 5 + 0) / 4}
+    assert {name: result.metrics[name] for name in expected} == pytest.approx(expected)
+    assert told["sacrebleu"]["bleu"].startswith("nrefs:var|") and told["answers"] == 4
+    config = load("train", {"train_file": str(rows), "is_finetune": "True", "cache_dir": str(folder / "cache")})
+    learnt = StepLoader(prepare(config).train_dir, "pairs", config)
+    batch = learnt.batch_of(np.arange(3))
+    assert batch.references is None and (batch.labels == learnt.special.eos).sum() == batch.num_rows == 3
+
+
+def test_answers_of_one_word_have_few_scores(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "words.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": "x", "response": word}) + "\n" for word in ("red", "正面", "B-PER")))
+    flags = {"validation_file": rows, "max_new_tokens": 2}
+    assert set(evaluate(settings(folder, tmp_path, **flags)).metrics) == {"exact_match", "f1", "chrf"}
+    assert "bleu" not in capsys.readouterr().out
+    assert set(evaluate(settings(folder, tmp_path, **flags, metrics="bleu")).metrics) == {"bleu"}
 
 
 def test_json_has_all_figures_and_signatures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,9 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(tokenizers: dict[str,
 
 @pytest.mark.slow  # importing ctranslate2 imports transformers
 @pytest.mark.parametrize("family", SHAPES)
-def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_ctranslate2_gives_the_same_answers(
+    family: str, tokenizers: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokenizer = tokenizers["bpe"]
     source, model = saved(tmp_path / "model", tokenizer, **SHAPES[family])
@@ -139,12 +141,17 @@ def test_ctranslate2_gives_the_same_answers(family: str, tokenizers: dict[str, T
     translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", intra_threads=1, compute_type="float32")
     rows = [[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode_batch(["a river", "runs under a bridge"])]
     names = [tokenizer.id_to_token(number) for number in range(tokenizer.size)]
-    asked = [[names[number] for number in row[:-1]] for row in rows]
+    asked = [[names[number] for number in row] for row in rows]  # with </s>, as transformers' tokenizers give it
     answers = [
         result.hypotheses[0] for result in translator.translate_batch(asked, beam_size=1, max_decoding_length=12)
     ]
     assert answers == [[names[number] if number < tokenizer.size else f"[PAD{number}]" for number in answer]
                        for answer in generate(model, rows, max_new_tokens=12)]  # fmt: skip
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path / "out")
+    names_of_card: dict[str, Any] = {}
+    exec(code.replace("int8", "float32"), names_of_card)
+    assert names_of_card["pieces"][-1] == "</s>" != names_of_card["pieces"][-2]
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("t5", "fp16"), ("t5_v1_1", "keep"), ("umt5", "keep")])

@@ -165,6 +165,39 @@ def test_classes_have_the_order_of_their_numbers(config: T5ModelConfig, tmp_path
     assert read_config(tmp_path).label_names == ("b", "c", "a")
 
 
+def test_an_adapter_of_peft_has_the_label_names_of_its_base(config: T5ModelConfig, tmp_path: Path) -> None:
+    shape = dataclasses.replace(config, head="token", num_decoder_layers=0, labels="H,E,C")
+    model = T5(shape).initialise(1)
+    save(model, tmp_path / "base")
+    form = LoraSettings(2, 4.0)
+    add_adapters(model, form, seed=5)
+    save_adapters(model, form, tmp_path / "adapter", str(tmp_path / "base"), "")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(file), file)  # PEFT's files have no metadata: the task and the tensors say what there is
+    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert about["task_type"] == "TOKEN_CLS"
+    base, info = read_config(tmp_path / "base"), read_info(tmp_path / "adapter")
+    assert info.adapted(base).label_names == ("H", "E", "C")
+    assert info.adapted(dataclasses.replace(base, labels="a,b")).label_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"problem_type": "multi_label_classification"}, "problem_type = multi_label_classification"),
+        ({"problem_type": "regression"}, "problem_type = regression, predicts 4 numbers"),
+    ],
+)
+def test_several_labels_per_text_are_refused(
+    config: T5ModelConfig, change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    save(model_of(config, "T5ForSequenceClassification"), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**about, **change}))
+    with pytest.raises(UserError, match=told):
+        read_config(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", HEADS)

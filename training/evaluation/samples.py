@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import was_cut
-from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
+from training.evaluation.scores import AnswerScores, OwnMetric, is_word, own_scores
 from training.processes.group import Group
 
 SHOWN = 3  # scored answers that are shown
@@ -66,18 +66,23 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        for (source, target), best in zip(pairs, answer([source for source, _ in pairs], batch.past), strict=True):
-            texts_of = (tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target))
-            prompt, reference = texts_of  # scored with the halves of letters that they may have inside, as answers are
+        answers = answer([source for source, _ in pairs], batch.past)
+        for (source, target), more, best in zip(pairs, _further(batch), answers, strict=True):
+            # Scored with the halves of letters that they may have inside, as answers are.
+            prompt, reference, *others_right = (
+                tokenizer.decode_with_unknown(ids).rstrip(BROKEN).strip() for ids in (source, target, *more)
+            )
             first, *others = (tokenizer.decode_with_unknown(tokens).strip() for tokens in best)
             sample = Sample(prompt, first, reference)
             cut += was_cut(best[0], settings, tokenizer.eos_id)
             if own:
                 texts.append((sample.answer, sample.reference))
-            if tokenizer.unk_id in target:
-                # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
-                reference = reference.replace(tokenizer.names["unk_token"], RARE_LETTER)
-            scores.add(sample.answer, reference, others)
+            right = [reference, *others_right]
+            for at, ids in enumerate((target, *more)):
+                if tokenizer.unk_id in ids:
+                    # nobody knows what stood there: a letter that no answer has, as scores leave out all marks
+                    right[at] = right[at].replace(tokenizer.names["unk_token"], RARE_LETTER)
+            scores.add(sample.answer, right, others)
             if len(samples) < shown:
                 samples.append(sample)
     *sums, all_cut = group.all_reduce_sum(*scores.sums, cut)
@@ -89,15 +94,40 @@ def generate_metrics(
     return found, samples, int(all_cut)
 
 
-def count_unknown(loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> int:
-    """How many of the first `rows` held-out rows, or those of a set, have a reference with unknown tokens, which no answer matches."""
-    return sum(tokenizer.unk_id in target for _, target in first_rows(loader, rows, of))
+@dataclass
+class References:
+    """What is known of the right answers of rows.
+
+    Args:
+        unknown: rows whose right answers all have unknown tokens, which no answer matches. counts: how many right answers rows
+            have. are_words: whether none is longer than a word.
+    """
+
+    unknown: int = 0
+    counts: set[int] = field(default_factory=set)
+    are_words: bool = True
+
+    def add(self, loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> None:
+        """Read the first `rows` held-out rows, or those of a set."""
+        for batch in loader.evaluation_batches(rows, min(rows, READ_ROWS), 0, 1, of):
+            for (_, target), more in zip(_rows(batch), _further(batch), strict=True):
+                references = [target, *more]
+                self.unknown += all(tokenizer.unk_id in ids for ids in references)
+                self.counts.add(len(references))
+                self.are_words &= all(is_word(tokenizer.decode(ids)) for ids in references)
 
 
 def first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:
     """The first held-out rows, or those of a set."""
     batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1, of)
     return itertools.islice(itertools.chain.from_iterable(map(_rows, batches)), count)
+
+
+def _further(batch: Batch) -> list[list[list[int]]]:
+    """Of each row of a batch the right answers but the first."""
+    if batch.references is None:
+        return [[] for _ in range(batch.num_rows)]
+    return [[ids.tolist() for ids in references] for references in batch.references]
 
 
 def _rows(batch: Batch) -> Iterator[Row]:

@@ -7,7 +7,9 @@ sums of several processes add up alike. All scores are percentages.
 Chinese: letters of Chinese, Japanese and Korean are tokens of their own for F1, ROUGE and `char_bleu`; other text is
 split as the metric's own program does it.
 
-Ranked answers: a row has one right answer, found where an answer is the same text. Recall@K is whether it is among the first K,
+Several right answers: exact match, F1 and ROUGE count the best of them, each for itself; sacrebleu takes them as its references.
+
+Ranked answers: a right answer is found where an answer is the same text, the first of them counts. Recall@K is whether it is among the first K,
 NDCG@K is 1 / log2(rank + 1) there, MRR is 1 / rank among all.
 Source: SQuAD's evaluation script (arXiv 1606.05250); sacrebleu (arXiv 1804.08771); rouge-score of google-research.
 """
@@ -49,6 +51,9 @@ from training.evaluation.stopping import LOSS
 
 Sums = NDArray[np.float64]
 OwnMetric = Callable[[list[str], list[str]], float]  # of answers and references; more is better
+# Where all right answers are one word, the others say the same again or have no n-grams to count.
+WORD_SCORES = ("exact_match", "f1", "chrf")
+LONGEST_CJK_WORD = 4  # letters
 FIGURES = ("event", "loss", "perplexity", *EVAL_COUNTS)  # of an evaluation beside its scores
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -74,26 +79,32 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(given) + len(wanted))
 
 
+def is_word(text: str) -> bool:
+    """Whether a text is a single word: without blanks, and of Chinese, Japanese or Korean no longer than such words are."""
+    return len(text.split()) <= 1 and len(_CJK_LETTER.findall(text)) <= LONGEST_CJK_WORD
+
+
 @dataclass(frozen=True)
 class Metric:
     """One way to compare, of one score or several.
 
     Args:
-        names: of its scores. count: the numbers of one row, of its answers, best first, and the reference; always as many.
+        names: of its scores. count: the numbers of one row, of its answers, best first, and the right ones; always as many.
         signature: sacreBLEU's.
         scores: the percentages, one for each name, of the summed numbers, the last of which is the number of rows: means of rows, unless
             a metric says otherwise.
     """
 
     names: tuple[str, ...]
-    count: Callable[[Sequence[str], str], Sequence[float]]
+    count: Callable[[Sequence[str], Sequence[str]], Sequence[float]]
     scores: Callable[[Sums], Sequence[float]] = lambda sums: (100 * sums[:-1] / sums[-1]).tolist()
     signature: str = ""
 
 
-def _gain(name: str, answers: Sequence[str], reference: str) -> float:
+def _gain(name: str, answers: Sequence[str], references: Sequence[str]) -> float:
     """What a row adds to a score of ranked answers, 0 to 1."""
-    found = (rank for rank, answer in enumerate(answers, 1) if answer.strip() == reference.strip())
+    right = {reference.strip() for reference in references}
+    found = (rank for rank, answer in enumerate(answers, 1) if answer.strip() in right)
     rank, (family, _, depth) = next(found, math.inf), name.partition("@")
     if rank > int(depth or len(answers)):
         return 0.0
@@ -102,26 +113,31 @@ def _gain(name: str, answers: Sequence[str], reference: str) -> float:
 
 def _made(kind: str) -> Metric:
     if RANKED.fullmatch(kind):
-        return Metric((kind,), lambda answers, reference: [_gain(kind, answers, reference)])
+        return Metric((kind,), lambda answers, references: [_gain(kind, answers, references)])
     if kind == "squad":
         return Metric(
             ("exact_match", "f1"),
-            lambda answers, reference: [
-                normalised(answers[0]) == normalised(reference),
-                token_f1(answers[0], reference),
+            lambda answers, references: [
+                any(normalised(answers[0]) == normalised(reference) for reference in references),
+                max(token_f1(answers[0], reference) for reference in references),
             ],
         )
     if kind == "identical":  # where every mark counts, as in phones, dates and numbers
-        return Metric(("identical",), lambda answers, reference: [answers[0].strip() == reference.strip()])
+        return Metric(
+            ("identical",),
+            lambda answers, references: [answers[0].strip() in [reference.strip() for reference in references]],
+        )
     if kind == "rouge":  # for -Lsum the lines of a text are its sentences, as in rouge_score itself
         from rouge_score.rouge_scorer import RougeScorer
 
         # words as its own tokenizer takes them for English, and letters of Chinese
         tokenizer = SimpleNamespace(tokenize=lambda text: _ROUGE_TOKEN.findall(text.lower()))
         scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], tokenizer=tokenizer)
-        return Metric(
-            ROUGE, lambda answers, reference: [score.fmeasure for score in scorer.score(reference, answers[0]).values()]
-        )
+
+        def best(answers: Sequence[str], references: Sequence[str]) -> list[float]:
+            return [score.fmeasure for score in scorer.score_multi(references, answers[0]).values()]
+
+        return Metric(ROUGE, best)
     from sacrebleu.metrics import BLEU, CHRF
 
     metric: Any
@@ -132,7 +148,7 @@ def _made(kind: str) -> Metric:
     metric.num_refs = 1
     return Metric(
         (kind,),
-        lambda answers, reference: metric._extract_corpus_statistics([answers[0]], [[reference]])[0],
+        lambda answers, references: metric._extract_corpus_statistics([answers[0]], [[one] for one in references])[0],
         lambda sums: [metric._compute_score_from_stats(sums[:-1].astype(int).tolist()).score],
         str(metric.get_signature()),
     )
@@ -227,7 +243,7 @@ class AnswerScores:
         self.names = tuple(names)
         kinds = dict.fromkeys(kind for name in names for kind in _WORDS.get(name, (name,)))
         self._metrics = [_made(kind) for kind in kinds]
-        widths = [len(metric.count([""], "")) for metric in self._metrics]
+        widths = [len(metric.count([""], [""])) for metric in self._metrics]
         self._ends = np.cumsum(widths).tolist()
         self.sums: Sums = np.zeros(sum(widths) + 1)  # the last one counts rows
 
@@ -236,10 +252,11 @@ class AnswerScores:
         """Score name -> sacreBLEU's signature of how it is computed."""
         return {metric.names[0]: metric.signature for metric in self._metrics if metric.signature}
 
-    def add(self, answer: str, reference: str, others: Sequence[str] = ()) -> None:
-        """Count one row; `others`: further answers, the next best first."""
+    def add(self, answer: str, references: str | Sequence[str], others: Sequence[str] = ()) -> None:
+        """Count one row; `references`: the right answer, or several; `others`: further answers, the next best first."""
         answers = [answer, *others]
-        numbers = [number for metric in self._metrics for number in metric.count(answers, reference)]
+        right = [references] if isinstance(references, str) else references
+        numbers = [number for metric in self._metrics for number in metric.count(answers, right)]
         self.sums += np.array([*numbers, 1.0])
 
     def result(self, sums: Sums | None = None) -> dict[str, float]:

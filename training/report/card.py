@@ -112,7 +112,7 @@ import ctranslate2, sentencepiece
 
 translator = ctranslate2.Translator(".", compute_type="int8")
 tokenizer = sentencepiece.SentencePieceProcessor(model_file="spiece.model")
-pieces = tokenizer.encode("Your text", out_type=str)
+pieces = [*tokenizer.encode("Your text", out_type=str), tokenizer.id_to_piece(tokenizer.eos_id())]
 answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
 print(tokenizer.decode(answer))
 ```
@@ -122,7 +122,7 @@ import ctranslate2, tokenizers
 
 translator = ctranslate2.Translator(".", compute_type="int8")
 tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-pieces = tokenizer.encode("Your text", add_special_tokens=False).tokens
+pieces = tokenizer.encode("Your text").tokens
 answer = translator.translate_batch([pieces], max_decoding_length=64)[0].hypotheses[0]
 print(tokenizer.decode([tokenizer.token_to_id(piece) for piece in answer]))
 ```

@@ -129,6 +129,10 @@ def test_labels_of_words_go_to_their_first_tokens(configure: Configure, tmp_path
     expected = np.full(len(text) + 1, -100)
     expected[[0, 3, 11, 18]] = [1, 0, 2, 0]
     assert first["labels"].tolist() == expected.tolist()
+    row = {"tokens": ["EU"], "ner_tags": [3]}
+    path.write_text((json.dumps(row) + "\n" + json.dumps({**row, "ner_tags": [0]}) + "\n") * 50, encoding="utf8")
+    prepared = prepare(configure(train_file=path, text_column="tokens", label_column="ner_tags", head="token"))
+    assert [row["labels"].tolist()[1:] for row in rows_of(prepared)] == [[-100, -100]] * 99, "one word has one label"
 
 
 def test_plain_text_has_no_labels(configure: Configure, tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ PAIRS: list[tuple[dict[str, Any], dict[str, str], str, list[str], str]] = [
 ]  # fmt: skip
 HH = "\n\nHuman: q1\n\nAssistant: a1\n\nHuman: q\n\nAssistant: "
 LONG = [user("q1"), bot("a1"), user("q")]
+SEVERAL: list[tuple[dict[str, Any], dict[str, str], list[str]]] = [  # right answers, each once
+    ({"prompt": "p", "response": ["a", "b", "a"]}, {}, ["a", "b"]),
+    ({"prompt": "p", "response": [3, 4]}, {}, ["3", "4"]),
+    ({"question": "p", "answer": ["a", " ", "b"], "context": None}, {}, ["a", "b"]),
+    ({**SQUAD, "answers": {"text": ["a", "b"], "answer_start": [0, 1]}}, {}, ["a", "b"]),
+    ({**SQUAD, "answers": [{"text": "a", "answer_start": 0}, {"text": "b", "answer_start": 1}]}, {}, ["a", "b"]),
+    ({"prompt": "p", "names": ["a", "b"]}, {"response_column": "names"}, ["a", "b"]),
+]
 PREFERENCES: list[tuple[dict[str, Any], dict[str, str], str, list[str], str]] = [
     ({"prompt": [user("q")], "chosen": [bot("c")], "rejected": [bot("r")]}, {}, "q", ["c", "r"], ""),
     ({"chosen": [*LONG, bot("c")], "rejected": [*LONG, bot("r")], "score": 1.0}, {}, "q1\na1\nq", ["c", "r"], "score"),
@@ -108,6 +116,18 @@ def test_a_shape_gives_what_its_documents_say(
     if len(answers) == 1 and "objective" not in flags:  # generate asks what was learnt
         (prompt,) = read_prompts(task.sources, config.data, BadRows())
         assert Template().prompt(prompt.turns) == asked
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("row", "flags", "answers"), SEVERAL)
+def test_of_several_right_answers_the_first_is_learnt_and_all_are_kept(
+    tmp_path: Path, row: dict[str, Any], flags: dict[str, str], answers: list[str], kind: str
+) -> None:
+    config, task = task_of(written(tmp_path / f"a.{kind}", [row]), row, {"is_finetune": "True", **flags})
+    (rows,) = read_rows(task.sources, task.columns, BadRows())
+    usable = examples_of(config, task.kind, task.columns, tmp_path).usable(rows)
+    assert [texts[1] for texts in usable.texts] == answers[:1] and usable.references == [answers[1:]]
+    assert [name for name, _ in passed_over(config, task.kind) if name == "right answers"] == ["right answers"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

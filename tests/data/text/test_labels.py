@@ -17,7 +17,21 @@ def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
     assert labels_of(TOKEN, cell, "011") == labels_of(TOKEN, cell, [False, 1, 1.0]) == [None, "E", "H"]
 
 
-@pytest.mark.parametrize(("cell", "label"), [("spam", "spam"), (3, "3"), (3.0, "3"), (True, "true"), (0.25, "0.25")])
+@pytest.mark.parametrize(
+    ("cell", "label"),
+    [
+        ("spam", "spam"),
+        (3, "3"),
+        (3.0, "3"),
+        (True, "true"),
+        (0.25, "0.25"),
+        (2**53 + 1, "9007199254740993"),
+        (1e23, "1" + "0" * 23),
+        (-0.0, "0"),
+        (10**400, "1" + "0" * 400),
+        ("[a]", "[a]"),
+    ],
+)
 def test_a_label_is_a_name_or_a_number(cell: object, label: str) -> None:
     assert labels_of(SEQUENCE, cell) == [label]
     assert labels_of(SEQUENCE, cell, 0) == [None]
@@ -38,6 +52,8 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
         (lambda: labels_of(SEQUENCE, None), "missing"),
         (lambda: numbered(["X"], ("C", "E")), "'X', which is none of C, E"),
         (lambda: numbered(["X"], ()), "'X', which is no number"),
+        (lambda: numbered(["1e39"], ()), "'1e39', which is no number up to 3.4e+38"),
+        (lambda: labels_of(SEQUENCE, float("inf")), "inf, which is no label"),
         (lambda: spans_of("MKVL", 3), "3 labels, its text 4 letters"),
     ],
 )
@@ -49,6 +65,7 @@ def test_what_is_wrong_is_told(call: object, told: str) -> None:
 def test_labels_belong_to_letters_or_to_words() -> None:
     assert spans_of("MKV", 3) == [(0, 1), (1, 2), (2, 3)]
     assert spans_of("The  EU said", 3) == [(0, 3), (5, 7), (8, 12)]
+    assert spans_of("Hello", 1) == [(0, 5)] and spans_of("M", 1) == [(0, 1)]
 
 
 def test_proteins_are_prepared_as_their_models_were_trained() -> None:
@@ -65,5 +82,6 @@ def test_labels_as_pandas_and_transformers_write_them(cell: object) -> None:
     assert words_of("['The', 'EU']") == "The EU" and words_of("[1] The EU") == "[1] The EU"
     with pytest.raises(ValueError, match="no list"):
         labels_of(TOKEN, "['O' 'B-PER']")  # NumPy's, which Python reads as one text
-    with pytest.raises(ValueError, match="several labels"):
-        labels_of(SEQUENCE, ["a", "b"])
+    for several in (["a", "b"], "['a', 'b']", '["a"]', "['a' 'b']"):
+        with pytest.raises(ValueError, match="several labels"):
+            labels_of(SEQUENCE, several)

@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 
 from benchmarks.checks.tokenizer_ids import KINDS, differing, texts
+from data.prepare.encode import TextEncoder
 from data.tokenizers.pieces import pieces as as_they_come
 from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
@@ -175,3 +177,30 @@ def test_the_published_t5_vocabularies_give_their_known_ids(tmp_path: Path) -> N
                 assert ours.sentinel_ids[0] == 32099
             else:
                 assert ours.sentinel_ids[0] == 250099
+
+
+def test_labels_of_words_go_to_the_first_token_that_transformers_counts(tmp_path: Path) -> None:
+    """By its `word_ids`, each piece that begins with a blank begins a word, also a blank alone before a rare letter."""
+    out = io.BytesIO()
+    sentences = ["The fox runs far", "a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 \u00e9"] * 40
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=out, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        hard_vocab_limit=False, num_threads=1, minloglevel=2, character_coverage=1.0,
+    )  # fmt: skip
+    encoder = TextEncoder(Tokenizer.load(folder_of(tmp_path / "model", out.getvalue(), {"extra_ids": 0})))
+    for text, silent in {
+        "fox \u00e9 2": [],
+        "3": [],
+        "\u2d63 a 2": [],
+        "fox \u200b runs": [1],
+        "fox \u200b \u00e9": [1],
+        "runs \u200b": [1],
+    }.items():
+        words = text.split()
+        ids, places = encoder.with_places(text, len(words))
+        tokens = [encoder.tokenizer.id_to_token(int(number)) or "" for number in ids]
+        assert np.flatnonzero(places < 0).tolist() == silent
+        begins = [at for at, token in enumerate(tokens) if token.startswith("▁")]
+        assert places[places >= 0].tolist() == begins, tokens
+    ids, places = encoder.with_places("3\u00e9", 2)  # letters, not words
+    assert places.tolist() == [1, 2]

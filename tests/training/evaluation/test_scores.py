@@ -41,6 +41,35 @@ def test_corpus_scores_are_those_of_sacrebleu() -> None:
         assert 1 < ours[name] < 99
 
 
+def test_of_several_right_answers_the_best_counts() -> None:
+    """As SQuAD's script, sacrebleu and rouge_score define it, each on its own."""
+    from rouge_score.rouge_scorer import RougeScorer
+    from sacrebleu.metrics import BLEU, CHRF
+
+    references = [
+        [right, answer + " indeed", "x"][: 1 + at % 3]
+        for at, (answer, right) in enumerate(zip(ANSWERS, REFERENCES, strict=True))
+    ]
+    scores = AnswerScores(["exact_match", "f1", "bleu", "chrf", "rouge_l", "identical"])
+    for answer, right in zip(ANSWERS, references, strict=True):
+        scores.add(answer, right)
+    ours = scores.result()
+    streams = [[right[at] if at < len(right) else None for right in references] for at in range(3)]
+    for name, metric in {"bleu": BLEU(), "chrf": CHRF()}.items():
+        assert ours[name] == pytest.approx(metric.corpus_score(ANSWERS, streams).score), name
+    f1 = [max(token_f1(answer, one) for one in right) for answer, right in zip(ANSWERS, references, strict=True)]
+    assert ours["f1"] == pytest.approx(100 * np.mean(f1))
+    english = RougeScorer(["rougeL"])
+    scores = AnswerScores(["rouge_l"])
+    scores.add(ANSWERS[0], references[1])
+    expected = english.score_multi(references[1], ANSWERS[0])["rougeL"].fmeasure
+    assert scores.result()["rouge_l"] == pytest.approx(100 * expected)
+    scores = AnswerScores(["exact_match", "identical"])
+    scores.add("The Cat!", ["dog", "cat"])
+    scores.add("cat", ["dog", "cat"])
+    assert scores.result() == {"exact_match": 100.0, "identical": 50.0}
+
+
 def test_the_geometric_mean_of_bleu_and_chrf_plus_plus() -> None:
     parts = scored(["bleu", "chrf++"])
     assert scored(["geometric_mean"])["geometric_mean"] == pytest.approx((parts["bleu"] * parts["chrf++"]) ** 0.5)
