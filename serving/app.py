@@ -55,7 +55,7 @@ class Api:
     """What the addresses share.
 
     Args:
-        name: of the model. made: when it was, seconds since 1970.
+        name: of the model. made: when it was, seconds since 1970. other_names: by which requests may name it too.
         defaults: how tokens are chosen where a request says nothing; their number is the most.
         seconds: longest time of a request. seed: of requests that name none; None: each has another.
     """
@@ -67,6 +67,7 @@ class Api:
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
     seed: int | None = None
+    other_names: frozenset[str] = frozenset()
     unknown: set[str] = field(default_factory=set)  # fields of requests that were ignored and reported
     bodies: ByteBudget = field(default_factory=lambda: ByteBudget(READ_BYTES))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -107,13 +108,26 @@ class Api:
                 return await asyncio.to_thread(self._understood, held, read)
 
     def _understood(self, held: bytes, read: Read[AnyAsked]) -> AnyAsked:
-        asked = read(object_of(held), self.texts, self.defaults)
+        body = object_of(held)
+        self.check_name(body.get("model"))
+        asked = read(body, self.texts, self.defaults)
         new = {name[:100] for name in asked.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
             told = "ignoring request fields that have no meaning here: {names}"
             print(say(told, names=", ".join(sorted(new))), flush=True)
         return asked
+
+    def check_name(self, name: object) -> None:
+        """Refuse a request for another model; one that names none is for this one.
+
+        Raises:
+            Refused: no such model (404).
+        """
+        is_ours = isinstance(name, str) and (name == self.name or name in self.other_names)
+        if name and not is_ours:
+            text = f"The model {str(name)[:100]!r} does not exist here; there is {self.name!r}"
+            raise Refused(404, text, "model", "model_not_found")
 
     async def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
         """The vectors of the texts of a request; where answers are written too, one text between two steps.
@@ -238,10 +252,7 @@ def _routes(api: Api) -> list[Route]:
         return Route(path, endpoint, methods=[method])
 
     def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != api.name:
-            text = f"The model {name[:100]!r} does not exist here; there is {api.name!r}"
-            raise Refused(404, text, "model", "model_not_found")
+        api.check_name(request.path_params["name"])
         return JSONResponse(api.about())
 
     def health(request: Request) -> Response:
@@ -273,7 +284,7 @@ def _routes(api: Api) -> list[Route]:
             "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
         ),
         route("GET", "/v1/models", lambda request: JSONResponse({"object": "list", "data": [api.about()]})),
-        route("GET", "/v1/models/{name}", model),
+        route("GET", "/v1/models/{name:path}", model),
         route("POST", "/api/chat", question),
         route("GET", "/health", health),
         route("GET", "/metrics", metrics),

@@ -24,6 +24,8 @@ from serving.answers import Refused
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
+# fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here
+WORDLESS = ("tool_calls", "function_call", "refusal")
 # fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of
 IGNORED = {
     "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
@@ -248,15 +250,19 @@ def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> A
     turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
     if turns[-1][0] != USER:
         raise Refused(400, "messages, must end with the user's; it is to be answered", "messages")
+    ignored = {f"messages[].{name}" for message in messages for name in WORDLESS if message.get(name)}
     asked = _settings(fields, defaults)
-    return replace(asked, prompts=(texts.conversation(turns),))
+    return replace(asked, prompts=(texts.conversation(turns),), unknown=(*asked.unknown, *sorted(ignored)))
 
 
 def _turn(message: Any, param: str) -> Turn:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise Refused(400, f"{param}, needs a role; allowed: {', '.join(ROLES)}", param)
+        wrong = "needs a role" if role is None else f"has the role {str(role)[:100]!r}, which is not read here"
+        raise Refused(400, f"{param}, {wrong}; allowed: {', '.join(ROLES)}", param)
     content = message.get("content")
+    if content is None and role == "assistant" and any(message.get(name) for name in WORDLESS):
+        content = ""
     if isinstance(content, list):  # parts, of which text alone can be read
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):

@@ -85,6 +85,7 @@ def api_of(trained: Trained, config: Config) -> Api:
     return Api(
         engine, texts, name, made, config.generate, config.serve.request_timeout,
         config.run.seed if config.given("seed") else None,
+        other_names=frozenset([str(config.checkpoint.model), str(trained.first.folder), str(trained.first.folder.resolve())]),
     )  # fmt: skip
 
 
