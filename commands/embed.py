@@ -137,7 +137,7 @@ class Embedder:
 
     Args:
         longest: most tokens of a text with end of text; longer ones are cut. per_token: one vector for each token, not one for each text.
-        rows: most texts at once; None: what the budget holds.
+        rows: most texts at once; None: what the budget holds. beside_bytes: of the budget, for others than this.
     """
 
     trained: Trained
@@ -145,6 +145,7 @@ class Embedder:
     longest: int
     per_token: bool = False
     rows: int | None = None
+    beside_bytes: int = 0
 
     @classmethod
     def of(cls, trained: Trained, config: Config) -> Embedder:
@@ -212,7 +213,8 @@ class Embedder:
         encoder = replace(trained.blockwise.model.config, num_decoder_layers=0, head="none")
         asked = AUTO if self.rows is None else min(self.rows, left)
         usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
-        return trained.room.rows_of_loss(encoder, trained.first.weights, asked, (longest, 0), usual)
+        room = replace(trained.room, base_bytes=trained.room.base_bytes + self.beside_bytes)
+        return room.rows_of_loss(encoder, trained.first.weights, asked, (longest, 0), usual)
 
 
 class VectorFile:

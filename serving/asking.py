@@ -14,14 +14,27 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from commands.chat import newest_turns
 from commands.embed import Embedder, Tokens
 from config import GenerateConfig
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
+from units import KIB
+
+PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
+# What a request holds until it is answered, in bytes.
+OPEN_BYTES = 64 * KIB  # its connection, and a piece of its answer on the way
+PROMPT_TOKEN_BYTES = 40
+ANSWER_BYTES = 2 * KIB  # without its tokens
+ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in JSON
+ROW_BYTES = 512  # of a text and its vector, without their numbers
+NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 # fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here
@@ -76,14 +89,34 @@ class Asked:
     with_usage: bool = False
     unknown: tuple[str, ...] = ()
 
+    @property
+    def held_bytes(self) -> int:
+        """What the request holds until it is answered."""
+        prompts = sum(len(ids) for ids in self.prompts)
+        return request_bytes(prompts, len(self.prompts) * self.count, self.how.max_new_tokens)
+
+
+def request_bytes(prompt_tokens: int, answers: int, new_tokens: int) -> int:
+    """What a request for answers of at most so many tokens each holds until it is answered."""
+    return OPEN_BYTES + PROMPT_TOKEN_BYTES * prompt_tokens + answers * (ANSWER_BYTES + ANSWER_TOKEN_BYTES * new_tokens)
+
 
 @dataclass(frozen=True)
 class AskedVectors:
-    """One request for vectors: see `Embedder.tokens`; whether numbers are sent as base64; fields that were ignored."""
+    """One request for vectors.
 
-    rows: tuple[Tokens, ...]
+    Args:
+        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields that were ignored.
+    """
+
+    rows: tuple[PackedTokens, ...]
     is_base64: bool
     unknown: tuple[str, ...]
+
+    def held_bytes(self, width: int) -> int:
+        """What the request holds until it is answered: ids and vectors, and the numbers of one vector in Python and in JSON."""
+        ids = sum(ids.nbytes + (0 if isinstance(own, slice) else own.nbytes) for ids, own in self.rows)
+        return OPEN_BYTES + ids + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
 
 
 class Texts:
@@ -316,7 +349,9 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     width = texts.embedder.width
     fields.whole("dimensions", width, width, width)
     unknown = fields.end()
-    return AskedVectors(tuple(texts.embedded(one, "input") for one in several), form == "base64", unknown)
+    rows = (texts.embedded(one, "input") for one in several)
+    packed = tuple((np.array(ids, np.int32), own) for ids, own in rows)
+    return AskedVectors(packed, form == "base64", unknown)
 
 
 def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:
