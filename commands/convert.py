@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from commands.loading import find_model
-from commands.new_folder import copy_companions, holding_output, new_folder
+from commands.new_folder import (
+    copy_companions,
+    holding_output,
+    names_not_finite,
+    new_folder,
+    refuse_not_finite,
+    refuse_tensors_not_finite,
+)
 from devices.base import dtype_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
@@ -37,6 +44,7 @@ from model.rows import Rows
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
+from settings.fields import listed
 from settings.program import program
 from training.report.progress import Progress
 from training.setup.base import with_head_of
@@ -114,6 +122,7 @@ def _convert_adapter(config: Config, source: Path) -> None:
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         stored = PickleFile(source / adapter_folder.PICKLE_FILE)
         tensors = {name: stored.get_slice(name)[slice(None)] for name in stored.keys()}  # noqa: SIM118
+        refuse_tensors_not_finite(tensors, source)
         write_safetensors(tensors, partial / adapter_folder.WEIGHTS_FILE)
         shutil.copyfile(source / adapter_folder.CONFIG_FILE, partial / adapter_folder.CONFIG_FILE)
         adapter_folder.read_info(partial)
@@ -148,10 +157,14 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
         path = source / CONFIG_FILE
         shape = with_head_of(config, shape_from(path, read_json(path), TensorFolder(source, pickles)))
     model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
+    refuse_not_finite(model, source)
     expected = probe_logits(model)
     if target != native:
         del model
         model = hf_format.load(source, dtype=target, expect=shape, allow_pickle=pickles)
+        if lost := names_not_finite(dict(model.named_parameters())):
+            text = "--dtype = {named}, cannot hold the numbers in {names}; use bf16 or fp32"
+            raise UserError(text, named=settings.dtype, names=listed(lost))
     hf_format.save(model, folder, settings.shard_size)
     del model
     written = probe_logits(hf_format.load(folder, dtype=target))

@@ -186,7 +186,7 @@ class Embedder:
 
     Args:
         longest: most tokens of a text with end of text; longer ones are cut. per_token: one vector for each token, not one for each text.
-        rows: most texts at once; None: what the budget holds.
+        rows: most texts at once; None: what the budget holds. beside_bytes: of the budget, for others than this.
     """
 
     trained: Trained
@@ -194,6 +194,7 @@ class Embedder:
     longest: int
     per_token: bool = False
     rows: int | None = None
+    beside_bytes: int = 0
 
     @classmethod
     def of(cls, trained: Trained, config: Config) -> Embedder:
@@ -274,10 +275,10 @@ class Embedder:
     def _room(self, longest: int) -> Room:
         """What there is beside the vectors of a part, which wait until it is written, where each token has one."""
         room = self.trained.room
-        if not self.per_token or room.budget.is_on_device:
-            return room
-        waiting = VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest)
-        return replace(room, base_bytes=room.base_bytes + waiting)
+        beside = self.beside_bytes
+        if self.per_token and not room.budget.is_on_device:
+            beside += VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest)
+        return replace(room, base_bytes=room.base_bytes + beside)
 
 
 class VectorFile:

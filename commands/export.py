@@ -20,7 +20,7 @@ from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
 from commands.loading import converting, find_model
 from commands.merge import open_adapted
-from commands.new_folder import holding_output, keep_generation_settings, new_folder
+from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model import hf_format
@@ -85,6 +85,7 @@ def export(config: Config) -> float | None:
         if is_int8(model.embedding):
             raise UserError(say("--model = {home}, has int8 weights; give the model that it was made from", home=home))
         merge_adapters(model)
+        refuse_not_finite(model, *folders.all)
         _cast(model, config.convert.dtype)
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             Tokenizer.load(folders.tokenizer).save(made)

@@ -11,7 +11,7 @@ import torch
 
 from commands.convert import DTYPES, next_command, probe_logits
 from commands.loading import converting, find_model
-from commands.new_folder import copy_companions, holding_output, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
@@ -72,6 +72,7 @@ def merge(config: Config) -> float:
             )
         before = probe_logits(model)
         merge_adapters(model)
+        refuse_not_finite(model, *folders.all)
         difference = float((probe_logits(model) - before).norm() / before.norm())
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             hf_format.save(model, made)

@@ -6,16 +6,17 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
+from model.formats.shape_file import published_names
 from run_files import RUN_FILE
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
@@ -25,6 +26,11 @@ from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from model.t5 import T5
 
 Result = TypeVar("Result")
 
@@ -128,6 +134,35 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
     except OSError as error:
         told = "--output = {output}, cannot be written: {reason}; choose another folder"
         raise UserError(say(told, output=output, reason=reason_of(error))) from error
+
+
+def refuse_not_finite(model: T5, *sources: Path) -> None:
+    """Refuse to publish weights with inf or nan: who loads them gets nothing else.
+
+    Args:
+        model: as it is to be written. sources: the folders that it comes from.
+    Raises:
+        UserError: a tensor, by its name in the file, is not finite.
+    """
+    names = published_names(model.config)
+    refuse_tensors_not_finite({names[name]: weight for name, weight in model.named_parameters()}, *sources)
+
+
+def refuse_tensors_not_finite(tensors: Mapping[str, Tensor], *sources: Path) -> None:
+    """The same of tensors by their names in the file."""
+    lost = names_not_finite(tensors)
+    if lost:
+        told = "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the folder again"
+        raise UserError(say(told, folder=", ".join(map(str, sources)), tensors=listed(lost)))
+
+
+def names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Which tensors hold inf or nan. Memory: none, as the least and the largest number tell both."""
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor.numel() and not all(bound.isfinite() for bound in tensor.detach().aminmax())
+    ]
 
 
 def check_output(file: Path, overwrite: bool) -> None:

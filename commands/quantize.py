@@ -15,7 +15,7 @@ from commands.convert import next_command, probe_logits
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
-from commands.new_folder import copy_companions, holding_output, new_folder
+from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import HeapTrimmer
@@ -77,6 +77,7 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
         if is_int8(model.embedding):
             raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=folders.base))
         merge_adapters(model)
+        refuse_not_finite(model, *folders.all)
         before = _measure(model, settings, loader, rows_at_once)
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             quantize_model(model)

@@ -1,7 +1,7 @@
 """The memory controller keeps a run inside its budget: it looks once a step, and shrinks the run to the least target it sees.
 
 Memory is cleaned by schedule and under pressure. Four looks may set a target for what the run holds from here on: the budget
-measured again, since others take memory and limits are lowered; pressure that cleaning did not relieve; the run's own peak
+measured again, since others take memory and limits are lowered, and what it will be after the next step if they go on; pressure that cleaning did not relieve; the run's own peak
 over the budget; growth from step to step that would reach it. There is one answer, `shrink_to(target)`: the plan is made
 again for that much, with the same effective batch and the same weights: more blocks recomputed, then smaller micro-batches.
 What the user fixed is left as long as something else helps. After an out-of-memory error the answer is the same. Where nothing is
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -28,7 +28,7 @@ from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import changeable
 from memory.estimate.workload import ExecutionPlan
 from memory.observe.monitor import Monitor
-from memory.observe.system_limits import free_host_bytes
+from memory.observe.system_limits import free_host_bytes, margin_of
 from memory.plan import ROOMY, Plan
 from settings.declared import Config
 from settings.errors import DoesNotFit
@@ -38,6 +38,7 @@ from units import MIB, format_size
 PRESSURE = 0.97  # share of the budget in use from which memory is cleaned at once
 REST_FACTOR = 100.0  # times what relieving took, before it is tried again: it stays under 1% of the run
 LOOK_SECONDS = 1.0  # between two measurements of the budget
+STEPS_AHEAD = 2  # within which another look is taken, and a smaller plan runs
 DRIFT_BYTES = 8 * MIB  # of the margin below a limit: what small things of the system take of it is no smaller budget
 SETTLED_STEPS = 3  # from here on the measured peak tells more than the predicted one
 HEAP_BEYOND = 1.03  # times the planned peak of a step, from which an untrimmed heap may be trimmed after all
@@ -76,6 +77,21 @@ class Target(NamedTuple):
     story: str
 
 
+def bytes_ahead(looks: Sequence[tuple[float, int]], seconds: float) -> int:
+    """What others will leave in so many seconds, if they go on taking as they did between the last three looks.
+
+    A single fall is no pace: it may be a limit that was lowered, or a program that has started.
+
+    Args:
+        looks: time in seconds, and what others left then; oldest first.
+    """
+    (began, first), (middle, second), (now, last) = looks if len(looks) == 3 else [looks[-1]] * 3
+    if not began < middle < now:
+        return last
+    pace = min((first - second) / (middle - began), (second - last) / (now - middle))
+    return int(last - max(0.0, pace) * seconds)
+
+
 class MemoryController:
     """Keeps one run inside its budget.
 
@@ -102,6 +118,7 @@ class MemoryController:
         self.plan, self.budget = plan, budget
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
         self.first_over: int | None = None  # the step in which the budget was first exceeded, where that was answered
+        self.over_bytes = 0  # the highest such peak
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
         precision = plan.choice.precision
         base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
@@ -113,6 +130,8 @@ class MemoryController:
         self._shape, self._local_processes = shape, local_processes
         self._looked, self._rest_until, self._steps = time.monotonic(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
+        self._left_by_others = deque([(self._looked, budget.available_bytes)], maxlen=3)
+        self._step_ended = self._looked
         self._first_plan, self._peak_ratio = plan, 1.0  # measured peak of its steps over the planned one
 
     def before(self, what: str, step: int) -> None:
@@ -223,21 +242,34 @@ class MemoryController:
         return None
 
     def _budget_again(self) -> Target | None:
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        now = time.monotonic()
+        step_seconds = now - self._step_ended
+        self._step_ended = now
+        if now - self._looked < LOOK_SECONDS:
             return None
-        self._looked = time.monotonic()
-        now = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
-        limit, expected = now.limit(), int(self.plan.peak_bytes * self._peak_ratio)
+        self._looked = now
+        budget = measure_budget(self._config.memory.memory_budget, self._device, self._local_processes)
+        limit, expected = budget.limit(), int(self.plan.peak_bytes * self._peak_ratio)
         if limit < self.budget.limit():
-            self.budget = now
-            self._monitor.watch(max(now.host_bytes, 1), from_now=True)
-        if limit + min(DRIFT_BYTES, now.margin_bytes) >= min(self.plan.budget_bytes, expected):
+            self.budget = budget
+            self._monitor.watch(max(budget.host_bytes, 1), from_now=True)
+        least = min(self.plan.budget_bytes, expected) - min(DRIFT_BYTES, budget.margin_bytes)
+        planned = format_size(expected)
+        if limit < least:
+            story = say(
+                "the budget is now {size} ({why}); the plan assumed {planned}",
+                size=format_size(self.budget.limit()), why=self.budget.binding, planned=planned,
+            )  # fmt: skip
+            return Target(limit / self._peak_ratio, "budget", story)
+        self._left_by_others.append((now, budget.available_bytes))
+        left = bytes_ahead(self._left_by_others, STEPS_AHEAD * max(step_seconds, LOOK_SECONDS))
+        ahead = left - margin_of(left)
+        if budget.is_on_device or ahead >= least:  # a smaller plan frees no RAM beside a GPU
             return None
-        story = say(
-            "the budget is now {size} ({why}); the plan assumed {planned}",
-            size=format_size(self.budget.limit()), why=self.budget.binding, planned=format_size(expected),
-        )  # fmt: skip
-        return Target(limit / self._peak_ratio, "budget", story)
+        told = "others take more and more memory: {size} will be left within {steps}, and the plan needs {planned}"
+        steps = counted(STEPS_AHEAD, "step")
+        story = say(told, size=format_size(max(0, ahead)), steps=steps, planned=planned)
+        return Target(ahead / self._peak_ratio, "others", story)
 
     # --- the one answer ---
 
@@ -246,7 +278,7 @@ class MemoryController:
         old, smaller = self.plan, self._smaller(target.size, is_measured=target.reason != "budget")
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
-            over = target.reason not in ("pressure", "growth", "peak") or self._monitor.plan_pressure() > 1.0
+            over = target.reason not in ("pressure", "growth", "peak", "others") or self._monitor.plan_pressure() > 1.0
             self.exhausted = say(NOTHING_LEFT, story=target.story, advice=say(ADVICE)) if over else None
             return
         rows, times = smaller.choice.batch_size_per_gpu, smaller.choice.gradient_accumulation_steps
@@ -302,8 +334,9 @@ class MemoryController:
         """What was held under another plan is answered: it is no reason for the next one."""
         if self._device.is_separate_memory:  # whose peak is of the whole run
             return
-        if self.first_over is None and self._monitor.counted_peak_bytes > self.plan.budget_bytes:
-            self.first_over = step
+        if self._monitor.counted_peak_bytes > self.plan.budget_bytes:
+            self.first_over = step if self.first_over is None else self.first_over
+            self.over_bytes = max(self.over_bytes, self._monitor.counted_peak_bytes)
         self._monitor.watch(self._monitor.budget_bytes, from_now=True)
 
     def _step_peaks(self) -> tuple[int, int]:

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import contextlib
 import inspect
+import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,18 +23,30 @@ from starlette.routing import Route
 from commands.embed import Tokens, Vectors
 from language import join, say
 from serving.answers import Answer, Refused, Update
-from serving.asking import Asked, AskedVectors, Texts, read_chat, read_completion, read_embeddings, read_question
+from serving.asking import (
+    Asked,
+    AskedVectors,
+    PackedTokens,
+    Texts,
+    read_chat,
+    read_completion,
+    read_embeddings,
+    read_question,
+)
 from serving.engine import Engine
 from serving.replies import END, Finished, Form, event, problem, refusal
+from serving.sending import Sending, held_by
 from settings.declared import GenerateConfig
 from settings.errors import UserError
-from web.bodies import ByteBudget, announced_bytes, object_of, read_body
+from web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
 from web.guard import Guard
 
 BODY_BYTES = 2**18
 READ_BYTES = 16 * BODY_BYTES  # that all bodies being read may hold
 PARSED = 40  # times its body that a JSON object takes at the most; one is parsed at a time
 READING_BYTES = 2 * READ_BYTES + PARSED * BODY_BYTES  # a body stands twice where its parts are put together
+PART_TOKENS = 4096  # of texts whose vectors are computed between two steps
+VECTORS_AT_ONCE = 16  # are sent before other requests have their turn
 LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
@@ -44,10 +57,26 @@ Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyAsked]
 
 @dataclass
 class Flow:
-    """The answers of one request, and what becomes of them: number of the answer, and the update."""
+    """The answers of one request, and what is new of them; for a client that reads slowly no more is kept than their text."""
 
     answers: list[Answer] = field(default_factory=list)
-    updates: asyncio.Queue[tuple[int, Update]] = field(default_factory=asyncio.Queue)
+    _new: dict[int, Update] = field(default_factory=dict)
+    _has_new: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, index: int, update: Update) -> None:
+        """Add to what is new of an answer."""
+        before = self._new.get(index, Update())
+        self._new[index] = replace(update, text=before.text + update.text)
+        self._has_new.set()
+
+    async def get(self) -> tuple[int, Update]:
+        """Wait for something new: number of the answer, and all that is new of it."""
+        await self._has_new.wait()
+        index = next(iter(self._new))
+        update = self._new.pop(index)
+        if not self._new:
+            self._has_new.clear()
+        return index, update
 
 
 @dataclass
@@ -55,18 +84,21 @@ class Api:
     """What the addresses share.
 
     Args:
-        name: of the model. made: when it was, seconds since 1970.
+        name: of the model. made: when it was, seconds since 1970. other_names: by which requests may name it too.
         defaults: how tokens are chosen where a request says nothing; their number is the most.
         seconds: longest time of a request. seed: of requests that name none; None: each has another.
+        memory: what requests may hold from when they are understood until their answers have left.
     """
 
     engine: Engine
     texts: Texts
     name: str
     made: int
+    memory: ByteBudget
     defaults: GenerateConfig = field(default_factory=GenerateConfig)
     seconds: float = 600.0
     seed: int | None = None
+    other_names: frozenset[str] = frozenset()
     unknown: set[str] = field(default_factory=set)  # fields of requests that were ignored and reported
     bodies: ByteBudget = field(default_factory=lambda: ByteBudget(READ_BYTES))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -79,7 +111,7 @@ class Api:
 
         def deliver(updates: list[tuple[Flow, int, Update]]) -> None:
             for flow, index, update in updates:
-                flow.updates.put_nowait((index, update))
+                flow.put(index, update)
 
         def hand_over() -> None:  # in the engine's thread
             updates, self._unsent = self._unsent, []
@@ -107,7 +139,9 @@ class Api:
                 return await asyncio.to_thread(self._understood, held, read)
 
     def _understood(self, held: bytes, read: Read[AnyAsked]) -> AnyAsked:
-        asked = read(object_of(held), self.texts, self.defaults)
+        body = object_of(held)
+        self.check_name(body.get("model"))
+        asked = read(body, self.texts, self.defaults)
         new = {name[:100] for name in asked.unknown} - self.unknown
         if new and len(self.unknown) < MOST_REPORTED:
             self.unknown |= new
@@ -115,21 +149,31 @@ class Api:
             print(say(told, names=join(", ", sorted(new))), flush=True)
         return asked
 
-    async def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
-        """The vectors of the texts of a request; where answers are written too, one text between two steps.
+    def check_name(self, name: object) -> None:
+        """Refuse a request for another model; one that names none is for this one.
+
+        Raises:
+            Refused: no such model (404).
+        """
+        is_ours = isinstance(name, str) and (name == self.name or name in self.other_names)
+        if name and not is_ours:
+            text = f"The model {str(name)[:100]!r} does not exist here; there is {self.name!r}"
+            raise Refused(404, text, "model", "model_not_found")
+
+    async def vectors(self, rows: Sequence[PackedTokens]) -> list[Vectors]:
+        """The vectors of the texts of a request, computed in parts of about as many tokens as one prompt may have.
 
         Raises:
             Refused: there is no room for it, it takes too long, or too many wait.
         """
         embedder = self.texts.embedder
         assert embedder is not None
-        parts = [rows] if self.engine.decoder is None else [[row] for row in rows]
-        found, loop = list[Vectors](), asyncio.get_running_loop()
+        vectors, loop = list[Vectors](), asyncio.get_running_loop()
         end = loop.time() + self.seconds
-        for part in parts:
+        for part in _parts(rows, min(self.texts.longest, PART_TOKENS)):
             work = asyncio.wrap_future(self.engine.compute(partial(embedder.vectors, part)))
             try:
-                found += await asyncio.wait_for(work, max(0.0, end - loop.time()))
+                vectors += await asyncio.wait_for(work, max(0.0, end - loop.time()))
             except asyncio.TimeoutError:
                 raise Refused(504, f"not answered within {self.seconds:g} seconds") from None
             except UserError as error:
@@ -138,13 +182,15 @@ class Api:
                 if self.engine.is_alive:
                     raise
                 raise Refused(503, "the server is being ended") from None
-        return found
+        return vectors
 
-    def begin(self, asked: Asked) -> Flow:
+    def begin(self, asked: Asked, held: Reservation) -> Flow:
         """Give a request to the engine.
 
+        Args:
+            held: of the request's memory.
         Raises:
-            Refused: too many wait, or the API is being ended.
+            Refused, HTTPException: too many wait or hold memory, or the API is being ended.
         """
         if self.engine.decoder is None:
             raise Refused(404, "this model is an encoder and writes no text; send texts to /v1/embeddings")
@@ -160,6 +206,7 @@ class Api:
         stops = asked.stops
         if self.engine.tree is not None:  # an answer of a list is never cut
             how, stops = replace(how, max_new_tokens=self.engine.tree.longest), ()
+        held.take(replace(asked, how=how).held_bytes)
         flow = Flow()
         for ids in asked.prompts:
             for number in range(asked.count):
@@ -209,14 +256,14 @@ def make_app(api: Api, token: str = "", hosts: Iterable[str] = ()) -> Starlette:
     Args:
         token: the key; empty: none is needed. hosts: names of this machine.
     """
-
+    sending = Middleware(Sending, memory=api.memory)
     guard = Middleware(Guard, token=token, hosts=tuple(hosts), is_page=False, open_paths=OPEN_PATHS, refuse=refusal)
 
     errors: dict[Any, Callable[[Request, Any], Response]] = {
         HTTPException: lambda request, error: refusal(error.status_code, error.detail, headers=error.headers),
         Exception: lambda request, error: refusal(500, "an error of this server; its terminal shows more"),
     }
-    return Starlette(routes=_routes(api), middleware=[guard], lifespan=api.running, exception_handlers=errors)
+    return Starlette(routes=_routes(api), middleware=[sending, guard], lifespan=api.running, exception_handlers=errors)
 
 
 def _routes(api: Api) -> list[Route]:
@@ -238,10 +285,7 @@ def _routes(api: Api) -> list[Route]:
         return Route(path, endpoint, methods=[method])
 
     def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != api.name:
-            text = f"The model {name[:100]!r} does not exist here; there is {api.name!r}"
-            raise Refused(404, text, "model", "model_not_found")
+        api.check_name(request.path_params["name"])
         return JSONResponse(api.about())
 
     def health(request: Request) -> Response:
@@ -253,18 +297,15 @@ def _routes(api: Api) -> list[Route]:
     async def question(request: Request) -> Response:
         """The older projects' address: {"input_txt": ...} -> {"response": ...}."""
         asked = await api.asked(request, read_question)
-        (finished,) = await _whole(api, request, api.begin(asked))
+        (finished,) = await _whole(api, request, api.begin(asked, held_by(request)))
         return JSONResponse({"response": finished.text})
 
     async def embeddings(request: Request) -> Response:
         asked = await api.asked(request, read_embeddings)
-        vectors, tokens = await api.vectors(asked.rows), sum(len(ids) for ids, _ in asked.rows)
-        data = [
-            {"object": "embedding", "index": index, "embedding": _sent(vector, asked.is_base64)}
-            for index, vector in enumerate(vectors)
-        ]
-        told = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": told})
+        _reserve_vectors(api, asked, held_by(request))
+        vectors = await api.vectors(asked.rows)
+        tokens = sum(len(ids) for ids, _ in asked.rows)
+        return StreamingResponse(_sent(api, vectors, asked.is_base64, tokens), media_type="application/json")
 
     return [
         route("POST", "/v1/embeddings", embeddings),
@@ -273,22 +314,59 @@ def _routes(api: Api) -> list[Route]:
             "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
         ),
         route("GET", "/v1/models", lambda request: JSONResponse({"object": "list", "data": [api.about()]})),
-        route("GET", "/v1/models/{name}", model),
+        route("GET", "/v1/models/{name:path}", model),
         route("POST", "/api/chat", question),
         route("GET", "/health", health),
         route("GET", "/metrics", metrics),
     ]
 
 
-def _sent(vector: Vectors, is_base64: bool) -> str | list[float]:
-    """A vector as OpenAI sends it: numbers, or base64 of float32 in little-endian order."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+def _parts(rows: Sequence[PackedTokens], tokens: int) -> Iterator[list[Tokens]]:
+    """Consecutive rows of at most so many tokens together, or a single longer one."""
+    part, size = list[Tokens](), 0
+    for ids, own in rows:
+        if part and size + len(ids) > tokens:
+            yield part
+            part, size = [], 0
+        part.append((ids.tolist(), own))
+        size += len(ids)
+    yield part
+
+
+def _reserve_vectors(api: Api, asked: AskedVectors, held: Reservation) -> None:
+    """Take the memory of a request for vectors.
+
+    Raises:
+        Refused: it is more than all requests may hold (413). HTTPException: others hold it (429).
+    """
+    assert api.texts.embedder is not None
+    width = api.texts.embedder.width
+    fixed, size, most = replace(asked, rows=()).held_bytes(width), asked.held_bytes(width), api.memory.total_bytes
+    if size > most:
+        fitting = int(len(asked.rows) * max(0, most - fixed) / (size - fixed))
+        text = f"input, are {len(asked.rows)} texts; {fitting} like these fit into the memory of a request here; send fewer at a time"
+        raise Refused(413, text, "input")
+    held.take(size)
+
+
+async def _sent(api: Api, vectors: list[Vectors], is_base64: bool, tokens: int) -> AsyncIterator[bytes]:
+    """The answer to a request for vectors, one after the other, so that only one is there in JSON."""
+    yield b'{"object":"list","data":['
+    for index, vector in enumerate(vectors):
+        numbers = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+        one = {"object": "embedding", "index": index, "embedding": numbers}
+        yield b"," * (index > 0) + json.dumps(one, separators=(",", ":")).encode()
+        if index % VECTORS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # other requests go on
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rest = json.dumps({"model": api.name, "usage": usage}, ensure_ascii=False, separators=(",", ":"))
+    yield f"],{rest[1:]}".encode()
 
 
 async def _respond(api: Api, request: Request, read: Read[Asked], form: Form) -> Response:
     asked = await api.asked(request, read)
     prompt_tokens = sum(len(ids) for ids in asked.prompts)
-    flow = api.begin(asked)
+    flow = api.begin(asked, held_by(request))
     if asked.is_streamed:
         events = _events(api, flow, form, prompt_tokens if asked.with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -306,7 +384,7 @@ async def _updates(api: Api, flow: Flow) -> AsyncGenerator[tuple[int, Update], N
     try:
         while left:
             try:
-                index, update = await asyncio.wait_for(flow.updates.get(), max(0.0, began + api.seconds - loop.time()))
+                index, update = await asyncio.wait_for(flow.get(), max(0.0, began + api.seconds - loop.time()))
             except asyncio.TimeoutError:
                 raise Refused(504, f"not answered within {api.seconds:g} seconds") from None
             if is_first:

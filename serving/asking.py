@@ -14,16 +14,31 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from commands.chat import newest_turns
 from commands.embed import Embedder, Tokens
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 from settings.declared import GenerateConfig
+from units import KIB
+
+PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
+# What a request holds until it is answered, in bytes.
+OPEN_BYTES = 64 * KIB  # its connection, and a piece of its answer on the way
+PROMPT_TOKEN_BYTES = 40
+ANSWER_BYTES = 2 * KIB  # without its tokens
+ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in JSON
+ROW_BYTES = 512  # of a text and its vector, without their numbers
+NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
+# fields of an assistant's turn in place of its text, which is null then; a replayed turn of this kind is an empty one here
+WORDLESS = ("tool_calls", "function_call", "refusal")
 # fields that change no answer here: about the client, the account, caches, speed, and reasoning that this model has none of
 IGNORED = {
     "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
@@ -74,14 +89,34 @@ class Asked:
     with_usage: bool = False
     unknown: tuple[str, ...] = ()
 
+    @property
+    def held_bytes(self) -> int:
+        """What the request holds until it is answered."""
+        prompts = sum(len(ids) for ids in self.prompts)
+        return request_bytes(prompts, len(self.prompts) * self.count, self.how.max_new_tokens)
+
+
+def request_bytes(prompt_tokens: int, answers: int, new_tokens: int) -> int:
+    """What a request for answers of at most so many tokens each holds until it is answered."""
+    return OPEN_BYTES + PROMPT_TOKEN_BYTES * prompt_tokens + answers * (ANSWER_BYTES + ANSWER_TOKEN_BYTES * new_tokens)
+
 
 @dataclass(frozen=True)
 class AskedVectors:
-    """One request for vectors: see `Embedder.tokens`; whether numbers are sent as base64; fields that were ignored."""
+    """One request for vectors.
 
-    rows: tuple[Tokens, ...]
+    Args:
+        rows: as `Embedder.tokens` gives them, their ids packed. is_base64: whether numbers are sent so. unknown: fields that were ignored.
+    """
+
+    rows: tuple[PackedTokens, ...]
     is_base64: bool
     unknown: tuple[str, ...]
+
+    def held_bytes(self, width: int) -> int:
+        """What the request holds until it is answered: ids and vectors, and the numbers of one vector in Python and in JSON."""
+        ids = sum(ids.nbytes + (0 if isinstance(own, slice) else own.nbytes) for ids, own in self.rows)
+        return OPEN_BYTES + ids + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
 
 
 class Texts:
@@ -248,15 +283,19 @@ def read_chat(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> A
     turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
     if turns[-1][0] != USER:
         raise Refused(400, "messages, must end with the user's; it is to be answered", "messages")
+    ignored = {f"messages[].{name}" for message in messages for name in WORDLESS if message.get(name)}
     asked = _settings(fields, defaults)
-    return replace(asked, prompts=(texts.conversation(turns),))
+    return replace(asked, prompts=(texts.conversation(turns),), unknown=(*asked.unknown, *sorted(ignored)))
 
 
 def _turn(message: Any, param: str) -> Turn:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise Refused(400, f"{param}, needs a role; allowed: {', '.join(ROLES)}", param)
+        wrong = "needs a role" if role is None else f"has the role {str(role)[:100]!r}, which is not read here"
+        raise Refused(400, f"{param}, {wrong}; allowed: {', '.join(ROLES)}", param)
     content = message.get("content")
+    if content is None and role == "assistant" and any(message.get(name) for name in WORDLESS):
+        content = ""
     if isinstance(content, list):  # parts, of which text alone can be read
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
@@ -310,7 +349,9 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     width = texts.embedder.width
     fields.whole("dimensions", width, width, width)
     unknown = fields.end()
-    return AskedVectors(tuple(texts.embedded(one, "input") for one in several), form == "base64", unknown)
+    rows = (texts.embedded(one, "input") for one in several)
+    packed = tuple((np.array(ids, np.int32), own) for ids, own in rows)
+    return AskedVectors(packed, form == "base64", unknown)
 
 
 def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:

@@ -11,15 +11,23 @@ from typing import Any
 from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
 from language import join, say
-from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
+from memory.estimate.generation import (
+    LOSS_LIBRARIES_BYTES,
+    MOST_ROWS,
+    REQUEST_BYTES,
+    Capacity,
+    Writing,
+    serving_capacity,
+)
 from serving.app import READING_BYTES, Api, make_app
-from serving.asking import Texts
+from serving.asking import Texts, request_bytes
 from serving.engine import Engine
 from settings.declared import Config
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
 from training.setup.answer_list import with_answers
 from units import format_size
+from web.bodies import ByteBudget
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
@@ -73,19 +81,40 @@ def api_of(trained: Trained, config: Config) -> Api:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
     decoder = decoder_of(trained.models) if trained.blockwise.model.config.is_text else None
-    held = {"weights": trained.first.weights.bytes}
-    capacity = Capacity(0, 0, held) if decoder is None else _capacity(trained, config)
+    embedder = Embedder.of(trained, config)
+    if decoder is None:
+        capacity, request_memory = (
+            Capacity(0, 0, {"weights": trained.first.weights.bytes}),
+            _requests_beside_vectors(trained, config),
+        )
+        embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
+    else:
+        capacity = _capacity(trained, config)
+        request_memory = capacity.parts["requests"] - READING_BYTES
+        if (
+            not trained.room.budget.is_on_device
+        ):  # of what the plan leaves, half, as the heap may take more than planned
+            request_memory += max(0, trained.room.total_bytes - sum(capacity.parts.values())) // 2
     engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device, trained.tree)
-    texts = Texts(
-        trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, Embedder.of(trained, config)
-    )  # fmt: skip
+    texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, embedder)
     name = "+".join(one.folder.resolve().name for one in trained.loaded)
     written = trained.first.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
-        engine, texts, name, made, config.generate, config.serve.request_timeout,
+        engine, texts, name, made, ByteBudget(request_memory), config.generate, config.serve.request_timeout,
         config.run.seed if config.given("seed") else None,
+        other_names=frozenset([str(config.checkpoint.model), str(trained.first.folder), str(trained.first.folder.resolve())]),
     )  # fmt: skip
+
+
+def _requests_beside_vectors(trained: Trained, config: Config) -> int:
+    """What requests may hold beside an encoder: as much as waiting ones take, or a quarter of what its weights leave."""
+    least = REQUEST_BYTES * (1 + config.serve.max_queue)
+    if trained.room.budget.is_on_device:
+        return least
+    room = trained.room
+    left = room.total_bytes - room.base_bytes - trained.first.weights.bytes - LOSS_LIBRARIES_BYTES - READING_BYTES
+    return max(least, left // 4)
 
 
 def _capacity(trained: Trained, config: Config) -> Capacity:
@@ -95,7 +124,8 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
 
     def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
         base, waiting = trained.room.base_bytes, config.serve.max_queue
-        return serving_capacity(trained.shapes, asked, base, total_bytes, waiting, READING_BYTES)
+        one_more = max(0, request_bytes(asked.source_tokens, 1, asked.new_tokens) - REQUEST_BYTES * (1 + waiting))
+        return serving_capacity(trained.shapes, asked, base, total_bytes, waiting, READING_BYTES + one_more)
 
     found = capacity(longest, trained.room.total_bytes)
     if found is None:

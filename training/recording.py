@@ -133,6 +133,7 @@ class Recorder:
         """What was planned and measured, for the end."""
         live, state, monitor, controller = self.live, self.live.state, self.live.monitor, self.live.controller
         has_own_memory = live.device.is_separate_memory
+        counted = int(live.group.all_reduce_max(max(monitor.counted_peak_bytes, controller.over_bytes))[0])
         return Summary(
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
@@ -140,6 +141,7 @@ class Recorder:
             planned_peak_bytes=self._plan.peak_bytes, measured_peak_bytes=int(live.group.all_reduce_max(self._peak_bytes())[0]),
             budget_bytes=controller.plan.budget_bytes, phase_peaks=dict(monitor.phase_peaks),
             host_peak_bytes=int(live.group.all_reduce_max(monitor.counted_peak_bytes)[0]) if has_own_memory else None,
+            counted_peak_bytes=None if has_own_memory else counted,
             host_budget_bytes=monitor.budget_bytes if has_own_memory else None,
             care_seconds=monitor.cost_seconds + controller.cleaner.total_seconds, watched_seconds=monitor.watched_seconds(),
             first_over=live.group.first_of(self._over()), model_dir=str(live.run.run_dir), metrics_file=str(live.log.path),

@@ -15,29 +15,50 @@ BODY_BYTES, BODY_SECONDS = 2**20, 60.0
 
 
 class ByteBudget:
-    """What bodies may hold together while they are read; each takes what it announces, before any of it is read.
+    """Memory that requests share; each takes its part before it is used, such as the bytes that a body announces.
 
     Args:
-        most_bytes: of all together.
+        total_bytes: of all together.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._free_bytes = most_bytes
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.free_bytes = total_bytes
 
     @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Reserve `size` bytes for a body until the end of the block.
+    def reserve(self, size: int) -> Iterator[Reservation]:
+        """Reserve `size` bytes until the end of the block, and what is taken in it.
 
         Raises:
             HTTPException: others have it (429).
         """
-        if size > self._free_bytes:
-            raise HTTPException(429, "too many requests are being read; come again")
-        self._free_bytes -= size
+        reservation = Reservation(self)
+        reservation.take(size)
         try:
-            yield
+            yield reservation
         finally:
-            self._free_bytes += size
+            self.free_bytes += reservation.bytes
+
+
+class Reservation:
+    """What one request holds of a `ByteBudget`."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self.budget = budget
+        self.bytes = 0
+
+    def take(self, size: int) -> None:
+        """Reserve more.
+
+        Raises:
+            HTTPException: others have it (429), or there is not so much at all (413).
+        """
+        if size > self.budget.total_bytes:
+            raise HTTPException(413, f"needs {size:,} bytes of memory; requests have {self.budget.total_bytes:,} here")
+        if size > self.budget.free_bytes:
+            raise HTTPException(429, "other requests hold the memory that this one needs; come again")
+        self.budget.free_bytes -= size
+        self.bytes += size
 
 
 def announced_bytes(request: Request, most_bytes: int) -> int:

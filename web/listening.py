@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import platform
 import secrets
@@ -12,12 +13,16 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from language import say
 from settings.errors import UserError, reason_of
 from settings.fields import AUTO
 
 __all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]
 
 LEAST_TOKEN = 12  # letters
+UNREAD_SECONDS = 20  # after which a client that takes nothing of its answer is cut off
+RECEIVED_BYTES = 2**15  # that are read of a connection at once
+MOST_CONNECTIONS = 512
 
 
 def token_of(asked: str | None, host: str, what: str = "start programs here") -> str:
@@ -92,7 +97,52 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """One connection. What came of a body that nobody has read goes with the answer, however long the connection stays."""
+    """One connection, which holds little of what its client sends and does not read.
+
+    What came of a body that nobody has read goes with the answer, however long the connection stays. An application that sends on
+    waits until everything before is with the system, and a client that takes none of it is cut off.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        self._unsent_bytes = 0
+        self._reading_timer: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)
+        transport.max_size = RECEIVED_BYTES  # type: ignore[attr-defined]
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio where something is left to send."""
+        super().pause_writing()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._reading_timer = self.loop.call_later(UNREAD_SECONDS, self._check_reading)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio when all has been sent."""
+        super().resume_writing()
+        self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _check_reading(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes:
+            self._unsent_bytes = unsent
+            self._reading_timer = self.loop.call_later(UNREAD_SECONDS, self._check_reading)
+            return
+        told = "a client has read nothing of its answer for {seconds} seconds; its connection is closed"
+        print(say(told, seconds=UNREAD_SECONDS), flush=True)
+        self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
     def on_response_complete(self) -> None:
         """Called by uvicorn behind each answer."""

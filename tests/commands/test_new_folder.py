@@ -17,10 +17,14 @@ from commands.merge import merge
 from commands.new_folder import held_output, new_folder
 from commands.quantize import quantize
 from commands.tokenizer import tokenizer
+from model import hf_format
 from model.formats.checksums import damages
 from settings.errors import UserError
 from settings.loading import load
 from tests.killing import DIED, run_child
+from tests.training.setup.test_adapters import make_adapter
+from tests.training.small_trained import save_trained
+from train_low_mem import main
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run
 
@@ -138,3 +142,30 @@ def test_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file and can be no new folder"), new_folder(str(tmp_path / "file"), True):
         raise AssertionError
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert"],
+        ["convert", "--head=none"],
+        ["quantize"],
+        ["merge", "--adapter=adapter"],
+        ["export", "--format=gguf"],
+    ],
+    ids=" ".join,
+)
+def test_weights_that_are_not_finite_are_not_published(
+    words: list[str], value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a row of the table that no probe of a few ids reads."""
+    monkeypatch.chdir(tmp_path)
+    save_trained(Path("base"))
+    make_adapter(Path("base"), Path("adapter"), 1)
+    model = hf_format.load("base")
+    model.embedding.data[-1, -1] = value
+    hf_format.save(model, "base")
+    assert main([*words, "--model=base", "--output=made"]) == 2
+    assert "holds inf or nan in shared.weight; nothing is written" in capsys.readouterr().err
+    assert not Path("made").exists()

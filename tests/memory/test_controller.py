@@ -15,7 +15,7 @@ import devices
 from engine.blockwise import Blockwise
 from memory import controller as controlling
 from memory.budget import Budget
-from memory.controller import THIRDS, Growth, MemoryController
+from memory.controller import THIRDS, Growth, MemoryController, bytes_ahead
 from memory.estimate import peaks
 from memory.estimate.workload import Machine
 from memory.plan import Plan, plan
@@ -243,10 +243,13 @@ def test_growth_is_told_cleaned_and_answered_by_a_smaller_plan(folder, undisturb
 MARGIN = 32 * MIB
 
 
-def looking(monkeypatch: pytest.MonkeyPatch, now: Plan, budget: Budget, **held: Any) -> MemoryController:
-    """A controller of a run that no other plan fits, and whose memory is as told."""
+def looking(
+    monkeypatch: pytest.MonkeyPatch, now: Plan, budget: Budget, tried: list[int] | None = None, **held: Any
+) -> MemoryController:
+    """A controller of a run that no other plan fits, and whose memory is as told; `tried`: takes the budgets that it asks for."""
 
-    def none_fits(*_: Any) -> Any:
+    def none_fits(config: Any, budget: Budget) -> Any:
+        (tried if tried is not None else []).append(budget.limit())
         raise DoesNotFit("no way fits")
 
     monkeypatch.setattr(controlling, "LOOK_SECONDS", 0.0)
@@ -273,6 +276,48 @@ def test_drift_is_no_smaller_budget(monkeypatch: pytest.MonkeyPatch, lost: int, 
     controller = looking(monkeypatch, replace(least, budget_bytes=budget.host_bytes), budget)
     controller.after_step(1)
     assert (controller.exhausted is not None) == ends
+
+
+@pytest.mark.parametrize(
+    ("looks", "seconds", "left"),
+    [
+        ([(0.0, 700)], 10.0, 700),
+        ([(0.0, 700), (5.0, 640)], 10.0, 640),
+        ([(0.0, 700), (5.0, 640), (10.0, 580)], 10.0, 460),  # 12 a second
+        ([(0.0, 700), (5.0, 640), (10.0, 630)], 10.0, 610),  # it has slowed down
+        ([(0.0, 700), (5.0, 300), (10.0, 300)], 10.0, 300),  # a limit was lowered, once
+        ([(0.0, 700), (5.0, 640), (10.0, 690)], 10.0, 690),  # it has been given back
+        ([(5.0, 700), (5.0, 640), (5.0, 580)], 10.0, 580),
+    ],
+)
+def test_what_others_will_leave_follows_from_three_looks(
+    looks: list[tuple[float, int]], seconds: float, left: int
+) -> None:
+    assert bytes_ahead(looks, seconds) == left
+
+
+@pytest.mark.parametrize(("pace", "shrinks"), [(0, False), (5 * MIB, True)])
+def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it(
+    monkeypatch: pytest.MonkeyPatch, pace: int, shrinks: bool
+) -> None:
+    """At 5 seconds a step there is room after two of them, and none after two more."""
+    least = plan(CONFIG, Machine(4 * GIB, GIB))
+    seconds, tried = [0.0], list[int]()
+    enough = least.peak_bytes + 60 * MIB
+
+    def budget_now(*_: Any) -> Budget:
+        left = int(enough + MARGIN - pace * seconds[0])
+        return Budget(left - MARGIN, None, left, (), "cgroup", MARGIN)
+
+    monkeypatch.setattr(controlling, "measure_budget", budget_now)
+    monkeypatch.setattr(controlling, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    controller = looking(monkeypatch, replace(least, budget_bytes=budget_now().host_bytes), budget_now(), tried=tried)
+    for step in (1, 2):
+        assert not tried
+        seconds[0] += 5.0
+        controller.after_step(step)
+    assert bool(tried) == shrinks and controller.exhausted is None
+    assert budget_now().limit() > least.peak_bytes
 
 
 @pytest.mark.parametrize(("steps", "of_budget", "trims"), [(1.0, 0.9, False), (1.2, 0.2, False), (1.2, 0.9, True)])

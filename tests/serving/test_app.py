@@ -123,7 +123,7 @@ def test_a_body_that_never_ends_is_cut_off(client: TestClient, api: Api) -> None
 
 def test_bodies_that_are_read_at_once_share_a_room(client: TestClient, api: Api) -> None:
     """It is told before anything is read, and is free again behind each, answered or refused."""
-    free = api.bodies._free_bytes
+    free = api.bodies.free_bytes
     with api.bodies.reserve(free - 50):
         refused = chat(client, "x" * 100)
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
@@ -132,7 +132,7 @@ def test_bodies_that_are_read_at_once_share_a_room(client: TestClient, api: Api)
         assert parts.status_code == 429, "one that does not say how long it is may be of the longest"
         assert post(client, "/api/chat", {}).status_code == 406, "a short one has room"
     assert chat(client, "x" * 100).status_code == 400 and chat(client).status_code == 200
-    assert api.bodies._free_bytes == free
+    assert api.bodies.free_bytes == free
 
 
 def test_unknown_fields_are_reported_once(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,18 @@ def test_a_conversation_is_put_into_the_models_template() -> None:
     assert said(chat(messages=turns)) == ["be kind\nUser: a\nAssistant: b\nUser: c\nAssistant:"]
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("instead", [{"tool_calls": [CALL]}, {"refusal": "no"}, {"function_call": CALL["function"]}])
+def test_a_replayed_turn_without_text_is_an_empty_one_and_says_what_is_ignored(instead: dict[str, Any]) -> None:
+    asked = chat(messages=[*QUESTION, {"role": "assistant", "content": None, **instead}, *QUESTION])
+    assert said(asked) == ["User: hi\nAssistant: \nUser: hi\nAssistant:"]
+    assert asked.unknown == tuple(f"messages[].{name}" for name in instead)
+    with pytest.raises(Refused, match=r"messages\[2\], has the role 'tool'"):
+        chat(messages=[*QUESTION, {"role": "assistant", **instead}, {"role": "tool", "content": "1"}, *QUESTION])
+
+
 @pytest.mark.parametrize("turns", [1, 2, 9, 3000])
 def test_the_oldest_turns_leave_until_the_rest_fits(turns: int) -> None:
     messages = [
@@ -118,6 +130,7 @@ def test_fields_that_are_not_known_are_ignored_and_reported() -> None:
      {"repeat_penalty": 1.1}, {"temprature": 1}, {"max_new_tokens": 5}, {"stops": "x"}, {"messages": []},
      {"messages": "hi"}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "root", "content": "x"}]}, {"messages": ["x"]},
      {"messages": [{"role": "tool", "content": "x"}, *QUESTION]}, {"messages": [{"role": "assistant", "content": None}, *QUESTION]},
+     {"messages": [{"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, *QUESTION]},
      {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"messages": [{"role": ["user"], "content": "x"}]},
      {"messages": [{"role": "assistant", "content": "x"}]}, {"messages": [{"role": "system", "content": "x"}]}],
 )  # fmt: skip

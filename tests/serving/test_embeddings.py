@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from starlette.testclient import TestClient
 from commands.embed import Embedder, with_preparation
 from commands.loading import find_models, load_trained
 from memory.estimate.generation import Writing
+from serving.asking import OPEN_BYTES
 from serving.server import api_of
 from settings.loading import load
 from tests.serving.served import client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
 from training.setup.model_folders import ModelFolders
+from web.bodies import ByteBudget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,7 +34,7 @@ def client() -> Iterator[TestClient]:
 
 
 def ask(client: TestClient, given: Any, **fields: Any) -> Any:
-    return client.post("/v1/embeddings", json={"model": "any", "input": given, **fields})
+    return client.post("/v1/embeddings", json={"input": given, **fields})
 
 
 def test_vectors_are_those_of_embed(client: TestClient) -> None:
@@ -61,6 +64,20 @@ def test_vectors_are_those_of_embed(client: TestClient) -> None:
 def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str, Any]) -> None:
     answer = ask(client, given, **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] in ("input", *fields)
+
+
+def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_fit() -> None:
+    api = make_api(max_queue=1, generate_batch_size=1)
+    api.memory = ByteBudget(2 * OPEN_BYTES)
+    with client_of(api) as client:
+        refused = ask(client, ["a text"] * 500)
+        assert refused.status_code == 413 and refused.json()["error"]["param"] == "input"
+        fitting = int(re.findall(r"are 500 texts; (\d+) like these fit", refused.json()["error"]["message"])[0])
+        assert len(ask(client, ["a text"] * fitting).json()["data"]) == fitting > 50
+        with api.memory.reserve(OPEN_BYTES):
+            assert ask(client, ["a text"] * fitting).status_code == 429
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert api.memory.free_bytes == api.memory.total_bytes
 
 
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from serving.app import Api, make_app
-from tests.serving.served import NAME, Gate, alone, make_api, prompt_ids
+from tests.serving.served import NAME, Gate, alone, folder, make_api, prompt_ids
 from web.listening import listen, server_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,8 +112,20 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], 
 def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         chat(served.client("wrong"))
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
+    for ask in (
+        lambda: client.models.retrieve("other"),
+        lambda: client.completions.create(model="other", prompt="x"),
+        lambda: client.embeddings.create(model="other", input="x"),
+    ):
+        with pytest.raises(openai.NotFoundError) as raised:
+            ask()
+        assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+
+
+def test_the_model_is_named_by_its_folder_or_its_path(client: openai.OpenAI) -> None:
+    (listed,) = client.models.list()
+    answers = [client.completions.create(model=name, prompt="x") for name in (listed.id, str(folder()), "")]
+    assert {answer.model for answer in answers} == {NAME} and client.models.retrieve(str(folder())).id == NAME
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -26,7 +26,10 @@ class Live:
             watched_seconds=lambda: 1.0,
         )  # fmt: skip
         self.controller = SimpleNamespace(
-            plan=SimpleNamespace(budget_bytes=700 * MIB), cleaner=SimpleNamespace(total_seconds=0.0), first_over=None
+            plan=SimpleNamespace(budget_bytes=700 * MIB),
+            cleaner=SimpleNamespace(total_seconds=0.0),
+            first_over=None,
+            over_bytes=0,
         )
         self.group, self.is_main = Group(), rank == 0
         self.group.rank = rank

@@ -47,6 +47,7 @@ class Summary:
     metrics_file: str = ""
     best_evaluation: dict[str, Any] | None = None  # step and numbers of that of the published model
     first_over: str | None = None  # when the budget was first exceeded; None: it was kept
+    counted_peak_bytes: int | None = None  # since the budget is what it is; None: of a device's own
     # where the plan is about a device's own memory: the host's, of which phase_peaks are
     host_peak_bytes: int | None = None
     host_budget_bytes: int | None = None
@@ -57,6 +58,12 @@ class Summary:
         rest = [size for phase, size in self.phase_peaks.items() if phase not in ("start", "prepare", "probe")]
         is_of_phases = self.host_peak_bytes is None
         return max(rest) if is_of_phases and self.is_probe_highest and rest else self.measured_peak_bytes
+
+    @property
+    def over_peak_bytes(self) -> int:
+        """The peak that exceeded the budget: not one from before it was lowered, which was within it."""
+        is_counted = self.counted_peak_bytes is not None and self.counted_peak_bytes > self.budget_bytes
+        return int(self.counted_peak_bytes or 0) if is_counted else self.measured_peak_bytes
 
     @property
     def is_probe_highest(self) -> bool:
@@ -78,7 +85,7 @@ class Summary:
         """What is said last of a run that exceeded its budget; empty where it did not."""
         if self.first_over is None:
             return ""
-        peak, budget = self.measured_peak_bytes, self.budget_bytes
+        peak, budget = self.over_peak_bytes, self.budget_bytes
         message = (
             "--memory_budget = {budget}, was exceeded, first {when}: the peak was {peak}; everything is saved in "
             "{folder}. Use --memory_budget={enough}M, or settings that take less: see `plan`"
@@ -155,7 +162,15 @@ def result_rows(summary: Summary) -> Rows:
             loss = f"{first} -> {s.best_eval_loss:.3f}"
         rows.append((say("evaluation loss"), loss))
     name = say("peak memory") if s.host_peak_bytes is None else say("peak memory of the device")
-    rows.append((name, _against(s.measured_peak_bytes, s.budget_bytes, s.first_over if s.is_plan_over else None)))
+    told = _against(s.measured_peak_bytes, s.budget_bytes, None)
+    if s.is_plan_over:
+        told = _against(s.over_peak_bytes, s.budget_bytes, s.first_over)
+    elif s.counted_peak_bytes is not None and s.measured_peak_bytes > s.budget_bytes:
+        told = say(
+            "{peak}, within the budget of {budget} since it was lowered; {highest} before",
+            peak=format_size(s.counted_peak_bytes), budget=format_size(s.budget_bytes), highest=format_size(s.measured_peak_bytes),
+        )  # fmt: skip
+    rows.append((name, told))
     if s.host_peak_bytes is not None and s.host_budget_bytes is not None:
         over = s.first_over if s.is_ram_over else None
         rows.append((say("peak RAM"), _against(s.host_peak_bytes, s.host_budget_bytes, over)))

@@ -68,6 +68,17 @@ def test_a_run_over_its_budget_says_when_and_what_would_hold_it() -> None:
     assert "first at step 7" in told and "saved in model_save/x" in told and "--memory_budget=1025M" in told
 
 
+def test_a_peak_from_before_the_budget_was_lowered_is_not_called_within_it() -> None:
+    lowered = replace(DONE, measured_peak_bytes=492 << 20, budget_bytes=470 << 20, counted_peak_bytes=440 << 20)
+    shown = dict(result_rows(lowered))["peak memory"]
+    assert shown == "440.0 MiB, within the budget of 470.0 MiB since it was lowered; 492.0 MiB before"
+    over = replace(lowered, counted_peak_bytes=480 << 20, first_over="at step 7")
+    assert dict(result_rows(over))["peak memory"] == "480.0 MiB, OVER the budget of 470.0 MiB, first at step 7"
+    assert "the peak was 480.0 MiB" in over.over_budget() and "--memory_budget=492M" in over.over_budget()
+    kept = dict(result_rows(replace(lowered, budget_bytes=500 << 20, counted_peak_bytes=440 << 20)))["peak memory"]
+    assert kept == "492.0 MiB, within the budget of 500.0 MiB"
+
+
 def test_a_gpu_and_the_ram_beside_it_are_told_apart() -> None:
     phases = {"probe": 1200 << 20, "train": 700 << 20}
     kept = replace(DONE, phase_peaks=phases, host_peak_bytes=1200 << 20, host_budget_bytes=2 << 30)
