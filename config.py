@@ -253,7 +253,7 @@ class TrainConfig:
         AUTO, "passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune", unit="epochs", above=0.0
     )
     effective_batch_size: int | Auto = defining(
-        AUTO, "rows per step over all micro-batches and processes; auto: by the memory free at the start; a number given is never changed",
+        AUTO, "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a number given is never changed",
         unit="rows", low=1,
     )  # fmt: skip
     batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)

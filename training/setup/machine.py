@@ -33,9 +33,11 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
     known = run.budget.warnings
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     # processes measure at different times, and machines differ
-    host, most = group.all_reduce_min(float(budget.host_bytes), float(budget.device_bytes or 0))
-    on_device = None if budget.device_bytes is None else int(most)
-    run.budget = replace(budget, host_bytes=int(host), device_bytes=on_device)
+    installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
+    sizes = (budget.host_bytes, budget.device_bytes or 0, installed)
+    host, most, installed = (int(size) for size in group.all_reduce_min(*map(float, sizes)))
+    on_device = None if budget.device_bytes is None else most
+    run.budget = replace(budget, host_bytes=host, device_bytes=on_device, installed_bytes=installed)
     run.monitor.watch_device(device, on_device)
     run.monitor.watch(run.budget.host_bytes)
     run.notes += [warning for warning in budget.warnings if warning not in known]
