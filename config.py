@@ -410,7 +410,9 @@ class RunConfig:
     overwrite: bool = setting(False, "replace an existing run of that name")
     seed: int = defining(42, "seed of initial weights, data order, masks and dropout", low=0, high=2**63 - 1)
     device: str | Auto = setting(AUTO, "auto: CUDA, then MPS, then CPU", choices=DEVICES)
-    num_threads: int | Auto = setting(AUTO, "CPU threads per process", low=1)
+    num_threads: int | Auto = setting(
+        AUTO, "CPU threads per process; auto: one per core, fewer while other programs work", low=1
+    )
     compiled_kernels: bool | Auto = setting(AUTO, "C kernels, compiled on first use; auto: on Linux CPUs with gcc")
     language: str | Auto = setting(
         AUTO, "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory "

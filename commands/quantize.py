@@ -18,8 +18,8 @@ from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
 from config import Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
-from devices.cores import use_threads
 from devices.malloc import HeapTrimmer
+from devices.threads import use_threads
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for

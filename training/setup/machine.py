@@ -9,8 +9,8 @@ import torch
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
-from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
+from devices.threads import use_threads
 from language import say
 from memory.budget import measure_budget
 from settings.errors import UserError
@@ -26,7 +26,7 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
         UserError: the machines of the run hold different checkpoints.
     """
     config, group, run.device = run.config, run.group, device
-    use_threads(config.run.num_threads)
+    run.threads = use_threads(config.run.num_threads, local_processes())
     # all processes use compiled kernels or none does: weights that all update alike must stay the same bits
     use(config.run.compiled_kernels is not False)
     use(bool(group.all_reduce_min(float(kernels() is not None))[0]))

@@ -25,6 +25,7 @@ from training.setup.resolving import RunSpec
 
 if TYPE_CHECKING:
     from devices.base import Device
+    from devices.threads import Threads
 
 
 @dataclass
@@ -68,6 +69,7 @@ class ResolvedRun:
     loader: StepLoader = field(init=False)
     validation: StepLoader = field(init=False)
     device: Device = field(init=False)
+    threads: Threads = field(init=False)
     base_bytes: int = field(init=False)
     spec: RunSpec = field(init=False)
 
