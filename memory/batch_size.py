@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from config import Config
 from memory.estimate.workload import Machine
+from settings.declared import Config
 from settings.fields import AUTO
 
 SMALL_MACHINE_BYTES = 13 * 1000**3

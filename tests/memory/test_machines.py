@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from config import ROOT, UserError, load
 from memory.batch_size import effective_batch
 from memory.machines import MACHINES_FILE, target_machine
+from settings.declared import ROOT
+from settings.errors import UserError
 from settings.fields import read_settings_file
+from settings.loading import load
 from units import GIB, MIB
 
 
