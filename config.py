@@ -65,8 +65,8 @@ class TrainConfig:
     allow_download = False
     max_steps = "auto"  # training steps; auto: from epochs
     epochs = "auto"  # passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune
-    # rows per step over all micro-batches and processes; auto: by the memory free at the start; a number given is never
-    # changed
+    # rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a
+    # number given is never changed
     effective_batch_size = "auto"
     batch_size_per_gpu = "auto"  # micro-batch size: rows per forward pass
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
@@ -242,7 +242,7 @@ class RunConfig:
     overwrite = False  # replace an existing run of that name
     seed = 42  # seed of initial weights, data order, masks and dropout
     device = "auto"  # auto: CUDA, then MPS, then CPU
-    num_threads = "auto"  # CPU threads per process
+    num_threads = "auto"  # CPU threads per process; auto: one per core, fewer while other programs work
     compiled_kernels = "auto"  # C kernels, compiled on first use; auto: on Linux CPUs with gcc
     # language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory
     # lines

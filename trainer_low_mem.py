@@ -177,9 +177,11 @@ class LowMemTrainer:
         self.recorder = Recorder(self.live, plan)
         self.interrupts, self.stays_stopped = held.enter_context(Interrupts(self.group.is_main)), False
         log.start()
+        run.threads.look_anew()
 
     def _loop(self) -> None:
         live, controller, steps = self.live, self.live.controller, self.steps
+        noted_threads = live.run.threads.most
         if live.state.step == 0:
             evaluate(live)
         while live.state.step < steps.max_steps and not live.best.should_stop:
@@ -187,6 +189,14 @@ class LowMemTrainer:
             number = live.state.step + 1
             with self.monitor.phase("train"):
                 is_done = self._step(number)
+            if (threads := live.run.threads.now) != noted_threads:
+                note = say(
+                    "computing with {now} of {most} threads, as many as other programs leave",
+                    now=threads,
+                    most=live.run.threads.most,
+                )
+                self.log.tell(note, is_shown=False)
+                noted_threads = threads
             if not is_done:
                 continue
             if controller.after_step(number):

@@ -22,9 +22,9 @@ from data.text.histories import check_excluding
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
-from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
 from devices.malloc import HeapTrimmer, tune_malloc
+from devices.threads import use_threads
 from engine.blockwise import Blockwise, Objective
 from engine.objectives.labels import LabelObjective
 from engine.objectives.listed import ListedObjective

@@ -17,8 +17,8 @@ from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from data.batches.loader import StepLoader
-from devices.cores import use_threads
 from devices.malloc import HeapTrimmer
+from devices.threads import use_threads
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for

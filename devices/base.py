@@ -25,6 +25,7 @@ from devices import machine_file, processor
 from devices.copies import Carrier, HostCopies
 from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
+from devices.threads import most_threads
 from language import say
 from limits import (
     DEVICE_DROPOUT_ELEMENTS,
@@ -328,7 +329,8 @@ class Device(ABC):
 
     @property
     def threads(self) -> int:
-        return torch.get_num_threads()
+        """Threads of products on a machine without other programs."""
+        return most_threads()
 
     def nominal_rate(self, dtype: torch.dtype) -> float:
         """FLOP/s of products that such a device reaches: a fact of its class, which decides; 0 where nothing trains in it."""

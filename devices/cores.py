@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from settings.fields import AUTO
 
@@ -14,6 +15,32 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def core_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the own control group allows; None without a quota."""
+    for line in _text_of(root / f"proc/{os.getpid()}/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        inside = path.strip("/")
+        if number == "0":
+            words = _text_of(root / "sys/fs/cgroup" / inside / "cpu.max").split()
+        elif "cpu" in controllers.split(","):
+            base = root / "sys/fs/cgroup/cpu" / inside
+            words = [_text_of(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        else:
+            continue
+        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+            return round(int(words[0]) / int(words[1]), 2)
+    return None
+
+
+def threads_of_environment() -> int | None:
+    """The number of threads that OMP_NUM_THREADS or MKL_NUM_THREADS names, which torch reads; None where neither does."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        value = os.environ.get(name, "").partition(",")[0].strip()
+        if value.isdigit() and int(value):
+            return int(value)
+    return None
+
+
 def computing_threads(asked: int | str = AUTO) -> int:
     """Threads that products use: as asked for, else as the environment says, else a thread for each real core.
 
@@ -22,17 +49,16 @@ def computing_threads(asked: int | str = AUTO) -> int:
     """
     if asked != AUTO:
         return int(asked)
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if said.isdigit() and int(said):
-        return int(said)
+    if (named := threads_of_environment()) is not None:
+        return named
     import psutil  # a run has it anyway; other readers of this file need not
 
-    return max(1, min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores()))
+    cores = min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores())
+    return max(1, min(cores, int(core_quota() or cores)))
 
 
-def use_threads(asked: int | str) -> None:
-    """Let torch compute with as many threads as the user has named (`num_threads`)."""
-    if asked != AUTO:
-        import torch  # for those who compute
-
-        torch.set_num_threads(int(asked))
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return ""

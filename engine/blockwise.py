@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from devices.base import is_host, placed_together
 from devices.malloc import HeapTrimmer
+from devices.threads import follow_machine, one_thread
 from engine.activation_offload import ActivationOffload
 from engine.all_reduce import Weights
 from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
@@ -32,7 +33,7 @@ from engine.weights import WeightStore
 from model.dropout import Dropout
 from model.embedding_gradients import TokenSums, add_token_gradients
 from model.layers import residual_dtype
-from model.loss import LossSettings, loss_and_gradients, token_losses
+from model.loss import LossSettings, loss_and_gradients, sum_of, token_losses
 from model.micro_batch import MicroBatch
 from model.padded_attention import place_indices
 from model.quantization import embed, rows_of
@@ -183,7 +184,8 @@ class Blockwise:
         label_head = self.model.label_head
         assert label_head is not None, "the model has no head over labels"
         pairs = zip(self._forward(micro_batches), micro_batches, strict=True)
-        return [label_head(x, mb.target) for x, mb in pairs]
+        with one_thread():
+            return [label_head(x, mb.target) for x, mb in pairs]
 
     @torch.no_grad()
     def encode(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -193,6 +195,7 @@ class Blockwise:
 
     def _forward(self, micro_batches: Sequence[MicroBatch], is_encoder_only: bool = False) -> list[Tensor]:
         """The output of the last stack (N', D) of each micro-batch, without dropout."""
+        follow_machine()
         schedule = Schedule(self.model)
         stacks = schedule.stacks[:1] if is_encoder_only else schedule.stacks
         upcoming = deque(stage.weights for stack in stacks for stage in stack.stages)
@@ -486,7 +489,7 @@ class Objective:
 
     def loss(self, losses: Tensor, micro_batch: MicroBatch) -> Tensor:
         """The summed loss of a micro-batch from its token losses (N',): evaluation."""
-        return losses.sum()
+        return sum_of(losses)
 
     def clear(self) -> None:
         """Begin to count metrics anew."""

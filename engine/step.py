@@ -19,6 +19,7 @@ from torch import Tensor
 from data.batches.collate import Batch, PreferenceBatch
 from devices.base import Device, place, placed_together
 from devices.malloc import HeapTrimmer
+from devices.threads import follow_machine
 from engine.activation_offload import ActivationOffload
 from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
@@ -125,6 +126,7 @@ class Engine:
                 weights that too.
         Memory: that of a pass over the micro-batches of one accumulation pass.
         """
+        follow_machine()
         failure, loss, is_lost, is_late = None, 0.0, False, False
         update, weight_store = self.update, self.blockwise.weight_store
         waited = weight_store.waited_seconds()

@@ -34,7 +34,7 @@ class Budget:
     binding: str  # name of the limit that decides host_bytes
     margin_bytes: int  # left free below the binding limit; 0 where the user's figure binds
     warnings: tuple[str, ...] = ()  # what the user asked for and cannot have; to be said once
-    installed_bytes: int | None = None  # what this rank could have on an empty machine; None: not known
+    installed_bytes: int | None = None  # of the whole machine, whatever others use of it; None: as much as is available
     device: Device | None = None  # where tensors live; None: not known yet
 
     @property
@@ -109,7 +109,7 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
     ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
     return Budget(
         host, None, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
-        installed_bytes(local_processes, root=root, pid=pid),
+        installed_bytes(root=root, pid=pid),
     )  # fmt: skip
 
 

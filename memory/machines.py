@@ -40,13 +40,14 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
     offered = lowest - margin_of(lowest)
     taken = offered if budget == AUTO else min(int(budget), offered)
     # with a budget that is named, what other programs hold does not change the run
-    available = lowest if budget == AUTO else installed_bytes()
+    installed = installed_bytes()
+    available = lowest if budget == AUTO else installed
     kind, count, no_kernels = processor.here(), computing_threads(threads), why_impossible()
     known = machine_file.of_cpu(processor.describe_here(), count)
     return Machine(
         taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
         measured=() if known is None else known.rates_with(count), has_kernels=not no_kernels, no_kernels=no_kernels,
-        measured_disk=None if folder is None else machine_file.disk_rates(folder),
+        measured_disk=None if folder is None else machine_file.disk_rates(folder), installed_bytes=installed,
     )  # fmt: skip
 
 
@@ -76,6 +77,11 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
         available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
         named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))
         rates = tuple((dtype, float(about["rates"][dtype])) for dtype in named)
+        machine = Machine(available, available, base, rates, is_another=True)
+        if "ram" in about:
+            machine = replace(machine, installed_bytes=parse_size(about["ram"]))
+        elif base:
+            machine = replace(machine, installed_bytes=available)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             "--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 "
@@ -83,5 +89,4 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
             name=name,
             error=error,
         ) from None
-    taken = available if budget == AUTO else min(int(budget), available)
-    return Machine(taken, available, base, rates, is_another=True)
+    return machine if budget == AUTO else replace(machine, budget_bytes=min(int(budget), available))

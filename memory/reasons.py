@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from language import say
-from memory.batch_size import table_guess
+from memory.batch_size import effective_batch, machine_rows
 from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import typical_seconds
 from memory.estimate.weight_offload import mapped_bytes
@@ -25,10 +25,20 @@ WORTH = 2.0  # times the seconds of a step, for a third of the steps; more where
 
 def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """How many rows a step has, where nobody has said it, and how many pass at once."""
-    train, (batch_size, _, accumulation) = config.train, table_guess(machine.available_bytes)
-    if {train.effective_batch_size, train.batch_size_per_gpu, train.gradient_accumulation_steps} == {AUTO}:
-        told = "{rows} per step, chosen by free memory; set your own with --effective_batch_size, which no plan changes"
-        yield say(told, rows=counted(batch_size * accumulation, "row"))
+    train = config.train
+    is_product = AUTO not in (train.batch_size_per_gpu, train.gradient_accumulation_steps)
+    if train.effective_batch_size == AUTO and not is_product:
+        rows = effective_batch(config, machine)
+        reason = (
+            "{rows} per step, over all micro-batches and processes, by the RAM of the machine; "
+            "set your own with --effective_batch_size"
+        )
+        if rows > machine_rows(machine):
+            reason = (
+                "{rows} per step, over all micro-batches and processes: the fewest that the size given allows; "
+                "set your own with --effective_batch_size"
+            )
+        yield say(reason, rows=counted(rows, "row"))
     sizes = {"micro": choice.batch_size_per_gpu, "times": choice.gradient_accumulation_steps}
     if choice.accumulation_passes > 1:
         told = "the micro-batches need {passes} passes over the model, with gradients kept in between"

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devices.base import traits_of
+from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels_for
 from limits import LOSS_CHUNK_BYTES, loss_chunk_tokens
 from model.quantization import add_product, product, product_back, rows_of
 
 IGNORED = -100  # a label that carries no loss
+# From 32,768 numbers on torch gives each thread a part of a sum (at::internal::GRAIN_SIZE), so that its bits follow their count.
+SUMMED_TOKENS = 32_767
 Outside = Callable[[slice], Tensor]  # of some of the labels, the tokens that are not among those compared: (C, V) bool
 
 
@@ -38,6 +40,13 @@ class LossSettings:
     chunk_bytes: int = LOSS_CHUNK_BYTES
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+
+
+def sum_of(losses: Tensor) -> Tensor:
+    """The sum of token losses (N,), the same bits with any number of threads."""
+    if not is_host(losses) or len(losses) <= SUMMED_TOKENS:
+        return losses.sum()
+    return torch.stack([part.sum() for part in losses.split(SUMMED_TOKENS)]).sum()
 
 
 def _chunk(
@@ -134,7 +143,7 @@ def loss_and_gradients(
         part = None if weights is None else weights[start : start + step]
         mask = None if outside is None else outside(slice(start, start + step))
         losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part, mask)
-        total += losses.sum()
+        total += sum_of(losses)
         grad_hidden[start : start + step] = product_back(gradient, head)
         if grad_head is not None and grad_head.dtype == gradient.dtype:
             add_product(grad_head, gradient, chunk)

@@ -245,7 +245,7 @@ class TrainConfig:
         AUTO, "passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune", unit="epochs", above=0.0
     )
     effective_batch_size: int | Auto = defining(
-        AUTO, "rows per step over all micro-batches and processes; auto: by the memory free at the start; a number given is never changed",
+        AUTO, "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a number given is never changed",
         unit="rows", low=1,
     )  # fmt: skip
     batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)
@@ -402,7 +402,9 @@ class RunConfig:
     overwrite: bool = setting(False, "replace an existing run of that name")
     seed: int = defining(42, "seed of initial weights, data order, masks and dropout", low=0, high=2**63 - 1)
     device: str | Auto = setting(AUTO, "auto: CUDA, then MPS, then CPU", choices=DEVICES)
-    num_threads: int | Auto = setting(AUTO, "CPU threads per process", low=1)
+    num_threads: int | Auto = setting(
+        AUTO, "CPU threads per process; auto: one per core, fewer while other programs work", low=1
+    )
     compiled_kernels: bool | Auto = setting(AUTO, "C kernels, compiled on first use; auto: on Linux CPUs with gcc")
     language: str | Auto = setting(
         AUTO, "language of the screen; auto: from LC_ALL, LC_MESSAGES or LANG, else en; the log is English but for its memory "

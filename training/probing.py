@@ -26,8 +26,8 @@ from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device
-from devices.cores import use_threads
 from devices.malloc import tune_malloc
+from devices.threads import use_threads
 from engine.optimizers import Step
 from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS

@@ -23,10 +23,10 @@ from typing import Any
 import psutil
 
 from devices import processor
-from devices.cores import usable_cores
+from devices.cores import core_quota, usable_cores
 from devices.kernels import build
 from language import say
-from memory.observe.system_limits import host_limits, margin_of, text_of
+from memory.observe.system_limits import host_limits, margin_of
 from units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")
@@ -72,7 +72,7 @@ def system_facts(root: Path = ROOT) -> dict[str, Any]:
         if no_kernels
         else say("by {compiler}", compiler=build.compiler_of(os.environ)),
         "cores": usable_cores(),
-        "core_quota": _core_quota(root),
+        "core_quota": core_quota(root),
         "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
@@ -164,23 +164,6 @@ def _leave_page_cache(handle: int) -> bool:
         return fcntl.fcntl(handle, fcntl.F_NOCACHE, 1) != -1  # type: ignore[attr-defined,unused-ignore]  # macOS
     except (ImportError, AttributeError, OSError):
         return False
-
-
-def _core_quota(root: Path) -> float | None:
-    """Cores' worth of time that the own control group allows; None without a quota."""
-    for line in text_of(root / f"proc/{os.getpid()}/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        inside = path.strip("/")
-        if number == "0":
-            words = text_of(root / "sys/fs/cgroup" / inside / "cpu.max").split()
-        elif "cpu" in controllers.split(","):
-            base = root / "sys/fs/cgroup/cpu" / inside
-            words = [text_of(base / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        else:
-            continue
-        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-            return round(int(words[0]) / int(words[1]), 2)
-    return None
 
 
 def _version(name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from devices.threads import one_thread
 from engine.blockwise import Objective
 from model.label_head import LabelHead, label_loss
 from model.loss import LossSettings
@@ -32,7 +33,7 @@ class LabelObjective(Objective):
         self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """See `Objective`; `head` is not read, and the gradients of the label head's weights are added to theirs."""
-        with torch.enable_grad():
+        with torch.enable_grad(), one_thread():
             leaf = hidden.detach().requires_grad_()
             logits = self.head(leaf, micro_batch.target, self.dropout_rate)
             total = label_loss(logits, micro_batch.labels, self.class_weights, settings.label_smoothing)
@@ -42,7 +43,8 @@ class LabelObjective(Objective):
 
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
         """See `Objective`; one sum of the whole micro-batch (1,)."""
-        self.logits = self.head(hidden, micro_batch.target)
+        with one_thread():
+            self.logits = self.head(hidden, micro_batch.target)
         return label_loss(self.logits, micro_batch.labels, self.class_weights).reshape(1)
 
     def clear(self) -> None:

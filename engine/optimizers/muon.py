@@ -62,7 +62,8 @@ def _momentum(group: Group) -> Tensor:
         moved = first[:, rows].float().lerp_(new, 1.0 - BETA)
         first[:, rows] = moved
         update[:, rows] = new.lerp_(moved, BETA)
-        square += new.square_().sum((1, 2), keepdim=True)
+        # by rows first: the order in which torch sums a whole matrix depends on the number of threads
+        square += new.square_().sum(2, keepdim=True).sum(1, keepdim=True)
     return update.div_(group.sum(square).sqrt_().clamp_(min=LEAST_NORM))
 
 

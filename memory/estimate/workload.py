@@ -17,7 +17,7 @@ from model import shapes
 from model.shapes import DECODER, ENCODER, Stack, Weight, block_weights, stacks_of, weight_counts, weights
 from optimizers import OPTIMIZERS
 from settings.declared import Config, T5ModelConfig
-from units import MIB
+from units import GIB, MIB
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ class Machine:
 
     Args:
         budget_bytes: what the process tree of one rank may take.
-        available_bytes: what is free, for the old table of first guesses.
+        available_bytes: what is free, for the old table of first guesses. installed_bytes: RAM of the whole machine, or the limit
+            of its container where that is less; it decides the rows of a step.
         base_bytes: the process before the model is built, data and tokenizer loaded.
         rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
         speed_class: of what computes, see `memory.estimate.time`.
@@ -148,6 +149,7 @@ class Machine:
     is_another: bool = False
     device: str = ""
     has_own_memory: bool = False
+    installed_bytes: int = 16 * GIB
 
     def rate(self, dtype: str) -> float:
         """Nominal FLOP/s of `dtype`, 0 where nothing trains in it."""

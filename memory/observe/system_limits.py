@@ -48,11 +48,11 @@ def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None 
     return limits + _own_limits(pid, root)
 
 
-def installed_bytes(local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> int:
-    """What one rank could have if nothing else ran: the RAM, and what control groups allow. It does not change as others work."""
+def installed_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:
+    """RAM of the machine, or the least that control groups allow of it. It does not change as others work."""
     pid = os.getpid() if pid is None else pid
     groups = [group.limit_bytes for group in group_limits(pid, root)]
-    return min([_ram_bytes(root)[1], *groups]) // local_processes
+    return min([_ram_bytes(root)[1], *groups])
 
 
 def free_host_bytes(*, root: Path = ROOT, pid: int | None = None) -> int:

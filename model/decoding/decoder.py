@@ -10,12 +10,14 @@ Shapes: n rows, G beams of each (1 without a search), N tokens, D d_model, H hea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from devices.malloc import trim_malloc
-from limits import ENCODER_TOKENS, TILE_ELEMENTS
+from devices.threads import follow_machine
+from limits import ENCODER_TOKENS, LEAST_FILLED, TILE_ELEMENTS
 from model.decoding.answer_tree import Choices
 from model.decoding.kv_cache import KVCache
 from model.dropout import Dropout
@@ -63,6 +65,7 @@ class Decoder:
             UserError: an id outside of the vocabulary.
         """
         _check_ids(self.model, prompts)
+        follow_machine()
         first, reached = len(self._prompts), list[Decoder]()
         rows = {ids: row for row, ids in enumerate(self._prompts)}  # prompt -> a row that has it
         new, copied = list[int](), list[tuple[int, int]]()
@@ -102,7 +105,9 @@ class Decoder:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         self._trim()
         x = embed(torch.tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
-        output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
+        # products of fewer tokens would differ in their last bit with the number of threads (`devices.threads.one_thread`)
+        with few_rows() if len(ids) < LEAST_FILLED else nullcontext():
+            output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)
         self._trim()
         return output
 
@@ -119,6 +124,7 @@ class Decoder:
         Args:
             choices: of k beams, from a list of answers: the logits are theirs, (k, W), -inf where there is no token.
         """
+        follow_machine()
         scores = self._logits(ids, choices)
         if self.others:
             scores = torch.log_softmax(scores, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import SAME, STEPS, World
-from tests.end_to_end.running import ENVIRONMENT
+from tests.end_to_end.running import ENVIRONMENT, ROOT
 from tests.ranks import must_succeed
 
 CUT = 10  # the step that runs are resumed after
@@ -32,6 +33,21 @@ def cut_back(run: Path) -> None:
     for name in ("latest", "best"):
         (folder / name).unlink()
     (folder / "latest").symlink_to(f"step_{CUT:08}", target_is_directory=True)
+
+
+def test_the_same_flags_train_the_same_model_on_two_processes(world: World, tmp_path: Path) -> None:
+    """Though nobody has said how many rows a step has."""
+    flags = [flag for flag in world.train_flags if not flag.startswith(("--effective_batch_size", "--max_steps"))]
+    flags += ["--max_steps=3", "--sample_rows=0", "--log_steps=1", "--gradient_accumulation_steps=2"]
+    place = world.beside(tmp_path)
+    place.do("train", *flags, "--run_name=one")
+    must_succeed(ROOT / "train_low_mem.py", 2, *place.command("train", *flags, "--run_name=two")[1:])
+    assert place.losses("two") == pytest.approx(place.losses("one"), rel=SAME)
+    one, two = (next(event for event in place.events(name) if event["event"] == "plan") for name in ("one", "two"))
+    assert two["effective_batch_size"] == one["effective_batch_size"]
+    assert two["choice"]["batch_size_per_gpu"] == one["choice"]["batch_size_per_gpu"] // 2
+    saved = json.loads((place.runs / "two" / "settings.json").read_text("utf8"))
+    assert saved["effective_batch_size"] == one["effective_batch_size"], "a run that goes on keeps it"
 
 
 @slow

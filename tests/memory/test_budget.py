@@ -52,6 +52,15 @@ def test_a_group_counts_what_others_use_but_not_file_pages_nor_our_own(tmp_path)
     assert got.binding == "cgroup /job memory.max" and got.available_bytes == 6 * GIB
 
 
+def test_the_memory_of_the_whole_machine_is_that_of_its_container(tmp_path):
+    """Whatever others use of it, the user allows, and however many ranks there are."""
+    machine = FakeMachine(tmp_path, available=4 * GIB)
+    assert ask(machine, 2 * GIB, ranks=4).installed_bytes == 32 * GIB
+    machine.groups("0::/job\n")
+    machine.v2("job", limit=8 * GIB, used=5 * GIB)
+    assert ask(machine, ranks=2).installed_bytes == 8 * GIB
+
+
 def test_ranks_share_the_system_limits_but_each_has_the_flag(machine):
     assert ask(machine, ranks=4).available_bytes == 4 * GIB
     assert ask(machine, 2 * GIB, ranks=4).host_bytes == 2 * GIB

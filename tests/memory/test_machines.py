@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from memory.batch_size import effective_batch
 from memory.machines import MACHINES_FILE, target_machine
 from settings.declared import ROOT
 from settings.errors import UserError
 from settings.fields import read_settings_file
+from settings.loading import load
 from units import GIB, MIB
 
 
@@ -20,6 +22,9 @@ def test_known_machines_are_complete(name: str) -> None:
     machine = target_machine(name)
     assert machine.budget_bytes > GIB and machine.rate("float32") > 0 and machine.rate("bfloat16") > 0
     assert target_machine(name, 512 * MIB).budget_bytes == 512 * MIB
+    config = load("plan", {"train_file": "x", "target": name})
+    rows = 8 if name in ("laptop_8gb", "mac_8gb") else 32
+    assert effective_batch(config, machine) == rows, "a card's memory does not count"
 
 
 def test_a_file_describes_a_machine(tmp_path: Path) -> None:
@@ -27,6 +32,9 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
     path.write_text("available: 3G\nbase: 200M\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
     machine = target_machine(str(path))
     assert (machine.budget_bytes, machine.base_bytes, machine.rate("bfloat16")) == (3 * GIB, 200 * MIB, 1e10)
+    assert machine.installed_bytes == 3 * GIB, "what is available, where nothing is said of the RAM"
+    path.write_text("available: 3G\nram: 64G\nbase: 200M\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
+    assert target_machine(str(path), GIB).installed_bytes == 64 * GIB
     path.write_text("available: 3G\n")
     with pytest.raises(UserError, match="missing or wrong"):
         target_machine(str(path))

@@ -29,27 +29,66 @@ GB = 1000**3
 pytestmark = pytest.mark.usefixtures("processor_class")
 
 
-def machine(budget: int, available: int = 16 * GB, kind: Processor | None = None, processes: int = 1) -> Machine:
+def machine(
+    budget: int,
+    available: int = 16 * GB,
+    kind: Processor | None = None,
+    processes: int = 1,
+    installed: float = 16 * GB,
+) -> Machine:
     kind = kind or processor.here()
     rates = tuple((dtype, kind.rate(dtype, 2)) for dtype in ("float32", "bfloat16"))
-    return Machine(budget, available, 170 * MIB, rates, processes, speed_class=kind.name)
+    return Machine(
+        budget, available, 170 * MIB, rates, processes, speed_class=kind.name, installed_bytes=int(installed)
+    )
 
 
 def settings_of(**flags: Any) -> Config:
     return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
 
 
-@pytest.mark.parametrize(("available", "guess"), [(12.9 * GB, (1, 2, 8)), (13.1 * GB, (2, 4, 16))])
-def test_the_old_table_is_the_first_guess(available: float, guess: tuple[int, int, int]) -> None:
-    assert table_guess(int(available)) == guess
-    made = plan(settings_of(), machine(3 * GIB, int(available)))
-    assert made.effective_batch_size == guess[0] * guess[2]
-    assert (
-        made.reasons[0].startswith(f"{guess[0] * guess[2]} rows per step")
-        and "--effective_batch_size" in made.reasons[0]
-    )
-    named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, int(available)))
+@pytest.mark.parametrize(("installed", "guess"), [(12.9 * GB, (1, 2, 8)), (13.1 * GB, (2, 4, 16))])
+def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(
+    installed: float, guess: tuple[int, int, int]
+) -> None:
+    assert table_guess(int(installed)) == guess
+    rows = guess[0] * guess[2]
+    for available, processes in ((5 * GB, 1), (14 * GB, 2), (5 * GB, 3)):
+        made = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
+        assert made.effective_batch_size == rows
+        assert made.reasons[0].startswith(f"{rows} rows per step") and "by the RAM" in made.reasons[0]
+    named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
     assert not any("rows per step" in reason for reason in named.reasons), "nothing is left to say"
+
+
+@pytest.mark.parametrize(
+    ("flags", "processes", "expected"),
+    [
+        ({"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, 1, (8, 2, 4)),
+        ({"batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, 2, (16, 2, 4)),
+        ({"gradient_accumulation_steps": 8}, 2, (32, 2, 8)),
+        ({"gradient_accumulation_steps": 5}, 1, (32, 7, 5)),
+        ({"batch_size_per_gpu": 3}, 1, (32, 3, 11)),
+        ({"batch_size_per_gpu": 3}, 2, (32, 3, 6)),
+        ({"batch_size_per_gpu": 24}, 1, (32, 24, 2)),
+        ({"batch_size_per_gpu": 24}, 2, (48, 24, 1)),
+        ({"gradient_accumulation_steps": 40}, 1, (40, 1, 40)),
+        ({"effective_batch_size": 6, "gradient_accumulation_steps": 3}, 2, (6, 1, 3)),
+    ],
+)
+def test_sizes_given_by_hand_are_kept(flags: dict[str, int], processes: int, expected: tuple[int, int, int]) -> None:
+    """Both make the rows, times the processes; one leaves them as they are, unless a process has too few for it."""
+    made = plan(settings_of(**flags), machine(3 * GIB, processes=processes))
+    choice = made.choice
+    assert (made.effective_batch_size, choice.batch_size_per_gpu, choice.gradient_accumulation_steps) == expected
+    is_told = any("the size given" in reason for reason in made.reasons)
+    assert is_told == (len(flags) == 1 and expected[0] > 32)
+
+
+def test_a_number_of_micro_batches_that_the_rows_cannot_make_is_told() -> None:
+    made = plan(settings_of(gradient_accumulation_steps=12), machine(3 * GIB))
+    assert (made.effective_batch_size, made.choice.gradient_accumulation_steps) == (32, 11)
+    assert any("--gradient_accumulation_steps = 12, becomes 11 here" in reason for reason in made.reasons)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

@@ -9,8 +9,8 @@ import torch
 from devices import processor
 from devices.base import Device
 from devices.choose import passed_over
-from devices.cores import use_threads
 from devices.kernels.calls import kernels, use
+from devices.threads import use_threads
 from language import say
 from memory.budget import measure_budget
 from settings.errors import UserError
@@ -26,16 +26,18 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
         UserError: the machines of the run hold different checkpoints.
     """
     config, group, run.device = run.config, run.group, device
-    use_threads(config.run.num_threads)
+    run.threads = use_threads(config.run.num_threads, local_processes())
     # all processes use compiled kernels or none does: weights that all update alike must stay the same bits
     use(config.run.compiled_kernels is not False)
     use(bool(group.all_reduce_min(float(kernels() is not None))[0]))
     known = run.budget.warnings
     budget = measure_budget(config.memory.memory_budget, device, local_processes())
     # processes measure at different times, and machines differ
-    host, most = group.all_reduce_min(float(budget.host_bytes), float(budget.device_bytes or 0))
-    on_device = None if budget.device_bytes is None else int(most)
-    run.budget = replace(budget, host_bytes=int(host), device_bytes=on_device)
+    installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
+    sizes = (budget.host_bytes, budget.device_bytes or 0, installed)
+    host, most, installed = (int(size) for size in group.all_reduce_min(*map(float, sizes)))
+    on_device = None if budget.device_bytes is None else most
+    run.budget = replace(budget, host_bytes=host, device_bytes=on_device, installed_bytes=installed)
     run.monitor.watch_device(device, on_device)
     run.monitor.watch(run.budget.host_bytes)
     run.notes += [warning for warning in budget.warnings if warning not in known]

@@ -119,11 +119,13 @@ def machine_of(
     """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
     way, known = traits_of(device.torch_device), device.known_speed()
     no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
+    installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes
     # with a budget that is named, what other programs hold does not change the run
-    available = budget.available_bytes if budget.binding != FLAG else budget.installed_bytes or budget.available_bytes
+    available = budget.available_bytes if budget.binding != FLAG else installed
     return Machine(
         budget_bytes=budget.limit(),
         available_bytes=available,
+        installed_bytes=installed,
         base_bytes=0 if budget.is_on_device else base_bytes,
         rates=tuple((name_of(dtype), device.nominal_rate(dtype)) for dtype in device.rated_dtypes),
         speed_class=device.speed_class,

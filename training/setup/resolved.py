@@ -26,6 +26,7 @@ from training.setup.resolving import RunSpec
 
 if TYPE_CHECKING:
     from devices.base import Device
+    from devices.threads import Threads
 
 
 @dataclass
@@ -69,6 +70,7 @@ class ResolvedRun:
     loader: StepLoader = field(init=False)
     validation: StepLoader = field(init=False)
     device: Device = field(init=False)
+    threads: Threads = field(init=False)
     base_bytes: int = field(init=False)
     spec: RunSpec = field(init=False)
 

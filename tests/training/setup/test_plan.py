@@ -157,12 +157,11 @@ def test_a_run_is_measured_once(begin: ResolvedRun, tmp_path: Path, monkeypatch:
     assert len(asked) == 2, "two dtypes, once"
 
 
-@pytest.mark.parametrize(("binding", "rows"), [(FLAG, 32), ("available RAM", 8)])
-def test_what_others_hold_does_not_change_a_run_with_a_budget_of_its_own(
-    begin: ResolvedRun, binding: str, rows: int
-) -> None:
+@pytest.mark.parametrize("binding", [FLAG, "available RAM"])
+def test_what_others_hold_does_not_change_the_rows_of_a_step(begin: ResolvedRun, binding: str) -> None:
     begin = changed(begin, effective_batch_size="auto")
-    for available in (12 * 10**9, 5 * 10**9):
-        budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=16 * 10**9)
-        machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
-        assert effective_batch(begin.config, machine) == rows
+    for installed, rows in ((16 * 10**9, 32), (12 * 10**9, 8)):
+        for available in (11 * 10**9, 5 * 10**9):
+            budget = Budget(GIB, None, available, (), binding, 0, installed_bytes=installed)
+            machine = planning.machine_of(devices.pick("cpu", 0), budget, BASE, 1)
+            assert effective_batch(begin.config, machine) == rows

@@ -1,0 +1,163 @@
+"""How many threads compute: as many as other programs leave, looked at before the first step and now and then.
+
+The threads of a product spin while they wait for each other. Where another program takes the core of one of them, all wait:
+beside two busy programs two threads on two cores take several times as long as one. Numbers do not depend on the number of
+threads (tests/engine/test_threads.py), so it may follow from what is measured; a number that the user names is kept.
+Source: proc_stat(5).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from devices.cores import core_quota, threads_of_environment, usable_cores
+from settings.fields import AUTO
+
+LOOK_SECONDS = 2.0
+LEAST_SECONDS = 0.25  # of a look: the system counts in hundredths of a second
+ENOUGH = 0.5  # of a core, from which one more thread is worth it
+ENOUGH_FOR_MORE = 0.75  # the same for a thread that does not run yet, so that the number does not swing
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds since some moment, and core seconds worked in them: by all on the cores that this process may use, and by itself."""
+
+    seconds: float
+    busy: float
+    own: float
+
+
+def cores_left(before: Usage, now: Usage, cores: float, processes: int = 1) -> float:
+    """Cores that other programs have left to this process, one of several like it in the same run."""
+    seconds = now.seconds - before.seconds
+    others = (now.busy - before.busy - processes * (now.own - before.own)) / seconds
+    return (cores - max(0.0, others)) / processes
+
+
+def fitting_threads(left: float, left_before: float, now: int, most: int) -> int:
+    """Threads that each have a core.
+
+    Args:
+        left: cores that other programs leave. left_before: at the look before; more threads need two looks.
+        now: threads so far. most: threads on a machine without other programs.
+    """
+    fewer = math.floor(left + 1 - ENOUGH)
+    more = math.floor(min(left, left_before) + 1 - ENOUGH_FOR_MORE)
+    return max(1, min(most, fewer if fewer < now else max(now, more)))
+
+
+def usage() -> Usage | None:
+    """What has been worked so far; None where the system does not say."""
+    import psutil
+
+    try:
+        times = psutil.cpu_times(percpu=True)
+    except (OSError, RuntimeError, NotImplementedError, psutil.Error):
+        return None
+    if hasattr(os, "sched_getaffinity"):
+        times = [time for core, time in enumerate(times) if core in os.sched_getaffinity(0)]
+    resting = ("idle", "iowait", "guest", "guest_nice")  # the times of guests are also counted as user and nice
+    busy = sum(
+        seconds for core in times for name, seconds in core._asdict().items() if name not in resting and seconds > 0
+    )
+    return Usage(time.monotonic(), busy, time.process_time()) if times else None
+
+
+class Threads:
+    """The threads that torch and the compiled kernels use in this process."""
+
+    def __init__(self, requested: int | str = AUTO, processes: int = 1, most: int | None = None) -> None:
+        """
+        Args:
+            requested: `num_threads`. processes: of this run on this machine. most: threads on a machine without other programs;
+                None: those of torch.
+        """
+        import torch
+
+        if requested != AUTO:
+            torch.set_num_threads(int(requested))
+        self.most = most or torch.get_num_threads()
+        self.is_fixed = requested != AUTO or threads_of_environment() is not None
+        self._processes = processes
+        self._quota = (core_quota() or math.inf) / processes
+        if not self.is_fixed and self.most > max(1.0, self._quota):
+            self.most = max(1, int(self._quota))
+            torch.set_num_threads(self.most)
+        self.now = self.most
+        self._left: float | None = None
+        self._usage = None if self.is_fixed else usage()
+
+    def follow(self) -> None:
+        """Look, where it is time, and use as many threads as there are cores left. Called by the thread that computes."""
+        if self.is_fixed or self._usage is None or self.most == 1:
+            return
+        seconds = time.monotonic() - self._usage.seconds
+        if self._left is None and seconds < LEAST_SECONDS:
+            time.sleep(LEAST_SECONDS - seconds)
+        elif self._left is not None and seconds < LOOK_SECONDS:
+            return
+        before, self._usage = self._usage, usage()
+        if self._usage is None:
+            return
+        left = min(self._quota, cores_left(before, self._usage, usable_cores(), self._processes))
+        self.now = fitting_threads(left, left if self._left is None else self._left, self.now, self.most)
+        self._left = left
+        import torch
+
+        if torch.get_num_threads() != self.now:
+            torch.set_num_threads(self.now)
+
+    def look_anew(self) -> None:
+        """Begin the first look now: what was worked until here, as by a child of this process, tells nothing of others."""
+        self._left = None
+        self._usage = None if self.is_fixed else usage()
+
+
+_threads: Threads | None = None
+
+
+def use_threads(requested: int | str, processes: int = 1) -> Threads:
+    """Let torch compute with as many threads as the user has named (`num_threads`), or as other programs leave."""
+    global _threads
+    import torch
+
+    # a run before this one, in the same process, may have lowered what torch says
+    is_lowered = _threads is not None and torch.get_num_threads() == _threads.now
+    _threads = Threads(requested, processes, _threads.most if _threads is not None and is_lowered else None)
+    return _threads
+
+
+def follow_machine() -> None:
+    """Use as many threads as other programs leave now; between two pieces of work, in the thread that computes."""
+    if _threads is not None:
+        _threads.follow()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Until the context ends, products of this thread use one thread: of 5 to 11 rows, as those of a head over labels, MKL
+    gives other last bits with two."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before == 1 or not torch.backends.mkl.is_available():
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def most_threads() -> int:
+    """Threads on a machine without other programs: what plans count on, which do not change as others work."""
+    import torch
+
+    return torch.get_num_threads() if _threads is None else _threads.most
