@@ -24,7 +24,6 @@ from commands.new_folder import (
     refuse_not_finite,
     refuse_tensors_not_finite,
 )
-from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
@@ -42,6 +41,8 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
+from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
 from training.report.progress import Progress

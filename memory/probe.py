@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from childproc import CRASHED, MEMORY, TIME, ChildDied, call
-from config import Config
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
 from memory.estimate.peaks import CORRECTION, FIXED, changeable
 from memory.estimate.shapes import MicroBatchRows
 from memory.estimate.workload import ExecutionPlan
+from settings.declared import Config
 from settings.errors import UserError
 from storage import write_text
 from units import MIB

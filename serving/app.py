@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from commands.embed import Tokens, Vectors
-from config import GenerateConfig
 from language import say
 from serving.answers import Answer, Refused, Update
 from serving.asking import (
@@ -37,6 +36,7 @@ from serving.asking import (
 from serving.engine import Engine
 from serving.replies import END, Finished, Form, event, problem, refusal
 from serving.sending import Sending, held_by
+from settings.declared import GenerateConfig
 from settings.errors import UserError
 from web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
 from web.guard import Guard

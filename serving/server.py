@@ -10,7 +10,6 @@ from typing import Any
 
 from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
-from config import Config
 from language import join, say
 from memory.estimate.generation import (
     LOSS_LIBRARIES_BYTES,
@@ -23,6 +22,7 @@ from memory.estimate.generation import (
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import Engine
+from settings.declared import Config
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
 from training.setup.answer_list import with_answers

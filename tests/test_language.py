@@ -14,8 +14,8 @@ from functools import cache
 import pytest
 import yaml
 
-from config import GROUPS, settings_by_name
 from language import FOLDER, LANGUAGES, english, join, say, speak, spoken
+from settings.declared import GROUPS, settings_by_name
 from settings.fields import counted
 from settings.help import ABOUT, COMMAND_GROUPS, SHORT
 from training.report.log_files import plain

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from config import DataConfig
 from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
+from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from config import T5ModelConfig
 from model.shapes import ALL, asked_targets, targets_of, weights
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from config import T5ModelConfig
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config
 from data.sources.files import set_names
 from run_files import EVAL_COUNTS
 from settings.consistency import (
@@ -42,6 +41,7 @@ from settings.consistency import (
     score_words,
     writes_answers,
 )
+from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS
