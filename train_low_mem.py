@@ -24,13 +24,14 @@ from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 
-from config import COMMANDS, Config, DoesNotFit, UserError, flags_of, load
 from language import join, say, speak
 from screen import guard, visible
 from settings.consistency import unheeded
-from settings.errors import OverBudget, reason_of, refuse
+from settings.declared import COMMANDS, Config, flags_of
+from settings.errors import DoesNotFit, OverBudget, UserError, reason_of, refuse
 from settings.fields import AUTO, allowed, counted, nearest
 from settings.help import command_help, general_help, versions
+from settings.loading import load
 from settings.program import IS_INSTALLED, NAME, PACKAGE, missing, python
 from terminal import paragraphs
 

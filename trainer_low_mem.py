@@ -23,12 +23,12 @@ IS_UNBOUNDED = bool(PRODUCT_CACHES.keys() & prepare_environment().keys()) and "t
 from accelerate import Accelerator, InitProcessGroupKwargs
 
 import devices
-from config import PREFERENCES, Config
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
 from memory.controller import MemoryController
-from settings.consistency import HEADS, check
+from settings.consistency import HEADS, PREFERENCES, check
+from settings.declared import Config
 from settings.errors import refuse
 from settings.fields import AUTO
 from storage import writing

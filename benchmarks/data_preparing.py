@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.data_scale import long_texts, prose
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
-from config import load
 from data.prepare.task import decide, train_task_tokenizer
 from devices.cores import usable_cores
 from settings.fields import counted
+from settings.loading import load
 from units import format_size
 
 REPEATS = 3

@@ -42,9 +42,10 @@ from benchmarks.parts.rows import read_rows, write_rows
 from benchmarks.parts.watched import count_weights, last_event
 from commands.embed import PART_ROWS
 from commands.generate import UNFINISHED
-from config import T5ModelConfig, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
+from settings.declared import T5ModelConfig
+from settings.loading import load
 from units import MIB, format_size, parse_size
 
 Flags = dict[str, Any]

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
-from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
@@ -32,6 +31,7 @@ from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 OPTIONS = {"steps": "1000", "write": "True"}
 SHAPE = T5ModelConfig(

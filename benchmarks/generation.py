@@ -23,13 +23,13 @@ import torch
 
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import markdown, show_section
-from config import T5ModelConfig
 from devices.cpu import CpuDevice
 from engine.weights import weight_store_for
 from model import hf_format
 from model.decoding.generation import generate
 from model.quantization import quantize_model
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 
 # ours -> what it is compared with

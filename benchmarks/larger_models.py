@@ -24,11 +24,11 @@ from benchmarks.parts.hard_limit import HardLimit
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.watched import first_event
-from config import load
 from devices import machine_file, processor
 from devices.cores import usable_cores
 from memory.estimate.time import Amount, flops_of
 from model.shapes import weight_counts
+from settings.loading import load
 from units import GIB, format_size
 
 CACHE = ROOT / "data" / "cache" / "larger_models"

@@ -36,11 +36,11 @@ from benchmarks.parts.quality_page import published, write_page
 from benchmarks.parts.results import ROOT
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.watched import first_event
-from config import Config, T5ModelConfig
 from memory.estimate.precision import dtype_bytes
 from memory.estimate.workload import Workload, state_bytes
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
+from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO
 from storage import write_text
 from training.evaluation.scores import metric_names

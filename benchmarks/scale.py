@@ -19,11 +19,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from config import Config, T5ModelConfig, load
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.time import Amount, flops_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from model.shapes import weight_counts
+from settings.declared import Config, T5ModelConfig
+from settings.loading import load
 from units import GIB
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

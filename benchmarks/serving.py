@@ -52,10 +52,10 @@ def make_model(name: str, dtype: str, folder: Path) -> None:
     """A model of random weights that writes varied text, with a tokenizer of its size."""
     import torch
 
-    from config import T5ModelConfig
     from data.tokenizers.training import train_tokenizer
     from model import hf_format
     from model.t5 import T5
+    from settings.declared import T5ModelConfig
     from settings.precedence import model_presets
 
     config = T5ModelConfig(**model_presets()[name])

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
-from config import DEVICES, T5ModelConfig
 from memory.estimate.time import Amount, flops_of, recomputed_flops
+from settings.declared import DEVICES, T5ModelConfig
 from settings.precedence import model_presets
 from units import format_size
 

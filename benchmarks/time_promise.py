@@ -26,13 +26,14 @@ from benchmarks.contract import WORDS
 from benchmarks.parts import children, watched
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import write_rows
-from config import Config, load
 from devices.cores import usable_cores
 from memory.candidates import make_work
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import PACES, Pace, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, choice_fields
 from memory.machines import this_machine
+from settings.declared import Config
+from settings.loading import load
 
 CACHE = ROOT / "data" / "cache" / "time_promise"
 FIGURES = CACHE / "figures.json"

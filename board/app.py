@@ -26,9 +26,9 @@ from board.places import DATA_SUFFIXES, Outside, inside, json_bytes
 from board.runs import size_of
 from board.service import Board
 from board.streams import overview_events, run_events
-from config import UserError, load
 from language import join, say, speak_here, spoken
-from settings.errors import reason_of
+from settings.errors import UserError, reason_of
+from settings.loading import load
 from units import format_size
 from web.bodies import read_object
 from web.guard import Guard

@@ -9,10 +9,10 @@ from pathlib import Path
 from board.places import Outside, Places
 from board.runs import delete_run, list_runs, size_of
 from board.table import lines_of
-from config import Config, UserError
 from language import join, say
 from screen import visible
-from settings.errors import reason_of, refuse
+from settings.declared import Config
+from settings.errors import UserError, reason_of, refuse
 from settings.program import program
 from units import format_size
 

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from board.planning import words_of
-from config import GROUPS, Config, flags_of, places
 from language import translation
+from settings.declared import GROUPS, Config, flags_of, places
 from settings.fields import AUTO, allowed, read_settings_file, show
 from settings.precedence import PRESETS_DIR, model_presets, run_presets
 from settings.program import FILE, IS_INSTALLED, PACKAGE

@@ -26,9 +26,10 @@ import childproc
 from board.places import Outside, Places, is_run_name
 from board.planning import PROGRAM, Flags, Planner, goes_on, still_to_take, words_of
 from board.runs import ALIVE, delete_run, list_runs, run_facts
-from config import UserError, load
 from language import say
 from run_files import LAUNCH_FILE, REQUEST_FILE, read_record
+from settings.errors import UserError
+from settings.loading import load
 from storage import write_text
 from units import MIB
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import childproc
 from board.runs import ALIVE
-from config import flags_of
 from language import spoken
+from settings.declared import flags_of
 from settings.fields import TRUE_WORDS
 from settings.program import FILE, ROOT
 from units import MIB

@@ -8,8 +8,8 @@ from urllib.parse import quote
 from board.app import make_app
 from board.commands import places_of
 from board.service import Board
-from config import Config
 from language import say
+from settings.declared import Config
 from settings.fields import AUTO
 from web.listening import address_of, listen, own_names, server_of, token_of
 

@@ -25,11 +25,11 @@ from board.places import Outside, Places, checked_name, is_run_name
 from board.planning import Planner, still_to_take
 from board.runs import console_tail, list_runs, run_facts
 from board.talking import Talks
-from config import UserError, load
 from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, RUN_FILE, read_record
-from settings.errors import reason_of
+from settings.errors import UserError, reason_of
 from settings.fields import AUTO, is_encodable
+from settings.loading import load
 
 KEPT_HISTORIES, READ_BYTES = 32, 2**21
 LOG_BYTES, LONGEST_VALUE, MOST_FLAGS = 60_000, 4000, 150

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TextIO
 
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
-from config import Config, UserError
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model.decoding.generation import stream
-from settings.errors import DoesNotFit, reason_of
+from settings.declared import Config
+from settings.errors import DoesNotFit, UserError, reason_of
 from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained

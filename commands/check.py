@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from commands.loading import find_model
-from config import Config, UserError
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
 from model.formats.tensor_files import TensorFolder
-from settings.errors import refuse
+from settings.declared import Config
+from settings.errors import UserError, refuse
 from settings.fields import counted
 from training.report.progress import Progress
 

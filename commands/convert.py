@@ -18,7 +18,6 @@ from torch import Tensor
 
 from commands.loading import find_model
 from commands.new_folder import copy_companions, new_folder
-from config import Config, T5ModelConfig, UserError
 from devices.base import dtype_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
@@ -36,6 +35,8 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
+from settings.errors import UserError
 from settings.program import program
 from training.report.progress import Progress
 from training.setup.base import with_head_of

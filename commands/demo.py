@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from childproc import start
-from config import Config, load
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
 from language import say
+from settings.declared import Config
+from settings.loading import load
 from settings.program import FILE, IS_INSTALLED, PACKAGE, ROOT, program, python
 from training.checkpoints.runs import new_run_name
 from training.report.progress import Progress

@@ -18,13 +18,13 @@ from commands.diagnosis.advice import advice_for
 from commands.diagnosis.device_check import check
 from commands.diagnosis.inventory import take_inventory
 from commands.diagnosis.trials import run_trials, trial_name, trials_of
-from config import Config, T5ModelConfig
 from devices import machine_file
 from devices.environment import prepare_environment
 from language import english, join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from memory.estimate.workload import Machine
 from memory.weight_offload import weights_folder
+from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO, counted
 from training.report.progress import Progress
 from units import format_size

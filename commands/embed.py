@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from commands.generate import STANDARD_INPUT, UNFINISHED, prompts_of, read_marks
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched
 from commands.new_folder import check_output
-from config import MOST_TOKENS, Config, UserError
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -33,6 +32,8 @@ from engine.step import to_micro_batch
 from language import say
 from memory.estimate.generation import Writing
 from settings.consistency import SEQUENCE
+from settings.declared import MOST_TOKENS, Config
+from settings.errors import UserError
 from settings.fields import AUTO, counted, read_settings_file
 from storage import atomic_file, fingerprint, make_folder, read_text, remove, write_text, writing
 from training.report.progress import Progress

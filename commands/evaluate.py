@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from commands.generate import cut_note
 from commands.loading import Trained, find_answering, load_trained, watched, with_histories
 from commands.new_folder import check_output
-from config import Config, UserError, load, places, training_command
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
@@ -30,7 +29,10 @@ from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
 from model.formats.answering import item_file_of
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, SEQUENCE
+from settings.declared import Config, places
+from settings.errors import UserError
 from settings.fields import AUTO, counted, read_settings_file
+from settings.loading import load, training_command
 from storage import atomic_file, only_if_made, writing
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets

@@ -21,7 +21,6 @@ from commands.exporting.vocabulary import read_vocabulary
 from commands.loading import converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import keep_generation_settings, new_folder
-from config import Config, UserError
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model import hf_format
@@ -30,6 +29,8 @@ from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
 from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
+from settings.declared import Config
+from settings.errors import UserError
 from settings.program import python
 from training.report.card import push_command, write_card
 from training.report.progress import Progress

@@ -28,7 +28,6 @@ from commands.loading import (
     with_histories,
     writing_of,
 )
-from config import Config, UserError
 from data.batches.histories import Past
 from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
@@ -40,7 +39,8 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
 from model.decoding.beam_search import ScoredAnswer
-from settings.errors import reason_of, refuse
+from settings.declared import Config
+from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, write_text
 from training.checkpoints.runs import check_writable, only_pretrained

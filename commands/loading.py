@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 import devices
-from config import Config, T5ModelConfig, UserError, settings_by_name
 from data.batches.histories import Pasts
 from data.text.histories import check_excluding
 from data.text.templates import Template, template_of
@@ -58,7 +57,8 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
-from settings.errors import DoesNotFit, OverBudget, refuse
+from settings.declared import Config, T5ModelConfig, settings_by_name
+from settings.errors import DoesNotFit, OverBudget, UserError, refuse
 from settings.fields import AUTO, counted, near_path
 from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter

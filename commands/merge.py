@@ -12,7 +12,6 @@ import torch
 from commands.convert import DTYPES, next_command, probe_logits
 from commands.loading import converting, find_model
 from commands.new_folder import copy_companions, new_folder
-from config import Config, UserError
 from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
@@ -22,6 +21,8 @@ from model.quantization import is_int8
 from model.shapes import inner_width
 from model.t5 import T5
 from run_files import SETTINGS_FILE
+from settings.declared import Config
+from settings.errors import UserError
 from training.report.progress import Progress
 from training.setup.adapters import attach
 from training.setup.model_folders import ModelFolders

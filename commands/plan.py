@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from childproc import ChildDied, call
-from config import PREFERENCES, Config, DoesNotFit, UserError
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.estimate import estimate_lengths
@@ -35,7 +34,9 @@ from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan
 from memory.weight_offload import weights_folder
 from model.shapes import weight_counts
-from settings.errors import refuse
+from settings.consistency import PREFERENCES
+from settings.declared import Config
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
 from storage import NotMade, only_if_made

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 
 import data.prepare.preparing
-from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.prepare.looking import look
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.shards.store import HISTORIES, STREAM, Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.consistency import HEADS
+from settings.consistency import HEADS, PREFERENCES
+from settings.declared import Config
 from settings.program import program
 from training.report.progress import Progress
 

@@ -16,7 +16,6 @@ from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, new_folder
-from config import Config, T5ModelConfig, UserError
 from data.batches.loader import StepLoader
 from devices.cores import use_threads
 from devices.malloc import HeapTrimmer
@@ -31,6 +30,8 @@ from model.loss import LossSettings
 from model.quantization import is_int8, quantize_model
 from model.shapes import weight_counts
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
+from settings.errors import UserError
 from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.processes.group import Group

@@ -6,14 +6,14 @@ import shlex
 import shutil
 from pathlib import Path
 
-from config import Config, UserError
 from data.prepare.looking import look
 from data.prepare.task import decide, read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import CODES
 from language import say
-from settings.errors import refuse
+from settings.declared import Config
+from settings.errors import UserError, refuse
 from settings.fields import AUTO
 from settings.program import program
 from storage import make_folder, rename, writing

@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # run as a script, Python would look beside this file only
 
-from config import COMMANDS, GROUPS, Config, flags_of, settings_by_name  # noqa: E402
+from settings.declared import COMMANDS, GROUPS, Config, flags_of, settings_by_name
 from settings.fields import allowed, show  # noqa: E402
 from settings.precedence import declared, model_presets, run_presets  # noqa: E402
 

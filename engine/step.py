@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config import T5ModelConfig
 from data.batches.collate import Batch, PreferenceBatch
 from devices.base import Device, place, placed_together
 from devices.malloc import HeapTrimmer
@@ -35,6 +34,7 @@ from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.t5 import T5
 from settings.consistency import SEQUENCE
+from settings.declared import T5ModelConfig
 
 
 @dataclass(frozen=True)

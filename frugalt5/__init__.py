@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from config import load
+    from settings.loading import load
     from trainer_low_mem import LowMemTrainer
 
 __all__ = ["LowMemTrainer", "load"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from config import Config
 from memory.estimate.workload import Machine
+from settings.declared import Config
 from settings.fields import AUTO
 
 TABLE_THRESHOLD_BYTES = 13 * 1000**3  # the old table: below 13 GB available 1 / 2 / 8, else 2 / 4 / 16

@@ -12,13 +12,14 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from config import PREFERENCES, Config, UserError
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
-from settings.consistency import VOCABULARY, writes_answers
+from settings.consistency import PREFERENCES, VOCABULARY, writes_answers
+from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO
 from settings.program import SCRIPT
 

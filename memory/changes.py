@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from config import Config, DoesNotFit, settings_by_name
 from language import join, say
 from memory.batch_size import effective_batch, evaluation_batch
 from memory.candidates import make_work
@@ -19,6 +18,8 @@ from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4, precisions
 from memory.estimate.workload import JSON_NAMES, ExecutionPlan, Machine, Workload
 from optimizers import OPTIMIZERS
+from settings.declared import Config, settings_by_name
+from settings.errors import DoesNotFit
 from units import MIB, format_size
 
 if TYPE_CHECKING:

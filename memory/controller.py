@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from config import Config
 from devices.base import Device
 from language import say
 from memory.budget import Budget, measure_budget
@@ -31,6 +30,7 @@ from memory.estimate.workload import ExecutionPlan
 from memory.observe.monitor import Monitor
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import ROOMY, Plan
+from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted
 from units import MIB, format_size

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from config import Config, UserError
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
@@ -20,6 +19,8 @@ from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
+from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO, nearest, read_settings_file
 from settings.precedence import PRESETS_DIR
 from units import MIB, parse_size

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from config import Config, DoesNotFit, UserError
 from language import english, say
 from limits import MALLOCS
 from memory.batch_size import effective_batch
@@ -30,6 +29,8 @@ from memory.estimate.time import pace_of, predict_seconds, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, mapped_reasons, optimizer_reasons, size_reasons
 from memory.weight_offload import Homes, homes_to_try, ways_at
+from settings.declared import Config
+from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from units import format_size
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from childproc import CRASHED, MEMORY, TIME, ChildDied, call
-from config import Config
 from devices import processor
 from devices.cores import computing_threads
 from devices.environment import prepare_environment
@@ -29,6 +28,7 @@ from language import say
 from memory.estimate.peaks import CORRECTION, FIXED, changeable
 from memory.estimate.shapes import MicroBatchRows
 from memory.estimate.workload import ExecutionPlan
+from settings.declared import Config
 from settings.errors import UserError, reason_of
 from storage import write_text
 from units import MIB

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from config import Config
 from language import say
 from memory.batch_size import table_guess
 from memory.estimate.precision import FLOAT16, Precision
@@ -14,6 +13,7 @@ from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
+from settings.declared import Config
 from settings.fields import AUTO, counted
 from units import format_size
 

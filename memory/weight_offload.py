@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from config import Config, UserError
 from language import say
 from memory.estimate.disk import is_in_memory
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
+from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO
 
 Homes = tuple[str, int]  # where weights rest, and of how many blocks elsewhere

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from devices.base import is_host, place
 from devices.kernels.calls import kernels_for
 from limits import KERNEL_WIDTHS
@@ -26,6 +25,7 @@ from model.layers import Linear, joined_product
 from model.padded_attention import PaddedAttention
 from model.rows import Rows
 from model.shapes import inner_width
+from settings.declared import T5ModelConfig
 
 
 def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:

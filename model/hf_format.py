@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from config import T5ModelConfig
 from language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, read_json
@@ -42,6 +41,7 @@ from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scal
 from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
 from settings.consistency import REGRESSION, SEQUENCE
+from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO
 

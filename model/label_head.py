@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from model.dropout import Dropout
 from model.loss import IGNORED
 from model.rows import Rows
 from settings.consistency import SEQUENCE
+from settings.declared import T5ModelConfig
 
 LABEL_SITES = 1 << 21  # the places of its dropout begin here
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from devices.base import has_fused, is_host
 from devices.kernels.calls import kernels_for
 from model.dropout import Dropout
 from model.quantization import add_product, is_split, product, product_back
 from model.shapes import is_gated
+from settings.declared import T5ModelConfig
 
 EXPONENT_BIAS = 127  # of fp32
 FP16_EXPONENT = 13  # numbers stay below 2^13, an eighth of fp16's range: dropout and adapters need some

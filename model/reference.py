@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import T5ModelConfig
+from settings.declared import T5ModelConfig
 
 
 class T5Reference(nn.Module):

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from config import T5ModelConfig
+from settings.declared import T5ModelConfig
 from settings.fields import AUTO
 
 Stack = Literal["encoder", "decoder"]

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from devices.base import traits_of
 from limits import DRAWN_ELEMENTS
 from model.attention import Attention, PositionBias
@@ -32,6 +31,7 @@ from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
 from model.rows import Rows
 from model.shapes import Role, inner_width, weights
+from settings.declared import T5ModelConfig
 
 if TYPE_CHECKING:
     from model.lora.token_rows import TokenRows

@@ -20,12 +20,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from commands.embed import Tokens, Vectors
-from config import GenerateConfig
 from language import join, say
 from serving.answers import Answer, Refused, Update
 from serving.asking import Asked, AskedVectors, Texts, read_chat, read_completion, read_embeddings, read_question
 from serving.engine import Engine
 from serving.replies import END, Finished, Form, event, problem, refusal
+from settings.declared import GenerateConfig
 from settings.errors import UserError
 from web.bodies import ByteBudget, announced_bytes, object_of, read_body
 from web.guard import Guard

@@ -16,10 +16,10 @@ from typing import Any
 
 from commands.chat import newest_turns
 from commands.embed import Embedder, Tokens
-from config import GenerateConfig
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
+from settings.declared import GenerateConfig
 
 MOST_STOPS, LONGEST_STOP, MOST_CHOICES, MOST_PROMPTS, MOST_INPUTS = 16, 200, 16, 16, 2048
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded

@@ -10,12 +10,12 @@ from typing import Any
 
 from commands.embed import Embedder, with_preparation
 from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
-from config import Config
 from language import join, say
 from memory.estimate.generation import MOST_ROWS, Capacity, Writing, serving_capacity
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts
 from serving.engine import Engine
+from settings.declared import Config
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
 from training.setup.answer_list import with_answers

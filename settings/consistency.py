@@ -16,7 +16,7 @@ from settings.fields import AUTO, counted, not_known
 from settings.precedence import edits
 
 if TYPE_CHECKING:
-    from config import Config
+    from settings.declared import Config
 
 PREFERENCES = "preferences"  # the objective of the command dpo
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary

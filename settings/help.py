@@ -6,8 +6,8 @@ import platform
 import shutil
 from importlib import metadata
 
-from config import COMMANDS, GROUPS, Config, flags_of, unlisted
 from language import join, say
+from settings.declared import COMMANDS, GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.precedence import model_presets, run_presets
 from settings.program import program

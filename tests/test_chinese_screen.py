@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from config import COMMANDS, ROOT
+from settings.declared import COMMANDS, ROOT
 
 # what may be English: quoted, in parentheses, a flag, a path or a number
 NAMES = [

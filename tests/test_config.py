@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import config
-from config import Config, UserError, load
 from settings import precedence
 from settings.consistency import unheeded
+from settings.declared import Config
+from settings.errors import UserError
+from settings.loading import load
 from settings.precedence import model_presets, run_presets
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from config import GROUPS, settings_by_name
 from language import FOLDER, LANGUAGES, LanguageLost, english, join, localized, say, speak, spoken
+from settings.declared import GROUPS, settings_by_name
 from settings.errors import UserError
 from settings.fields import counted
 from settings.help import ABOUT, COMMAND_GROUPS, SHORT

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.checks import plan_table
-from config import COMMANDS, ROOT, load
+from settings.declared import COMMANDS, ROOT
+from settings.loading import load
 
 PAGES = ("README.md", "README.zh-CN.md")
 DOCS = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))

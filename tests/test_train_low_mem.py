@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import train_low_mem
-from config import COMMANDS, Config, flags_of, unlisted
+from settings.declared import COMMANDS, Config, flags_of, unlisted
 from settings.help import ABOUT, SHORT, VERSION, command_help
 
 ROOT = Path(__file__).resolve().parent.parent

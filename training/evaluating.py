@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from config import PREFERENCES
 from data.batches.collate import IGNORED_LABEL
 from data.batches.histories import Pasts
 from data.tokenizers.pieces import BROKEN
@@ -15,7 +14,7 @@ from language import join, say
 from limits import SAMPLE_TOKENS
 from memory.cleanup import free_failed
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
-from settings.consistency import HEADS
+from settings.consistency import HEADS, PREFERENCES
 from settings.fields import AUTO
 from training.evaluation import losses
 from training.evaluation.answers import AnswerWriter

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from config import GenerateConfig
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
 from memory.candidates import step_settings
 from memory.controller import MemoryController
+from settings.declared import GenerateConfig
 from settings.errors import UserError, reason_of
 from training.checkpoints.folder import Checkpoints, step_of
 from training.checkpoints.state import TrainingState

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 import devices
 from childproc import stay_within
-from config import PREFERENCES, Config
 from data.batches.collate import Batch, LabelledRow, PreferenceRow, Row, collate, collate_labels, collate_preferences
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
@@ -38,7 +37,8 @@ from memory.observe import high_water
 from memory.probe import ProbeData, ProbeRequest
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
-from settings.consistency import TOKEN
+from settings.consistency import PREFERENCES, TOKEN
+from settings.declared import Config
 from training.setup.answer_list import TREE_FILE
 from training.setup.build import build, stores_reference
 from training.setup.resolved import ResolvedRun

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from loguru import logger
 
-from config import PREFERENCES, Config
 from data.sources.places import public_values
 from data.text.templates import Template
 from language import say
@@ -16,6 +15,8 @@ from memory.estimate.disk import disk_need
 from memory.estimate.time import Renewal
 from memory.plan import Plan
 from model.shapes import weight_counts
+from settings.consistency import PREFERENCES
+from settings.declared import Config
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
 from training.report.card import push_command

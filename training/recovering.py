@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
-from config import DoesNotFit, UserError
 from engine.optimizer_in_backward import is_finite
 from engine.step import Outcome
 from language import say
 from memory.controller import ADVICE, NOTHING_LEFT
+from settings.errors import DoesNotFit, UserError
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
 from training.live import LiveRun

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from config import UserError
-from settings.errors import reason_of
+from settings.errors import UserError, reason_of
 from settings.fields import AUTO
 
 __all__ = ["Server", "address_of", "listen", "own_names", "server_of", "token_of"]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from benchmarks.traced.traced_step import TracedWork, lengths_between, planned_bytes, trace
-from config import T5ModelConfig
+from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 from units import format_size
 

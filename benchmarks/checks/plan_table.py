@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from benchmarks.parts.results import ROOT, markdown
-from config import DoesNotFit, load
 from memory.estimate.workload import FILE
 from memory.machines import target_machine
 from memory.plan import plan
+from settings.errors import DoesNotFit
+from settings.loading import load
 from units import format_size
 
 MODELS = ("t5-small", "t5-base", "chatlm-0.2b", "t5-large", "t5-v1.1-large", "t5-3b")

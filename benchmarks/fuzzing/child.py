@@ -31,7 +31,6 @@ from benchmarks.fuzzing.sound_tokenizers import (
     unigram_folder,
     use_tokenizer,
 )
-from config import DataConfig, load
 from data.batches.loader import StepLoader
 from data.dataset import MODES, LowMemDataset
 from data.prepare.preparing import prepare
@@ -42,7 +41,9 @@ from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
 from data.tokenizers.training import byte_tokenizer
+from settings.declared import DataConfig
 from settings.errors import UserError
+from settings.loading import load
 
 # what opening a copy may take beside what its sound one has taken: of addresses (threads and allocators set some aside),
 # and of memory

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from config import load
 from settings.errors import UserError
+from settings.loading import load
 
 Maker = Callable[[Path], None]
 Reader = Callable[[Path], None]
@@ -23,8 +23,8 @@ Reader = Callable[[Path], None]
 def tiny_model() -> Any:
     import torch
 
-    from config import T5ModelConfig
     from model.t5 import T5
+    from settings.declared import T5ModelConfig
 
     torch.manual_seed(0)
     return T5(T5ModelConfig(vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_heads=2, num_layers=1, num_decoder_layers=1))

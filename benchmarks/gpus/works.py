@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from benchmarks.checks import launches
 from benchmarks.traced.traced_step import TracedWork, lengths_between
-from config import T5ModelConfig
 from memory.estimate.time import Amount
 from memory.estimate.time import flops_of as forward_flops
+from settings.declared import T5ModelConfig
 from units import GIB
 
 TINY = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)

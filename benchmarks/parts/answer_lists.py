@@ -23,12 +23,12 @@ import torch
 from benchmarks.parts.children import must_run
 from benchmarks.parts.results import ROOT, markdown
 from benchmarks.serving import make_model, texts
-from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate_best
+from settings.declared import GenerateConfig
 from training.setup.answer_list import TREE_FILE
 from units import format_size
 

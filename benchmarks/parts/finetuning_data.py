@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks.parts.results import ROOT
 from benchmarks.parts.rows import write_rows
-from config import Config, T5ModelConfig, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.sources.corpus import build_sample_corpus
@@ -22,6 +21,8 @@ from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
 from data.tokenizers.training import train_tokenizer
+from settings.declared import Config, T5ModelConfig
+from settings.loading import load
 from settings.precedence import model_presets
 
 DROPOUT = 0.1  # as the checkpoints of the T5 family ship

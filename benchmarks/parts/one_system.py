@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.parts.children import status_bytes
 from benchmarks.throughput import saved_blocks
-from config import T5ModelConfig
 from devices.cpu import CpuDevice
+from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 
 DEVICE = CpuDevice()

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from commands.loading import find_models, load_trained, writing_of
-from config import load
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
 from serving.engine import Engine
 from serving.server import api_of
+from settings.loading import load
 from web.listening import address_of, listen, server_of
 
 

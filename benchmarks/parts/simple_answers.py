@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from config import Config, load
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
+from settings.declared import Config
+from settings.loading import load
 from training.evaluation.scores import AnswerScores, metric_names
 
 Pair = tuple[str, ...]  # prompt, response

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from benchmarks.traced.tracing import Tracer
-from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from devices.base import CUDA, MPS, Device, override_traits
 from devices.cpu import CpuDevice
@@ -32,6 +31,7 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 
 @dataclass(frozen=True)

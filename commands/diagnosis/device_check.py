@@ -19,12 +19,12 @@ from typing import Any
 import childproc
 from childproc import ChildDied
 from commands.diagnosis.trials import request_of, run_trials
-from config import Config, DoesNotFit
 from devices.environment import prepare_environment
 from language import say
 from memory.estimate.time import Amount, flops_of
 from memory.estimate.workload import Machine
-from settings.errors import UserError
+from settings.declared import Config
+from settings.errors import DoesNotFit, UserError
 from settings.precedence import model_presets
 from settings.program import SCRIPT
 from storage import make_folder, write_text

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import devices
 from commands.diagnosis.device_check import Finding
-from config import Config, T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from devices.base import Device, name_of
 from devices.kernels.calls import use
@@ -38,6 +37,7 @@ from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.rows import Rows
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
 
 SHAPE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=2, num_decoder_layers=2, num_heads=8)
 GATED = replace(

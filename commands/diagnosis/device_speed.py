@@ -17,7 +17,6 @@ from torch import Tensor
 import devices
 from commands.diagnosis.device_check import Finding
 from commands.diagnosis.device_numbers import batch_of, measured
-from config import Config, T5ModelConfig
 from data.batches.collate import Batch
 from devices.base import Device, dtype_of, place, traits_of
 from devices.pointwise import why_not_compiled
@@ -26,6 +25,7 @@ from engine.step import Engine
 from memory.cleanup import free_failed
 from memory.probe import ProbeRequest
 from model.decoding.generation import generate
+from settings.declared import Config, T5ModelConfig
 from training.setup.build import build
 from training.setup.resolved import ResolvedRun
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from config import Config, DoesNotFit
 from language import english, join, say
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import Machine
 from memory.probe import ProbeRequest, probe
+from settings.declared import Config
+from settings.errors import DoesNotFit
 from settings.fields import AUTO
 from training.report.wording import about
 from training.setup.resolving import Rows, RunSpec, resolve

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from commands.exporting.vocabulary import Vocabulary
-from config import T5ModelConfig
 from model.shapes import DECODER, STACKS, Stack
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.program import needs
 
 QUANTIZATIONS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from commands.exporting.vocabulary import Vocabulary
-from config import T5ModelConfig
 from language import say
 from model.shapes import Weight, weights
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.program import needs
 

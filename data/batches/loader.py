@@ -16,7 +16,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config, DataConfig
 from data.batches.collate import (
     IGNORED_LABEL,
     Batch,
@@ -37,6 +36,7 @@ from data.sources.files import set_names
 from data.sources.places import public
 from language import join, say
 from settings.consistency import HEADS, SEQUENCE
+from settings.declared import Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 

@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from config import DataConfig
+from settings.declared import DataConfig
 from settings.fields import AUTO
 
 STREAM_OBJECTIVES = ("span", "ul2", "prefix", "denoise")

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config
 from data.batches.histories import Reach
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder
@@ -32,6 +31,7 @@ from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import CODES, SMALLEST_VOCABULARY, train_tokenizer
 from language import say
 from settings.consistency import HEADS
+from settings.declared import Config
 from settings.fields import AUTO, counted
 from storage import NotMade, make_once, only_if_made
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from childproc import CRASHED, MEMORY, ChildDied, Worker
-from config import Config
 from data.shards.store import is_shards
 from data.sources.places import public
 from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
@@ -21,6 +20,7 @@ from devices.cores import usable_cores
 from language import say
 from memory.observe.processes import usage_of
 from memory.observe.system_limits import host_limits
+from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from units import GIB, MIB, format_size

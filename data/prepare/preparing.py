@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from config import Config
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
 from data.prepare.duplicates import NEAR
@@ -44,6 +43,7 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS, LAST
+from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, at_home, listed
 from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing

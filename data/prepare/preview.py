@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
 from data.batches.histories import NUMBERS, HistoryRows, Reach
 from data.batches.loader import StepLoader
@@ -27,6 +26,7 @@ from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS, SEQUENCE
+from settings.declared import Config
 from settings.fields import counted
 from storage import Once, make_once
 from terminal import letters, shortened, width

@@ -10,7 +10,6 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
-from config import Config, DataConfig
 from data.batches.objectives import STREAM_OBJECTIVES
 from data.prepare.looking import tokenizer_limits
 from data.progress import ProgressLine
@@ -47,6 +46,7 @@ from data.tokenizers.training import CODES, check_vocabulary, train_tokenizer, w
 from formats import FASTA, JSONL, TSV
 from language import join, say
 from settings.consistency import HEADS, LAST
+from settings.declared import Config, DataConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_text, write_text

@@ -14,7 +14,6 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from config import DataConfig
 from data.text.cells import parsed
 from data.text.conversations import MESSAGES_COLUMNS, turns_of
 from data.text.histories import HISTORIES, ItemWriting
@@ -23,6 +22,7 @@ from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
 from language import join, say
 from settings.consistency import TOKEN
+from settings.declared import DataConfig
 from settings.fields import AUTO, listed
 
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from config import DataConfig
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
 from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
@@ -19,6 +18,7 @@ from data.sources.reading import head_of, read_rows, reading, what_it_teaches
 from data.sources.tables import parquet_file
 from data.text.conversations import Row
 from formats import FASTA, JSON, PARQUET, TEXT
+from settings.declared import DataConfig
 from settings.errors import UserError
 
 PACKED = 4  # times smaller than what it holds, a packed text file

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from childproc import CRASHED, MEMORY, ChildDied, Worker
-from config import DataConfig
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
@@ -28,6 +27,7 @@ from data.sources.tables import fits_json, type_problems
 from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
+from settings.declared import DataConfig
 from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 from units import MIB, format_size

@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from config import DataConfig
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
 from data.sources.fasta import fasta_columns, fasta_records
 from data.sources.files import OBJECTS, TABLES, Source, collected, find, sources_fingerprint
@@ -30,6 +29,7 @@ from data.text.conversations import Row
 from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, item_name, separator_of
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
+from settings.declared import DataConfig
 from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 

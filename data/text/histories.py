@@ -12,9 +12,9 @@ from decimal import Decimal
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
-from config import Config, DataConfig
 from data.text.labels import entries_of
 from language import say
+from settings.declared import Config, DataConfig
 from settings.errors import UserError
 
 if TYPE_CHECKING:

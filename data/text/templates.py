@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from config import DataConfig
 from data.text.chat_templates import T5_TOKENS, as_jinja, read_chat_template, render, special_tokens
 from language import join, say
+from settings.declared import DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from config import T5ModelConfig
 from limits import DEVICE_DROPOUT_ELEMENTS, DROPOUT_ELEMENTS, HEAP_BELOW, LONGEST_SHORT, TILE_ELEMENTS, long_tile
 from memory.estimate.attention import HASH_BYTES, Padded
 from memory.estimate.shapes import MicroBatchRows, Tokens
 from model.shapes import inner_width, is_gated
+from settings.declared import T5ModelConfig
 
 ATTENTIONS = ((False, False), (True, False), (True, True))  # of the encoder; of a decoder its own, and across
 KEY_BYTES = 8 * 8  # of dropout's keys on a GPU, for each token: of 8 sites, in copies while they are hashed

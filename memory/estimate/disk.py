@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from config import Config
 from language import say
 from memory.estimate.precision import dtype_bytes
 from memory.estimate.weight_offload import away_bytes, taken_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
 from model.shapes import token_range, weight_counts
+from settings.declared import Config
 from settings.fields import AUTO, counted
 from units import MIB, format_size
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from config import GenerateConfig, T5ModelConfig
 from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, few_places, filled_tokens
 from memory.estimate.blocks import Blocks
 from memory.estimate.peaks import blocks_of, evaluation_parts
@@ -22,6 +21,7 @@ from memory.estimate.shapes import Shapes, Tokens
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
 from model.shapes import inner_width, weight_counts
+from settings.declared import GenerateConfig, T5ModelConfig
 from units import MIB
 
 CAST_BYTES = 4 * MIB  # of a table that is widened in pieces

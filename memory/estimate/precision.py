@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from config import Config, UserError
 from limits import INT4_GROUP, INT4_GROUP_BYTES
+from settings.declared import Config
+from settings.errors import UserError
 from settings.fields import AUTO
 
 FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"

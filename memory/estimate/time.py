@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from config import PREFERENCES, Config, T5ModelConfig
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import MOST_ROWS
@@ -23,6 +22,8 @@ from memory.estimate.weight_offload import moving_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
 from optimizers import OPTIMIZERS
+from settings.consistency import PREFERENCES
+from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO
 
 WIRE_BYTES_PER_SECOND = 10e9  # of one process, where nothing is measured: what two processes of a machine reach

@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from config import Config, T5ModelConfig
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS, LIBRARIES_BYTES
 from memory.estimate.blocks import NO_ADAPTERS, Adapted
@@ -17,6 +16,7 @@ from memory.estimate.shapes import Shapes
 from model import shapes
 from model.shapes import DECODER, ENCODER, Stack, Weight, block_weights, stacks_of, weight_counts, weights
 from optimizers import OPTIMIZERS
+from settings.declared import Config, T5ModelConfig
 from units import MIB
 
 

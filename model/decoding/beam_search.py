@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from config import GenerateConfig
 from model.decoding.answer_tree import DEAD, ROOT, AnswerTree, Choices
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import penalise
+from settings.declared import GenerateConfig
 
 OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay numbers
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from config import GenerateConfig
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer, search
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import Row, next_tokens
 from model.t5 import T5, WithWeights, in_place
+from settings.declared import GenerateConfig
 
 
 def generate(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from config import GenerateConfig, T5ModelConfig
 from model.decoding.answer_tree import ROOT, Choices
+from settings.declared import GenerateConfig, T5ModelConfig
 
 LEAST_TEMPERATURE = 1e-6  # divided by less, scores are out of fp32's range
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from config import settings_by_name
 from language import join, say
 from model.formats.headers import read_json
 from model.lora.form import AdapterInfo, LoraSettings
 from settings.consistency import REGRESSION, SEQUENCE, TOKEN
+from settings.declared import settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import parse
 from settings.program import program

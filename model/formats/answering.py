@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from config import GenerateConfig, settings_by_name
 from language import say
 from model.formats.headers import read_json
+from settings.declared import GenerateConfig, settings_by_name
 from settings.errors import UserError
 from settings.fields import parse
 from settings.published_keys import CONFIG, FILES, GENERATION, GENERATION_KEYS, check_keys

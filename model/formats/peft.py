@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from language import join, say
 from model.formats.adapter_folder import CONFIG_FILE, FINGERPRINT, HEAD, WEIGHTS_FILE, open_weights, read_info
 from model.formats.headers import read_json
@@ -31,6 +30,7 @@ from model.lora.form import LoraSettings
 from model.lora.token_rows import TokenRows
 from model.shapes import label_head_weights, targets_of, weights
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import counted
 

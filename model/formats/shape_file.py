@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from config import T5ModelConfig, settings_by_name
 from language import join, say
 from model.formats.headers import TensorHeaders, read_json
 from model.shapes import DECODER, hf_names, label_head_weights, weight_counts, weights
 from settings.consistency import HEADS, REGRESSION, SEQUENCE, TEXT, TOKEN
+from settings.declared import T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, parse
 from settings.published_keys import CONFIG, CONFIG_KEYS, GENERATION_KEYS, check_keys

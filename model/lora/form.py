@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from config import T5ModelConfig
 from language import join, say
 from model.shapes import ALL, asked_targets, targets_of, weights
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from config import T5ModelConfig
 from language import join, say
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from benchmarks.parts.rows import write_rows
 from benchmarks.quality import TIERS, Study
 from benchmarks.recipes import RECIPES, SEED_RECIPES, seed_table
 from benchmarks.throughput import Work
-from config import load
 from devices.processor import CLASSES
 from optimizers import OPTIMIZERS
+from settings.loading import load
 from settings.precedence import model_presets
 
 MIB = 1024**2

@@ -15,8 +15,8 @@ from board import app as app_module
 from board.app import make_app
 from board.places import Outside, checked_name
 from board.service import Board
-from config import UserError
-from config import places as places_of_settings
+from settings.declared import places as places_of_settings
+from settings.errors import UserError
 from tests.board.recorded import beat, places, start, step, write
 from web.listening import token_of
 

@@ -22,7 +22,8 @@ from board.places import Outside
 from board.planning import Planner, plan_words, still_to_take
 from board.runs import run_facts
 from board.service import Board
-from config import UserError, load
+from settings.errors import UserError
+from settings.loading import load
 from tests.board.recorded import beat, places
 from training.setup.resuming import find_run_to_resume, resumed_config
 from units import GIB

@@ -20,8 +20,9 @@ from board.app import STATIC, make_app
 from board.form import FIRST, command_line
 from board.service import KEPT_HISTORIES, Board
 from board.streams import Chart, overview_events, run_events
-from config import ROOT, flags_of, load
-from config import places as places_of_settings
+from settings.declared import ROOT, flags_of
+from settings.declared import places as places_of_settings
+from settings.loading import load
 from tests.board.recorded import beat, places, start, step, write
 
 

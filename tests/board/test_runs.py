@@ -15,7 +15,8 @@ import pytest
 from board import commands
 from board.places import Outside, Places
 from board.runs import delete_run, folder_bytes, list_runs, run_facts
-from config import UserError, load
+from settings.errors import UserError
+from settings.loading import load
 from tests.board.recorded import BEGAN, beat, places, start, step, write
 
 GONE = 2**22 + 12345  # above the largest process number

@@ -12,11 +12,13 @@ import torch
 
 from commands.loading import answering
 from commands.merge import merge
-from config import Config, GenerateConfig, UserError, load
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.answering import GENERATION_FILE, answers_by, keep_answers
+from settings.declared import Config, GenerateConfig
+from settings.errors import UserError
+from settings.loading import load
 from tests.commands.test_chat import save_adapter
 from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained

@@ -22,7 +22,6 @@ from commands import loading
 from commands.chat import Session, Writer, chat, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
-from config import load
 from data.text.templates import Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
@@ -32,6 +31,7 @@ from model.formats.peft import save_adapters
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from settings.errors import UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.setup.adapters import fingerprint_of

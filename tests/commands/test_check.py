@@ -9,7 +9,8 @@ import pytest
 from commands.check import check
 from commands.loading import find_model
 from commands.merge import open_adapted
-from config import UserError, load
+from settings.errors import UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 from train_low_mem import main
 from training.checkpoints.folder import Checkpoints

@@ -9,14 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 from commands.convert import convert
-from config import Config, load
 from data.text.templates import Template
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.adapter_folder import read_info
 from model.formats.checksums import CHECKSUMS_FILE
+from settings.declared import Config
 from settings.errors import UserError
+from settings.loading import load
 from tests.measuring import in_child
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -195,9 +196,9 @@ def test_what_was_converted_before_is_replaced_and_what_was_put_there_is_not(tmp
 @pytest.mark.parametrize(("family", "dtype"), [("relu", "keep"), ("gated-gelu", "bf16")])
 def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
-    from config import T5ModelConfig
     from model.decoding.generation import generate
     from model.t5 import T5
+    from settings.declared import T5ModelConfig
 
     gated = family != "relu"
     shape = T5ModelConfig(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from commands import doctor
-from config import load
 from memory.machines import this_machine
+from settings.loading import load
 from tests.commands.diagnosis.reports import CPU, GIB, GPU, NO_GPU, report, trial
 
 ROOT = Path(__file__).resolve().parent.parent.parent

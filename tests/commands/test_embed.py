@@ -15,11 +15,12 @@ import torch
 from commands import embed as embedding
 from commands import loading
 from commands.embed import VectorFile, embed
-from config import Config, load
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.reference import T5Reference
+from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 from training.setup.model_folders import ModelFolders
 

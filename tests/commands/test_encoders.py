@@ -11,13 +11,15 @@ from commands.convert import convert
 from commands.export import export
 from commands.generate import generate
 from commands.merge import merge
-from config import T5ModelConfig, UserError, load
 from model import hf_format
 from model.formats.peft import save_adapters
 from model.formats.shape_file import read_config
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
+from settings.errors import UserError
+from settings.loading import load
 
 SHAPE = T5ModelConfig(vocab_size=300, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=2)
 HEAD = dataclasses.replace(SHAPE, head="sequence", labels="few,many", num_decoder_layers=0)

@@ -14,7 +14,6 @@ import torch
 
 from commands import loading
 from commands.evaluate import _data_settings, evaluate, evaluation_rows
-from config import Config, GenerateConfig, load
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
@@ -26,7 +25,9 @@ from model.formats.peft import save_adapters
 from model.formats.shape_file import read_config
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
+from settings.declared import Config, GenerateConfig
 from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names

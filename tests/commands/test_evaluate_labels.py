@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from commands.evaluate import evaluate
-from config import load
 from data.tokenizers.training import train_tokenizer
 from settings.errors import UserError
+from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 from units import MIB
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from commands.export import export
-from config import Config, T5ModelConfig, load
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from model import hf_format
 from model.decoding.generation import generate
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
+from settings.loading import load
 from tests.commands.llama_graph import LlamaT5
 
 TEXTS = [f"a river runs under a bridge {number}, and it's 3 o'clock; 中文" for number in range(100)]

@@ -20,13 +20,14 @@ import torch
 from commands import generate as answering
 from commands import loading
 from commands.generate import generate
-from config import Config, load
 from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.consistency import unheeded
+from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from commands import plan as plan_command
-from config import DoesNotFit, UserError, load
 from data.prepare.preparing import prepare
 from data.sources.files import find
 from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
+from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from tests.fake_device import FakeDevice
 from tests.training.small_trained import save_trained
 from training.setup import plan as planning

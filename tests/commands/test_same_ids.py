@@ -18,12 +18,13 @@ import commands.loading
 import training.evaluation.answers
 from commands.evaluate import evaluate
 from commands.generate import generate
-from config import Config, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.tokenizers.tokenizer import Tokenizer
 from serving.app import make_app
 from serving.server import api_of
+from settings.declared import Config
+from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 
 PROMPTS = [

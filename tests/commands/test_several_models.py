@@ -12,13 +12,14 @@ import pytest
 from commands import loading
 from commands.evaluate import evaluate
 from commands.generate import generate
-from config import Config, load
 from data.tokenizers.training import train_tokenizer
 from memory.estimate.generation import Writing
 from memory.observe.processes import ProcessTree
 from model.decoding.sampling import Row
 from serving.server import api_of
+from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 from training.evaluation import answers as answering
 from training.evaluation.answers import decoder_of, weighted

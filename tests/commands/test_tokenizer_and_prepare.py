@@ -11,8 +11,10 @@ import pytest
 
 from commands.prepare import prepare
 from commands.tokenizer import tokenizer
-from config import Config, UserError, load
 from data.tokenizers.tokenizer import Tokenizer
+from settings.declared import Config
+from settings.errors import UserError
+from settings.loading import load
 from tests.killing import DIED, die_at, run_child
 
 

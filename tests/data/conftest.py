@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from config import Config, load
 from data.sources.corpus import SampleCorpus, build_sample_corpus
 from data.tokenizers.training import byte_tokenizer
+from settings.declared import Config
+from settings.loading import load
 
 Configure = Callable[..., Config]
 settings.register_profile("untimed", deadline=None)  # other work on the machine must not fail a test

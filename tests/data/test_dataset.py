@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import ROOT
 from data import dataset as dataset_module
 from data.dataset import MODES, ROWS_PER_BATCH_KEY, LowMemDataset, TokenStream
 from data.sources import tables
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
+from settings.declared import ROOT
 from settings.errors import UserError
 
 N = 1000

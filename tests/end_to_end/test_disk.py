@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
-from config import load
 from memory.estimate.disk import BESIDE_BYTES, disk_need
+from settings.loading import load
 from tests.end_to_end import running
 from tests.end_to_end.conftest import SHAPE, WORK, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place

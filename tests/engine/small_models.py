@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from config import T5ModelConfig
 from model.loss import IGNORED
 from model.micro_batch import MicroBatch
 from model.reference import T5Reference
 from model.rows import Rows
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {},

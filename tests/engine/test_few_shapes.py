@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from config import T5ModelConfig
 from data.batches.collate import Row, collate
 from engine.blockwise import Blockwise
 from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from memory.estimate.shapes import Shapes, Sizes
 from model.loss import LossSettings
+from settings.declared import T5ModelConfig
 from tests.engine.small_models import small_model
 
 COUNTED = ("mm", "softmax", "norm", "vecdot")

@@ -46,9 +46,9 @@ print(measure(steps))
 
 @pytest.mark.slow
 def test_peak_of_adapters_over_fp32_int8_and_int4(tmp_path: Path) -> None:
-    from config import T5ModelConfig
     from model import hf_format
     from model.t5 import T5
+    from settings.declared import T5ModelConfig
 
     shape = T5ModelConfig(vocab_size=2048, num_layers=3, num_decoder_layers=3)
     model = T5(shape).initialise(0)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from config import T5ModelConfig
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
 from engine.step import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
 from model.micro_batch import MicroBatch
+from settings.declared import T5ModelConfig
 from tests.engine.small_models import relative_error, small_model
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from config import T5ModelConfig
 from engine.weights import CastWeightStore, WeightStore, weight_store_for
 from model.decoding.generation import generate
 from model.quantization import quantize_model
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 SHAPE = T5ModelConfig(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=64)
 PROMPTS = [[5, 6, 7, 1], [9, 1]]

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from config import Config, DoesNotFit, UserError, load
 from devices import processor
 from memory.changes import what_else
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.machines import DTYPES
 from memory.plan import Plan, plan
+from settings.declared import Config
+from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from units import GIB, MIB, parse_size
 
 pytestmark = pytest.mark.usefixtures("processor_class")

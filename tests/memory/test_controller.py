@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import devices
-from config import DoesNotFit, load
 from engine.blockwise import Blockwise
 from memory import controller as controlling
 from memory.budget import Budget
@@ -20,6 +19,8 @@ from memory.controller import THIRDS, Growth, MemoryController
 from memory.estimate import peaks
 from memory.estimate.workload import Machine
 from memory.plan import Plan, plan
+from settings.errors import DoesNotFit
+from settings.loading import load
 from tests.end_to_end.running import write_text
 from tests.fake_device import OUT_OF_MEMORY
 from tests.training.small_runs import configuration, events

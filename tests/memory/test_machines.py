@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from config import ROOT, UserError
 from memory.machines import MACHINES_FILE, target_machine
+from settings.declared import ROOT
+from settings.errors import UserError
 from settings.fields import read_settings_file
 from units import GIB, MIB
 

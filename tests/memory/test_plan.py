@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import Config, T5ModelConfig, UserError, load
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.batch_size import effective_batch, table_guess
@@ -19,6 +18,9 @@ from memory.estimate.time import predict_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.machines import target_machine
 from memory.plan import NEARLY, SAVING_MODES, plan
+from settings.declared import Config, T5ModelConfig
+from settings.errors import UserError
+from settings.loading import load
 from units import GIB, MIB
 
 GB = 1000**3

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from config import load
 from memory.candidates import MICRO_BATCHES
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
+from settings.loading import load
 from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))

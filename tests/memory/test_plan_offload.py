@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from config import load
 from memory.estimate.peaks import offloaded_bytes, predict
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
+from settings.loading import load
 from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 4e13))

@@ -11,7 +11,6 @@ import torch
 
 import devices
 from childproc import FAILED, MEMORY, TIME, ChildDied
-from config import load
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
@@ -24,6 +23,7 @@ from memory.probe import (
     for_later_steps,
     probe,
 )
+from settings.loading import load
 from tests.fake_device import FakeDevice
 from training import probing
 from units import GIB, MIB

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import devices
-from config import Config, load
 from engine.weight_offload.store import offloaded_store
 from memory.candidates import make_work
 from memory.estimate.weight_offload import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
@@ -18,6 +17,8 @@ from memory.plan import Plan, plan
 from model import hf_format
 from model.shapes import weight_counts
 from model.t5 import T5, in_memory
+from settings.declared import Config
+from settings.loading import load
 from units import GIB, MIB
 
 RATES = (("float32", 1e11), ("bfloat16", 1e12))

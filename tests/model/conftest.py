@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from config import T5ModelConfig
+from settings.declared import T5ModelConfig
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import T5ModelConfig
 from model.formats.shape_file import read_config
 from model.hf_format import load, save
 from model.quantization import dequantize
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.measuring import in_child
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from config import T5ModelConfig
 from devices.kernels import build
 from devices.kernels.calls import use
 from limits import INT4_GROUP
@@ -19,6 +18,7 @@ from model.layers import Linear
 from model.quantization import dequantize, is_int4, is_int8, product_back, row_pieces, shape_of
 from model.shapes import is_block_matrix
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.measuring import in_child
 
 

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from config import T5ModelConfig
 from model.formats.adapter_folder import read_info
 from model.formats.peft import load_adapters, save_adapters
 from model.formats.shape_file import published_names, read_config
@@ -22,6 +21,7 @@ from model.lora.form import LoraSettings
 from model.rows import Rows
 from model.t5 import T5
 from settings.consistency import TEXT
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.measuring import in_child
 

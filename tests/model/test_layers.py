@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from config import T5ModelConfig
 from model.dropout import Dropout
 from model.layers import FeedForward, Linear, RMSNorm, adding_in_place
 from model.rows import Rows
+from settings.declared import T5ModelConfig
 
 
 def test_norm_is_its_formula() -> None:

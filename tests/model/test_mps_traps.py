@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.traced.traced_step import TracedWork, trace
 from benchmarks.traced.tracing import Tracer
-from config import T5ModelConfig
 from limits import MPS_INNER
+from settings.declared import T5ModelConfig
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
 LENGTHS = ((40, 12), (33, 9), (7, 3), (90, 30))

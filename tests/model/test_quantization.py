@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from config import T5ModelConfig
 from model import hf_format
 from model.decoding.generation import generate
 from model.formats.shape_file import read_config
 from model.layers import Linear
 from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.measuring import in_child
 from tests.model.lora.test_adapter import GATED, logits
 

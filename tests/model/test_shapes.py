@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from config import T5ModelConfig, load
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.shapes import (
@@ -20,6 +19,8 @@ from model.shapes import (
     weights,
 )
 from model.t5 import T5
+from settings.declared import T5ModelConfig
+from settings.loading import load
 from settings.precedence import model_presets
 
 SMALL = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from config import T5ModelConfig
 from model.loss import IGNORED
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 
 def batch(vocab_size: int, rows: int = 3, source: int = 9, target: int = 6) -> tuple[Tensor, Tensor, Tensor]:

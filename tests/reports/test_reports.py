@@ -32,7 +32,6 @@ from torch import Tensor
 
 from commands.export import export
 from commands.merge import merge
-from config import load
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows
@@ -40,6 +39,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
 from model import hf_format
 from settings.errors import UserError
+from settings.loading import load
 from training.setup.schedules import learning_rate
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]

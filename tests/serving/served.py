@@ -14,11 +14,12 @@ from starlette.testclient import TestClient
 from torch import Tensor
 
 from commands.loading import Trained, find_models, load_trained, writing_of
-from config import Config, load
 from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
 from serving.app import Api, make_app
 from serving.server import api_of
+from settings.declared import Config
+from settings.loading import load
 from tests.training.small_trained import save_trained
 
 HERE = "http://127.0.0.1:8400"

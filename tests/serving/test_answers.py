@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import GenerateConfig
 from serving.answers import Answer, StopTexts, Update
+from settings.declared import GenerateConfig
 
 EOS = 1
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from config import GenerateConfig
 from data.text.templates import Template
 from data.tokenizers.training import byte_tokenizer
 from serving.answers import Refused
 from serving.asking import Asked, Texts, read_chat, read_completion, read_question
+from settings.declared import GenerateConfig
 
 TOKENIZER = byte_tokenizer()
 TEXTS = Texts(TOKENIZER, Template.load("chat"), 64)

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from commands.embed import Embedder, with_preparation
 from commands.loading import find_models, load_trained
-from config import load
 from memory.estimate.generation import Writing
 from serving.server import api_of
+from settings.loading import load
 from tests.serving.served import client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
 from training.setup.model_folders import ModelFolders

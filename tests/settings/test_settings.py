@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from config import COMMANDS, flags_of, load
+from settings.declared import COMMANDS, flags_of
 from settings.errors import UserError
 from settings.fields import near_path, parse, read_settings_file, setting
+from settings.loading import load
 from settings.names import LONGEST_NAME, LONGEST_NAME_BYTES, name_problem
 from settings.precedence import alias, aliases, declared
 from settings.program import needs

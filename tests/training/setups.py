@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import devices
-from config import Config
 from memory.budget import Budget
+from settings.declared import Config
 from training.setup.base import find_base
 from training.setup.data import load_data
 from training.setup.resolved import ResolvedRun

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from config import Config, load
+from settings.declared import Config
+from settings.loading import load
 
 SMALL = {
     "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 2, "vocab_size": 512,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from config import T5ModelConfig
 from data.tokenizers.training import byte_tokenizer
 from model import hf_format
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 
 SHAPE = T5ModelConfig(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=2, num_heads=2)
 

@@ -14,12 +14,12 @@ import pytest
 from commands.convert import convert
 from commands.evaluate import evaluate
 from commands.generate import generate
-from config import load
 from data.text.histories import check_excluding
 from data.text.templates import Template
 from data.tokenizers.training import train_tokenizer
 from model.decoding.generation import generate_best
 from settings.errors import UserError
+from settings.loading import load
 from tests.training.small_runs import configuration, events
 from trainer_low_mem import LowMemTrainer
 from training.evaluation import answers

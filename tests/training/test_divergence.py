@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from config import Config
 from data.batches.loader import StepLoader
 from engine.blockwise import Objective
+from settings.declared import Config
 from settings.errors import UserError
 from tests.end_to_end.running import write_text
 from tests.training import small_runs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from config import load
+from settings.loading import load
 from training import evaluating
 from training.evaluation.losses import Evaluation
 from training.evaluation.stopping import BestMetric

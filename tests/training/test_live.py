@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from config import load
+from settings.loading import load
 from tests.end_to_end.running import write_text
 from trainer_low_mem import LowMemTrainer
 from training.live import LiveRun

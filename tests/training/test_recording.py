@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config import Config
+from settings.declared import Config
 from training import recording
 from training.processes.group import Group
 from training.report.summary import Summary

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from config import Config
 from engine.step import Outcome
+from settings.declared import Config
 from settings.errors import DoesNotFit
 from training import recovering
 from training.divergence import MOST_IN_A_ROW, Divergence

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
-from config import GenerateConfig
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
 from engine.sharding import Part, Shards
@@ -31,6 +30,7 @@ from model.formats.peft import save_adapters
 from model.formats.shape_file import published_names
 from model.formats.tensor_files import write_safetensors
 from model.t5 import T5, WithWeights, in_place
+from settings.declared import GenerateConfig
 from settings.errors import UserError
 from settings.fields import listed
 from training.checkpoints.folder import Checkpoints

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from config import GenerateConfig
 from data.batches.histories import Pasts
 from engine.blockwise import Blockwise
 from memory.estimate.generation import AnswerBudget, Writing
@@ -19,6 +18,7 @@ from model.decoding.beam_search import ScoredAnswer
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate_best, unseen, write
 from model.decoding.sampling import Row
+from settings.declared import GenerateConfig
 from training.evaluation.minimum_bayes_risk import most_agreed
 from training.evaluation.prompt_parts import PromptParts
 

@@ -9,10 +9,10 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from config import GenerateConfig
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
 from model.decoding.generation import is_cut
+from settings.declared import GenerateConfig
 
 # where prompts are cut, and how near this must be to where the parts would be equal, in parts: sentences end, then blanks
 CUTS = (re.compile(r"[.!?;:]+\s+|[。！？；]\s*"), 0.25), (re.compile(r"\s+"), 0.5)

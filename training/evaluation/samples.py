@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from config import GenerateConfig
 from data.batches.collate import Batch
 from data.batches.histories import Pasts
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
+from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import was_cut
 from training.evaluation.scores import AnswerScores, OwnMetric, own_scores
 from training.processes.group import Group

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from config import Config
 from data.sources.files import set_names
 from language import join, say
 from run_files import EVAL_COUNTS
@@ -43,6 +42,7 @@ from settings.consistency import (
     score_words,
     writes_answers,
 )
+from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, not_known
 from training.evaluation.stopping import LOSS

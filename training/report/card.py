@@ -14,12 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from config import PREFERENCES, T5ModelConfig
 from data.sources.places import public
 from language import english
 from model.formats.shape_file import class_of, read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
+from settings.consistency import PREFERENCES
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import read_text, write_text

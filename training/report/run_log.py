@@ -17,11 +17,11 @@ from typing import Any
 
 from loguru import logger
 
-from config import Config
 from language import english
 from memory.observe.monitor import Monitor
 from memory.plan import Plan
 from run_files import METRICS_FILE
+from settings.declared import Config
 from settings.errors import UserError
 from training.report.endings import SAVE, STOP
 from training.report.heartbeat import Heartbeat, reason_of_end

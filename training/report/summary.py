@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from config import PREFERENCES, Config, places
 from data.sources.places import public_values
 from language import say
 from memory.plan import Plan
+from settings.consistency import PREFERENCES
+from settings.declared import Config, places
 from settings.fields import counted
 from settings.program import program
 from training.report.history import history

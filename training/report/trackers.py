@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config import Config
 from data.sources.places import public_values
+from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import not_known
 from settings.program import needs

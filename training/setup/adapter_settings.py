@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from config import Config, T5ModelConfig
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.lora.form import LoraSettings, adapted_paths, resolve_targets
 from model.lora.freezing import left_to_train
 from model.shapes import adapter_weights, label_head_weights, token_range, token_row_weights, weights
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
 

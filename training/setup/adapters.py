@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from config import Config
 from language import join
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import read_json
@@ -26,6 +25,7 @@ from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.lora.token_rows import TokenRows
 from model.t5 import T5, WithWeights, in_place
+from settings.declared import Config
 from settings.errors import UserError, refuse
 from training.setup.adapter_settings import form_problems, lora_settings
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from childproc import CRASHED, MEMORY, ChildDied, call
-from config import Config, DataConfig, GenerateConfig, UserError
 from data.prepare import task
 from data.prepare.looking import ask, child_bytes
 from data.sources.files import Source, find, sources_fingerprint
@@ -26,7 +25,8 @@ from formats import TEXT
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
-from settings.errors import DoesNotFit, refuse
+from settings.declared import Config, DataConfig, GenerateConfig
+from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted, listed
 from storage import NotMade, fingerprint, make_once, only_if_made
 from training.processes.launch import rank

@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from config import PREFERENCES, Config, T5ModelConfig, UserError
 from data.prepare.estimate import misfit
 from data.prepare.looking import ask
 from data.prepare.task import file_problems, read_extra_tokens
@@ -25,8 +24,9 @@ from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
 from run_files import read_record
-from settings.consistency import check, ranking_problems
-from settings.errors import refuse
+from settings.consistency import PREFERENCES, check, ranking_problems
+from settings.declared import Config, T5ModelConfig
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, near_path
 from settings.program import program
 from training.checkpoints.folder import Checkpoints

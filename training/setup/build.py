@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from config import PREFERENCES, Config
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, dtype_of, form_scores
@@ -34,7 +33,8 @@ from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory, in_place
-from settings.consistency import VOCABULARY
+from settings.consistency import PREFERENCES, VOCABULARY
+from settings.declared import Config
 from training.checkpoints.content import load_optimizer
 from training.setup.adapters import choose_trained
 from training.setup.model_folders import home_of

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config, UserError
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import in_child, prepare
@@ -19,7 +18,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
 from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, writes_answers
-from settings.errors import refuse
+from settings.declared import Config
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers

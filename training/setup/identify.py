@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from childproc import MEMORY, ChildDied, call
-from config import Config
 from data.sources.places import public_values
 from devices import pick
 from devices.malloc import tune_malloc
@@ -18,6 +17,7 @@ from memory.budget import host_budget
 from memory.estimate.workload import BASE_BYTES
 from memory.observe.monitor import HostAlone, Monitor
 from run_files import RUN_FILE
+from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO
 from storage import writing

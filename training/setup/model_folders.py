@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from config import Config, T5ModelConfig
 from data.tokenizers.published import has_tokenizer
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
 from settings.consistency import VOCABULARY
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import near_path, read_settings_file
 

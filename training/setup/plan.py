@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from config import Config
 from devices import pick
 from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
@@ -23,6 +22,7 @@ from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from memory.weight_offload import weights_folder
 from settings.consistency import writes_answers
+from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from training.evaluation.scores import AnswerScores, metric_names

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared
 from data.tokenizers.tokenizer import Tokenizer
 from memory.budget import Budget
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
+from settings.consistency import PREFERENCES
+from settings.declared import Config
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from config import PREFERENCES, Config
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
@@ -31,6 +30,8 @@ from memory.weight_offload import Homes
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
+from settings.consistency import PREFERENCES
+from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
 from storage import NotMade

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from config import PREFERENCES, Config, UserError, flags_of, load, places, settings_by_name, training_command
 from language import join, say
 from run_files import SETTINGS_FILE
-from settings.errors import refuse
+from settings.consistency import PREFERENCES
+from settings.declared import Config, flags_of, places, settings_by_name
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
+from settings.loading import load, training_command
 from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch

@@ -13,9 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from config import PREFERENCES, Config, TrainConfig
 from model.shapes import TOKEN_ROWS, weight_counts
 from optimizers import OPTIMIZERS
+from settings.consistency import PREFERENCES
+from settings.declared import Config, TrainConfig
 from settings.fields import AUTO
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few

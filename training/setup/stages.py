@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from config import Config
+from settings.declared import Config
 from training.evaluation.scores import OwnMetric
 from training.processes.group import Group
 from training.report.progress import Progress

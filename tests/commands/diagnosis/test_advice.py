@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from commands.diagnosis.advice import advice_for
-from config import settings_by_name
+from settings.declared import settings_by_name
 from tests.commands.diagnosis.reports import CPU, GIB, GPU, report, trial
 
 BUSY = {"pid": 77, "name": "browser", "bytes": 6 * GIB}

@@ -15,12 +15,12 @@ import devices
 from childproc import FAILED, ChildDied
 from commands.diagnosis import device_check, device_numbers, device_speed
 from commands.diagnosis.device_check import Finding, check, sized
-from config import load
 from devices import inventory
 from engine.optimizers import OPTIMIZERS
 from memory.machines import this_machine
 from model.dropout import Dropout
 from settings.errors import UserError
+from settings.loading import load
 from tests.fake_device import FakeDevice
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from commands.diagnosis import trials
 from commands.diagnosis.trials import run_trials, trials_of
-from config import Config, load
 from memory.estimate.workload import Machine
 from memory.machines import target_machine
 from memory.probe import ProbeRequest, ProbeResult
+from settings.declared import Config
+from settings.loading import load
 from units import MIB
 
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import DataConfig
 from data.batches.objectives import (
     Lengths,
     SpecialIds,
@@ -19,6 +18,7 @@ from data.batches.objectives import (
     span_corruption_lengths,
     ul2,
 )
+from settings.declared import DataConfig
 from settings.fields import AUTO
 
 EOS, FIRST_SENTINEL = 1, 10_000

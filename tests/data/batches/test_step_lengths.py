@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Config, load
 from data.batches import step_lengths as module
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import drawn_lengths, evaluation_lengths, step_lengths
 from data.prepare.preparing import prepare
+from settings.declared import Config
+from settings.loading import load
 
 ROWS = 150
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import ROOT
 from data.prepare import duplicates
 from data.prepare.duplicates import EXACT, NEAR, find_duplicates, minhash
 from data.prepare.preparing import prepare
@@ -20,6 +19,7 @@ from data.sources.files import find
 from data.sources.layouts import Columns
 from data.text.conversations import Examples
 from data.text.templates import Template
+from settings.declared import ROOT
 from settings.errors import UserError
 
 WORDS = [

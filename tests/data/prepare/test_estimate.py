@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import Config
 from data.prepare.estimate import TIMES_LONGER, estimate_lengths, misfit
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
 from data.tokenizers.training import train_tokenizer
+from settings.declared import Config
 from settings.errors import UserError
 
 Configure = Callable[..., Config]

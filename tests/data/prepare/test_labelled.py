@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import Config, load
 from data.batches.collate import LabelledBatch
 from data.batches.loader import StepLoader
 from data.dataset import FILE, MMAP, REOPEN, LowMemDataset
@@ -22,7 +21,9 @@ from data.prepare.preparing import Prepared, prepare, prepare_evaluation
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
+from settings.declared import Config
 from settings.errors import UserError
+from settings.loading import load
 
 Configure = Callable[..., Config]
 PROTEINS = ["MKVLAC", "ACDW", "WWYLKKKKM", "GGAS"] * 30

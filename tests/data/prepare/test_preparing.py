@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from childproc import CRASHED, MEMORY, ChildDied
-from config import ROOT, Config
 from data.dataset import LowMemDataset
 from data.prepare import looking, preparing, writing
 from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
@@ -22,6 +21,7 @@ from data.shards.store import ROW_TOKENS, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
+from settings.declared import ROOT, Config
 from settings.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.children

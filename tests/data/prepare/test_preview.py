@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from config import Config
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of_shards
 from data.prepare.task import Rows, passed_over
 from data.shards.store import PAIRS
 from data.tokenizers.tokenizer import Tokenizer
+from settings.declared import Config
 from terminal import one_line
 
 Configure = Callable[..., Config]

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 import storage
-from config import ROOT, load
 from data.prepare import duplicates
 from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
 from data.shards.writer import ShardWriter
+from settings.declared import ROOT
 from settings.errors import UserError
+from settings.loading import load
 
 # Runs `prepare` and kills itself before the n-th batch or file that goes to the disk; says how many an unbroken run writes.
 PREPARING = """

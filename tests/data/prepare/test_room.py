@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from config import load
 from data.prepare import looking
 from data.tokenizers.sample import LARGE, SMALL
+from settings.loading import load
 from units import GIB, MIB
 
 

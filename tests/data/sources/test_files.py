@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import load
 from data.dataset import LowMemDataset
 from data.shards.store import is_shards
 from data.sources.files import find, listing, sources_fingerprint
 from data.sources.lines import blocks
 from settings.errors import UserError
+from settings.loading import load
 
 TABLE = pa.table({"text": ["one", "two"]})
 

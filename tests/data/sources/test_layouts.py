@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import DataConfig, load
 from data.prepare.task import decide
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows
+from settings.declared import DataConfig
 from settings.errors import UserError
+from settings.loading import load
 
 ALPACA = [
     {"instruction": "翻译", "input": "river", "output": "河"},

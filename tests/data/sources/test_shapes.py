@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from config import load
 from data.prepare.task import Task, decide, examples_of, held_out_sources, passed_over
 from data.sources.files import find
 from data.sources.lines import BadRows
@@ -19,6 +18,7 @@ from data.sources.prompts import read_prompts
 from data.sources.reading import head_of, read_rows
 from data.text.templates import Template
 from settings.errors import UserError
+from settings.loading import load
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from config import load
 from data.text import jinja_sandbox
 from data.text.chat_templates import read_chat_template, render, special_tokens
 from data.text.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, Template, Turn, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer
 from settings.errors import UserError
+from settings.loading import load
 
 THEIRS = (
     "{% for message in messages %}{% if message['role'] == 'user' %}<U>{{ message['content'] }}</U>\n"

@@ -67,7 +67,7 @@ def test_added_tokens_take_the_next_ids_and_come_back(folder: FolderOf, kind: st
 
 
 def test_what_lies_beside_a_tokenizer_stays(folder: FolderOf, tmp_path: Path) -> None:
-    from config import DataConfig
+    from settings.declared import DataConfig
 
     place = folder("bpe")
     config = json.loads((place / "tokenizer_config.json").read_text())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from config import ROOT
 from data.tokenizers.sample import (
     LONGEST_SAMPLE_CHARS,
     TrainingLimits,
@@ -18,6 +17,7 @@ from data.tokenizers.sample import (
     sample_texts,
 )
 from data.tokenizers.training import train_tokenizer
+from settings.declared import ROOT
 
 HAN = [chr(code) for code in range(0x4E00, 0x4E00 + 2000)]
 

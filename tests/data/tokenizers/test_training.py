@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config import ROOT
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
+from settings.declared import ROOT
 from settings.errors import UserError
 
 WORDS = [

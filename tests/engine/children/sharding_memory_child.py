@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from config import T5ModelConfig
 from devices.malloc import tune_malloc
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise
@@ -20,6 +19,7 @@ from engine.sharding import ShardedWeightStore, Shards
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.engine.small_models import Rectangle, small_model
 
 DEEP = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 14, "num_decoder_layers": 14, "vocab_size": 512}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from config import T5ModelConfig
 from data.batches.collate import Batch
 from devices.copies import HostCopies
 from engine.activation_offload import ActivationOffload
@@ -21,6 +20,7 @@ from engine.weights import WeightStore, weight_store_for
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.engine.small_models import Collected, relative_error, small_model
 
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from config import T5ModelConfig
 from data.batches.collate import PreferenceRow, collate_preferences
 from engine.blockwise import Blockwise
 from engine.objectives.preference import (
@@ -29,6 +28,7 @@ from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from model.shapes import hf_names
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.engine.small_models import relative_error, small_model
 
 LOSSES = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from config import T5ModelConfig
 from memory.estimate.peaks import predict
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from settings.declared import T5ModelConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS, SOURCE, TARGET = 8, 192, 96

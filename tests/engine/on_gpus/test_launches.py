@@ -10,7 +10,7 @@ import pytest
 from benchmarks.checks.launches import works
 from benchmarks.gpus.works import fitting_rows
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
-from config import T5ModelConfig
+from settings.declared import T5ModelConfig
 from units import GIB
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)

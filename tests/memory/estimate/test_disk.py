@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from config import Config, load
 from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import BESIDE_BYTES, disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
 from memory.weight_offload import ways_at
+from settings.declared import Config
+from settings.loading import load
 
 
 def config_of(**flags: object) -> Config:

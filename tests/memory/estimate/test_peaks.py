@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from config import T5ModelConfig, load
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
@@ -31,6 +30,8 @@ from model.micro_batch import MicroBatch
 from model.rows import Rows
 from model.shapes import targets_of, weight_counts
 from model.t5 import T5
+from settings.declared import T5ModelConfig
+from settings.loading import load
 from training.setup.resolving import mapped_base
 from units import GIB, MIB
 

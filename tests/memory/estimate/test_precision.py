@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from config import UserError, load
 from memory.estimate.precision import Precision, dtype_bytes, matrix_bytes, precisions
+from settings.errors import UserError
+from settings.loading import load
 
 FAST, SLOW, TURING = (lambda dtype: dtype == "bfloat16"), (lambda dtype: False), (lambda dtype: dtype == "float16")
 LORA = {"lora_rank": "4", "is_finetune": "True"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from config import load
 from memory.estimate.peaks import predict
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
 from model.shapes import weight_counts
 from settings.errors import DoesNotFit
+from settings.loading import load
 from units import GIB
 
 BASE = 200 * 2**20

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from config import Config, T5ModelConfig, load
 from memory.estimate.time import Schedule, predict_seconds, predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import plan
+from settings.declared import Config, T5ModelConfig
+from settings.loading import load
 from units import GIB, MIB
 
 SHAPE = T5ModelConfig(vocab_size=8000, d_model=512, d_ff=2048, d_kv=64, num_heads=8, num_layers=4, num_decoder_layers=4)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from config import load
 from memory.candidates import make_work
 from memory.estimate.peaks import StepPeaks, predict
 from memory.estimate.time import predict_seconds
@@ -16,6 +15,7 @@ from memory.plan import Plan, plan
 from model.lora.freezing import freeze
 from model.shapes import weight_counts
 from model.t5 import T5
+from settings.loading import load
 from training.setup.adapters import choose_trained
 
 SMALL = {"num_layers": 2, "num_decoder_layers": 3, "vocab_size": 300}

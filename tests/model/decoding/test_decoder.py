@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from config import GenerateConfig, T5ModelConfig
 from devices.kernels.calls import kernels, use
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
 from model.decoding.sampling import Row, next_tokens
 from model.t5 import T5
+from settings.declared import GenerateConfig, T5ModelConfig
 from tests.model.decoding.test_generation import ROWS, build, lively
 
 LIMIT = 12

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from config import GenerateConfig, T5ModelConfig
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate, generate_best, write
 from model.decoding.sampling import Row
 from model.t5 import T5
+from settings.declared import GenerateConfig, T5ModelConfig
 from tests.model.decoding.test_generation import ROWS, build
 
 LIMIT = 8

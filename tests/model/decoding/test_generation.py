@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from config import GenerateConfig, T5ModelConfig
 from model.decoding.decoder import Decoder
 from model.decoding.generation import generate
 from model.decoding.sampling import Row, choose, penalise
 from model.quantization import dequantize, quantize_model
 from model.t5 import T5
+from settings.declared import GenerateConfig, T5ModelConfig
 from settings.errors import UserError
 
 ROWS = [[5, 9, 11, 3, 1], [7, 1], [30, 2, 2, 8, 9, 10, 12, 1]]

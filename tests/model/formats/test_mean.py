@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import model.formats.mean as mean
-from config import T5ModelConfig
 from model import hf_format
 from model.formats.mean import write_mean
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from tests.measuring import in_child
 
 TENSOR_BYTES = 16 * 2**20

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import T5ModelConfig
 from model import hf_format
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.peft import load_adapters, save_adapters
 from model.lora.adapter import adapters_of, add_adapters, use_adapters
 from model.lora.form import LoraSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.model.lora.test_adapter import FORMS, GATED, logits, stir
 

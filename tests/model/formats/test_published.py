@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import T5ModelConfig
 from model.formats.shape_file import read_config
 from model.hf_format import load, stored_dtype
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.measuring import in_child
 

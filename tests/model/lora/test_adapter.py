@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from config import T5ModelConfig
 from model.lora.adapter import LoraAdapter, adapters_of, adapters_off, add_adapters, merge
 from model.lora.form import LoraSettings, resolve_targets
 from model.quantization import quantize
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

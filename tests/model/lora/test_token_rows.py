@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from config import T5ModelConfig
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
 from model import hf_format
@@ -19,6 +18,7 @@ from model.lora.adapter import adapters_off, add_adapters, merge, use_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.t5 import T5
+from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from tests.engine.small_models import Rectangle, autograd_gradients, relative_error
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from config import Config, load
 from run_files import RUN_FILE, SETTINGS_FILE
+from settings.declared import Config
 from settings.errors import UserError
+from settings.loading import load
 from tests.killing import DIED, die_at, run_child
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror

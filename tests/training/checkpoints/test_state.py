@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import GenerateConfig
 from data.tokenizers.training import byte_tokenizer
 from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
@@ -22,6 +21,7 @@ from engine.optimizers.rounding import ROUNDINGS
 from memory.estimate.workload import ExecutionPlan, choice_fields
 from model.formats.answering import answers_by
 from model.t5 import T5
+from settings.declared import GenerateConfig
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
 from training.checkpoints.content import load_optimizer, write_checkpoint, write_companions

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from config import GenerateConfig
 from data.text.templates import ASSISTANT, USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
+from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import PromptParts, was_cut
 
 WORDS = " ".join(f"word{number}" for number in range(60))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import Config
+from settings.declared import Config
 from training.evaluation.scores import AnswerScores, metric_names, normalised, token_f1
 
 ROOT = Path(__file__).resolve().parents[3]

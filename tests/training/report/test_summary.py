@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config import load
 from memory.machines import target_machine
 from memory.plan import plan
+from settings.loading import load
 from training.report.summary import Summary, detail_rows, next_commands, parts_rows, result_rows, resume_command
 
 DONE = Summary(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from commands.merge import merge
-from config import Config, T5ModelConfig, load
 from model import hf_format
 from model.formats.adapter_folder import read_info
 from model.formats.peft import save_adapters
@@ -17,7 +16,9 @@ from model.lora.adapter import adapters_of, add_adapters
 from model.lora.form import AdapterInfo, LoraSettings
 from model.quantization import is_int8
 from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
+from settings.loading import load
 from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.adapters import attach, choose_trained, fingerprint_of, note_origin
 from training.setup.model_folders import ModelFolders, base_of

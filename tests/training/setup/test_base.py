@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from config import Config, load
 from data.tokenizers.training import train_tokenizer
 from model.formats.checksums import seal
 from run_files import SETTINGS_FILE
+from settings.declared import Config
 from settings.errors import UserError
+from settings.loading import load
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
 from training.setup import base

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from config import load
 from data.tokenizers.training import byte_tokenizer
+from settings.loading import load
 from tests.end_to_end.running import write_text
 from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer

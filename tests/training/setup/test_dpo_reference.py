@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from config import Config, load
 from memory.estimate.workload import ExecutionPlan
 from model import hf_format
+from settings.declared import Config
 from settings.errors import UserError
+from settings.loading import load
 from tests.training.setups import opened
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run

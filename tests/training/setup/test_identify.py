@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from config import load
 from memory.budget import FLAG, Budget
 from memory.estimate.workload import BASE_BYTES
 from memory.observe.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
+from settings.loading import load
 from training.setup.identify import check_torch_can_load
 from training.setup.stages import stages_before_torch
 from units import MIB

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import devices
-from config import load
 from devices.base import Device
 from memory.batch_size import effective_batch
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.errors import DoesNotFit
+from settings.loading import load
 from tests.training.setups import opened
 from training.setup import plan as planning
 from training.setup.resolved import ResolvedRun

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from config import Config, load
 from engine.objectives.preference import METRICS
 from engine.optimizers import Step
 from engine.step import to_micro_batch
 from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
+from settings.declared import Config
+from settings.loading import load
 from tests.training.setups import opened
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run

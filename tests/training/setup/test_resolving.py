@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from config import Config, load
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from memory.estimate.workload import Machine
+from settings.declared import Config
 from settings.fields import AUTO
+from settings.loading import load
 from training.setup.resolving import Rows, resolve
 from units import GIB
 

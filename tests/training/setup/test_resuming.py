@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import devices
-from config import Config, load
 from run_files import SETTINGS_FILE
+from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
+from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run

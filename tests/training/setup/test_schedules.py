@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from config import load
+from settings.loading import load
 from training.setup.schedules import Steps, layerwise_factors, learning_rate, long_run_rate
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
