@@ -165,7 +165,7 @@ class LowMemTrainer:
         announce(log, config, plan, run.state.step, run.loader.num_rows)
         controller = MemoryController(
             config, plan, run.budget, partial(plan_again, run), device=run.device, monitor=run.monitor, log=log,
-            shape="{} + {} tokens".format(*run.loader.longest), local_processes=local_processes(),
+            shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]), local_processes=local_processes(),
         )  # fmt: skip
         if config.data.objective == PREFERENCES:
             with run.monitor.phase("reference"):

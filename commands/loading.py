@@ -355,7 +355,10 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
-    refuse(problems or [f"{GENERATION_FILE}: {problem}" for problem in answer_problems(config)])
+    refuse(
+        problems
+        or [say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in answer_problems(config)]
+    )
     refuse(list(ranking_problems(config)))
     notes = [*(idle_search(config) if searches else []), *notes]
     if own:

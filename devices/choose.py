@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from language import join, say
-from settings.errors import UserError, reason_of
+from language import Message, join, say
+from settings.errors import UserError
 from settings.fields import AUTO, counted
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def pick(requested: str = AUTO, local_rank: int = 0, local_processes: int = 1) -
     try:
         return known[name](local_rank)
     except RuntimeError as error:  # such as a GPU that others have filled, or hold alone
-        reason = reason_of(error)
+        first = error.args[0] if error.args else ""  # torch adds lines of advice for programmers
+        reason = first if isinstance(first, Message) else (str(first).splitlines() or ["unknown"])[0]
         raise UserError(
             "--device = {requested}, {upper} device {local_rank} cannot be used ({reason}); free it, choose "
             "another by CUDA_VISIBLE_DEVICES, or use --device=cpu",

@@ -125,12 +125,12 @@ class Shortage:
 
     def describe(self, phase: str, batch_size: int, shape: str) -> str:
         """Say in words where it came: phase, micro-batch, its shape ("512 + 114 tokens"; may be empty)."""
-        batch = f"{batch_size} x {shape}" if shape else str(batch_size)
+        batch = say("{rows} x {shape}", rows=batch_size, shape=shape) if shape else str(batch_size)
         unsaid = self.needed_bytes is None
         asked = say("an unknown amount") if unsaid else format_size(self.needed_bytes or 0)
         return say(
             "out of memory in phase {phase} with micro-batch {batch}: needed {asked}, {free} free",
-            phase=phase, batch=batch, asked=asked, free=format_size(self.free_bytes),
+            phase=say(phase), batch=batch, asked=asked, free=format_size(self.free_bytes),
         )  # fmt: skip
 
 

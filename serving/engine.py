@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from devices.base import Device
+from language import english, say
 from memory.cleanup import Cleaner, free_failed
 from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
@@ -26,7 +27,7 @@ from model.decoding.decoder import Decoder
 from model.decoding.sampling import next_tokens
 from serving.answers import Answer, Refused
 from serving.meters import Meters
-from settings.errors import UserError
+from settings.errors import UserError, reason_of
 
 Result = TypeVar("Result")
 QUIET_SECONDS = 2.0  # without work, after which memory is given back
@@ -238,8 +239,9 @@ class Engine:
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         self.meters.failed += len(answers)
-        problem = "; ".join(error.problems) if isinstance(error, UserError) else f"unforeseen {type(error).__name__}"
-        print(f"serve: an answer failed, {type(error).__name__}: {error}", flush=True)
+        problem = english(reason_of(error)) if isinstance(error, UserError) else f"unforeseen {type(error).__name__}"
+        told = "serve: an answer failed, {kind} ({reason})"
+        print(say(told, kind=type(error).__name__, reason=reason_of(error)), flush=True)
         for answer in answers:
             answer.finish(problem=problem)
 

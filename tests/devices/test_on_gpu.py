@@ -42,7 +42,7 @@ MIB = 2**20
 def on(kind: type[CudaDevice | MpsDevice]) -> Any:
     """A parameter: a device of this kind, where it is here."""
     reason = kind.why_missing()
-    skip = pytest.mark.skipif(bool(reason), reason=f"no GPU to test on: {reason}")
+    skip = pytest.mark.skipif(bool(reason), reason="no GPU to test on: " + reason)
     return pytest.param(kind, id=kind.name, marks=[getattr(pytest.mark, kind.name), skip])
 
 

@@ -41,6 +41,6 @@ def test_the_start_tells_what_fits_and_the_key() -> None:
     assert lines[-1] == "key: the-key-of-this" and len(_greeting(api, trained(), "http://box:8400", "")) == 3
     try:
         speak("zh")
-        assert "密钥" in _greeting(api, trained(), "http://box:8400", "the-key-of-this")[-1]
+        assert "密钥" in str(_greeting(api, trained(), "http://box:8400", "the-key-of-this")[-1])
     finally:
         speak("en")
