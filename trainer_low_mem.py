@@ -162,7 +162,7 @@ class LowMemTrainer:
         if self.group.is_main and not config.train.is_keep_training:
             rows = table_of_shards(config, run.prepared, run.loader, run.tokenizer, SHOWN_ROWS)
             log.table(say("examples exactly as the model receives them"), rows)
-        announce(log, config, plan, run.state.step, run.loader.num_rows)
+        announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(
             config, plan, run.budget, partial(plan_again, run), device=run.device, monitor=run.monitor, log=log,
             shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]), local_processes=local_processes(),

@@ -47,7 +47,7 @@ from training.report.summary import parts_rows, plan_rows
 from training.report.wording import duration
 from training.setup.answer_list import foreseen_tree
 from training.setup.base import find_base
-from training.setup.data import fits_table, rows_for
+from training.setup.data import fits_table, reopens_files, rows_for
 from training.setup.resolved import ResolvedRun
 from training.setup.resolving import Rows, RunSpec, resolve
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config
@@ -282,7 +282,8 @@ def _show_tables(config: Config, found: _Found) -> None:
             title = say("does not fit on the disk: {what}", what=what)
         free = say("{need}; {size} free", need=disk, size=format_size(free_bytes(config.run.output_dir)))
         disk = join("; ", [*problems, *notes]) if problems or notes else free
-    first, *told = plan_rows(chosen, weight_counts(config.model)["total"], disk)
+    reopens = reopens_files(config, found.spec.machine.available_bytes)
+    first, *told = plan_rows(chosen, weight_counts(config.model)["total"], reopens, disk)
     if chosen.seconds_total is None:
         untimed = say(
             "{thousand} for 1,000 steps (add --train_file or --max_steps for your run's total)",

@@ -34,15 +34,19 @@ from training.report.wording import about, duration
 from units import format_size
 
 
-def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int) -> None:
-    """What will be done from a step on, with `train_rows` an epoch, and the plan for it."""
+def announce(log: RunLog, config: Config, plan: Plan, step: int, train_rows: int, reopens: bool) -> None:
+    """What will be done from a step on, with `train_rows` an epoch, and the plan for it.
+
+    Args:
+        reopens: whether data files are opened anew for every read.
+    """
     settings = public_values(config.as_dict())
     log.event(
         "start", step=step, time=time.time(), run_name=config.run.run_name, train_rows=train_rows, settings=settings
     )
     log.plan(plan)
     disk = disk_need(config, plan.choice.storage, plan.choice, plan.seconds).describe()
-    log.table(say("plan"), plan_rows(plan, weight_counts(config.model)["total"], disk))
+    log.table(say("plan"), plan_rows(plan, weight_counts(config.model)["total"], reopens, disk))
     log.table(say("parts of the peak"), parts_rows(plan), is_shown=False)
     log.memory(step, "start")
 

@@ -95,3 +95,4 @@ def test_the_line_of_the_trainer_decides_how_files_are_read(copied: Path, pretra
     planned = command(copied, "plan", f"--train_file={pretrained.text}", f"--output_dir={copied.parent / 'none'}")
     assert planned.returncode == 0
     assert "ultra_low_mem = False" in planned.stdout + planned.stderr
+    assert "ultra_low_mem is off" in planned.stdout

@@ -113,8 +113,12 @@ def promised_time(plan: Plan) -> str:
     return about(plan.seconds_total, plan.seconds_low, plan.seconds_high)
 
 
-def plan_rows(plan: Plan, weights: int, disk: str) -> Rows:
-    """The plan as two columns, what decides first."""
+def plan_rows(plan: Plan, weights: int, reopens: bool, disk: str) -> Rows:
+    """The plan as two columns, what decides first.
+
+    Args:
+        weights: how many the model has. reopens: whether data files are opened anew for every read.
+    """
     choice = plan.choice
     batch = counted(plan.effective_batch_size, "row")
     if choice.accumulation_passes * choice.micro_batches_per_pass > 1:
@@ -138,6 +142,10 @@ def plan_rows(plan: Plan, weights: int, disk: str) -> Rows:
         ),
         (say("effective batch"), batch),
         (say("activation checkpointing"), plan.recomputed()),
+        (
+            say("data files"),
+            say("reopened for every read (ultra_low_mem)") if reopens else say("kept open (ultra_low_mem is off)"),
+        ),
         (say("disk"), disk),
         *((say("note"), reason) for reason in plan.reasons),
     ]  # fmt: skip

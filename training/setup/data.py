@@ -55,8 +55,7 @@ def load_data(run: ResolvedRun) -> None:
         run.notes.append(say(told, first=tokenizer.sentinel_ids[0], second=tokenizer.sentinel_ids[1]))
     if warning := unknown_warning(prepared.counts["train_unknown_tokens"], prepared.counts["train_tokens"]):
         run.notes.append(warning)
-    asked = config.memory.ultra_low_mem
-    reopen = run.budget.available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
+    reopen = reopens_files(config, run.budget.available_bytes)
     splits = prepared.train_dir, prepared.validation_dir
     run.notes += check_shards(*splits, forget_pages=config.data.drop_page_cache)
     run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
@@ -71,6 +70,16 @@ def load_data(run: ResolvedRun) -> None:
     measured = measured_on(config, run.loader, run.validation)
     run.state, changes = taken_up(run.state, measured, config.train.metric_for_best)
     run.notes += changes
+
+
+def reopens_files(config: Config, available_bytes: int) -> bool:
+    """Whether data files are opened anew for every read: `ultra_low_mem` with auto resolved.
+
+    Args:
+        available_bytes: what the machine would give to this process.
+    """
+    asked = config.memory.ultra_low_mem
+    return available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
 
 
 def _load_answers(run: ResolvedRun) -> None:
