@@ -1,8 +1,8 @@
 """Default threads beside other programs: `python -m benchmarks.busy [--times=5] [--minutes=40]`.
 
-Steps of two models, on a quiet machine and beside endless loops, one for each core, with the default threads and with
---num_threads=1. Told is the median of the seconds a step of each, and the default over one thread. The first steps of a run
-are left out, as in every run. What has not been measured after --minutes is left out and said.
+Steps of two models, on a quiet machine and beside endless loops, one for each core, with the default threads, with
+--num_threads=1 and with a thread for each core. Told are the medians of a step's seconds, and the default over both others. The
+first steps of a run are left out. What has not been measured after --minutes is left out and said.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ WORK: dict[str, dict[str, Any]] = {
         "effective_batch_size": 8,
     },
 }  # fmt: skip
-THREADS: dict[str, dict[str, Any]] = {"one thread": {"num_threads": 1}, "default": {}}
+THREADS: dict[str, dict[str, Any]] = {
+    "one thread": {"num_threads": 1},
+    "all cores": {"num_threads": usable_cores()},
+    "default": {},
+}
 
 
 @contextmanager
@@ -98,7 +102,8 @@ def show(work: str, loops: int, seconds: dict[str, list[float]]) -> None:
         return
     medians = {threads: statistics.median(each) for threads, each in seconds.items()}
     parts = [f"{threads} {1000 * median:.1f} ms ({len(seconds[threads])})" for threads, median in medians.items()]
-    print(f"{where}: {', '.join(parts)}, ratio {medians['default'] / medians['one thread']:.2f}", flush=True)
+    ratios = [f"{medians['default'] / medians[other]:.2f} of {other}" for other in ("one thread", "all cores")]
+    print(f"{where}: {', '.join(parts)}; the default takes {', '.join(ratios)}", flush=True)
 
 
 if __name__ == "__main__":
