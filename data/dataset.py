@@ -307,8 +307,13 @@ class LowMemDataset(Sequence[dict[str, Any]]):
 
     def _check_columns(self) -> None:
         problems = [
-            f"{file.source.path}: column {name} {'occurs twice' if name in file.columns else 'is missing'}; "
-            f"columns: {listed(file.columns)}"
+            say(
+                "{path}: column {name} {problem}; columns: {columns}",
+                path=file.source.path,
+                name=name,
+                problem=say("occurs twice") if name in file.columns else say("is missing"),
+                columns=listed(file.columns),
+            )
             for file in self._files
             for name in dict.fromkeys(self.columns)
             if file.columns.count(name) != 1

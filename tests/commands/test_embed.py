@@ -139,7 +139,7 @@ def test_texts_are_in_the_columns_of_the_models_run_unless_a_flag_names_another(
         vector = np.load(tmp_path / f"{text}.npz")["vectors"][0]
         np.testing.assert_allclose(vector, hidden(folder, text).mean(0), atol=1e-5)
     (own / "settings.json").write_text(json.dumps({"prepare_text": "evil"}))
-    with pytest.raises(UserError, match=r"settings.json, prepare_text = 'evil', is not known"):
+    with pytest.raises(UserError, match=r"settings.json: prepare_text = evil"):
         embed(settings(own, input="a"))
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.disk_faults import VARIABLE, Fault
-from memory.estimate.disk import BESIDE_BYTES, disk_need
+from memory.estimate.disk import disk_need
 from settings.loading import load
 from tests.end_to_end import running
 from tests.end_to_end.conftest import SHAPE, WORK, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
 from training.checkpoints.folder import Checkpoints
+from units import MIB
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="file systems as POSIX has them")
 IN_THE_SECOND_SAVE = 84  # changes of the disk before it
@@ -56,10 +57,8 @@ def test_a_checkpoint_takes_what_was_foreseen(pretrained: World) -> None:
     flags = dict(flag.removeprefix("--").split("=") for flag in (*SHAPE, *WORK))
     need = disk_need(load("train", flags), "float32")
     for checkpoint in (pretrained.place.runs / "whole" / "checkpoints").glob("step_*"):
-        tensors = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         everything = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-        assert need.checkpoint_bytes <= tensors <= need.checkpoint_bytes + 16384, "and the heads of two files"
-        assert everything < need.checkpoint_bytes + BESIDE_BYTES
+        assert need.checkpoint_bytes - MIB < everything <= need.checkpoint_bytes
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_before_anything_is_written(
