@@ -16,12 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.results import ROOT
+from benchmarks.parts.children import options_of
+from benchmarks.parts.results import ROOT, markdown, show_section
 from devices.cores import usable_cores
 
+OPTIONS = {"times": "5", "minutes": "40", "write": "True"}
 LOOP = "while True: pass"
 LEFT_OUT = 3  # steps, with which libraries are loaded
 RUN_SECONDS = 300
@@ -73,37 +76,46 @@ def seconds_a_step(folder: Path, flags: dict[str, Any]) -> float | None:
     return statistics.fmean(steps[LEFT_OUT:])
 
 
-def main(words: list[str]) -> None:
-    options = {"times": "5", "minutes": "40"} | dict(word.removeprefix("--").split("=") for word in words)
-    end = time.monotonic() + 60 * float(options["minutes"])
+def measure(times: int, minutes: float) -> list[dict[str, Any]]:
+    """A row for each work, quiet and beside loops: thread setting -> seconds a step of every run."""
+    end = time.monotonic() + 60 * minutes
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         texts = [path.read_text("utf8") for path in sorted((ROOT / "docs").glob("*.md"))]
         (folder / "text.txt").write_text("\n".join(texts), "utf8")
-        for work, flags in WORK.items():
-            for loops in (0, usable_cores()):
-                seconds: dict[str, list[float]] = {threads: [] for threads in THREADS}
-                with endless_loops(loops):
-                    # in turns, so that what changes on the machine meets both
-                    for _ in range(int(options["times"])):
-                        for threads, setting in THREADS.items():
-                            if time.monotonic() > end:
-                                break
-                            measured = seconds_a_step(folder, {**flags, **setting})
+        for work, loops in product(WORK, (0, usable_cores())):
+            seconds: dict[str, list[float]] = {threads: [] for threads in THREADS}
+            with endless_loops(loops):
+                # In turns, so that what changes on the machine meets all.
+                for _ in range(times):
+                    for threads, setting in THREADS.items():
+                        if time.monotonic() < end:
+                            measured = seconds_a_step(folder, {**WORK[work], **setting})
                             seconds[threads].append(RUN_SECONDS if measured is None else measured)
-                show(work, loops, seconds)
+            rows.append({"work": work, "loops": loops, "seconds": seconds})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
-def show(work: str, loops: int, seconds: dict[str, list[float]]) -> None:
-    """One line: medians, how many runs, and the default over one thread."""
-    where = f"{work}, {loops} loops beside"
-    if not all(seconds.values()):
-        print(f"{where}: not measured, the time was up", flush=True)
-        return
-    medians = {threads: statistics.median(each) for threads, each in seconds.items()}
-    parts = [f"{threads} {1000 * median:.1f} ms ({len(seconds[threads])})" for threads, median in medians.items()]
-    ratios = [f"{medians['default'] / medians[other]:.2f} of {other}" for other in ("one thread", "all cores")]
-    print(f"{where}: {', '.join(parts)}; the default takes {', '.join(ratios)}", flush=True)
+def body(rows: list[dict[str, Any]]) -> str:
+    """The table: medians, and the default over both others; what was not measured in time is left out."""
+    cells = []
+    for row in rows:
+        medians = {threads: statistics.median(each) for threads, each in row["seconds"].items() if each}
+        if len(medians) == len(THREADS):
+            ratios = [f"{medians['default'] / medians[other]:.2f}" for other in ("one thread", "all cores")]
+            times = [f"{1000 * medians[threads]:.1f} ms" for threads in THREADS]
+            cells.append([row["work"], str(row["loops"]), *times, *ratios])
+    head = ["work", "endless loops beside", *THREADS, "default / one thread", "default / all cores"]
+    return markdown(head, cells)
+
+
+def main(words: list[str]) -> None:
+    """Measure and write the section."""
+    _, options = options_of(words, OPTIONS, __doc__ or "")
+    rows = measure(int(options["times"]), float(options["minutes"]))
+    show_section("busy", "Steps beside other programs", body(rows), rows, options["write"] == "True")
 
 
 if __name__ == "__main__":

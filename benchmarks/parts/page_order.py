@@ -19,7 +19,7 @@ from units import format_size
 # chapter -> the beginnings of its sections' names, in order; what is in none comes last
 CHAPTERS = {
     "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-", "encoders-"),
-    "Speed": ("throughput-t5-small", "throughput-", "processes", "generation-"),
+    "Speed": ("throughput-t5-small", "throughput-", "busy", "processes", "generation-"),
     "Quality": ("recipe-", "rates-", "quality-", "fp16"),
     "Plan": ("contract-accuracy", "plan-", "time-"),
     "Data": ("data-",),
