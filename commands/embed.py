@@ -23,7 +23,16 @@ import torch
 from numpy.typing import NDArray
 
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
-from commands.loading import Room, Trained, check_one_process, find_answering, load_trained, watched, with_saved
+from commands.loading import (
+    Room,
+    Trained,
+    check_one_process,
+    find_model,
+    load_trained,
+    refuse_several_adapters,
+    watched,
+    with_saved,
+)
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
@@ -67,7 +76,8 @@ def embed(config: Config) -> None:
     given = config.answer.input
     if given is None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
-    config, models = find_answering(config, searches=False, averages=False)
+    models = [find_model(config)]
+    refuse_several_adapters(models[0])
     config, bad_rows = with_preparation(config, models[0]), BadRows(config.data.skip_bad_rows)
     columns = text_columns(config, models[0])
     config = config.changed(text_column=columns[0].prompt_column)

@@ -475,29 +475,35 @@ def check_one_process(command: str) -> None:
         )
 
 
+def refuse_several_adapters(model: ModelFolders) -> None:
+    """Refuse a model with adapters of which one alone can be on."""
+    if len(model.adapters) > 1:
+        names = ",".join(map(str, model.adapters))
+        raise UserError(
+            "--adapter = {names}, only one can be on here; give one (chat changes between several)", names=names
+        )
+
+
 def find_answering(
     config: Config,
     searches: bool = True,
     several: bool = False,
     writes: bool = False,
-    averages: bool = True,
     ranks: bool = False,
 ) -> tuple[Config, list[ModelFolders]]:
     """The settings with what the model that is named says of how it answers, and the model; several of an ensemble.
 
     Args:
         searches: whether there is a beam search here. several: whether there is somebody who changes between adapters. writes:
-            whether text has to be written. averages: whether several models may be named.
+            whether text has to be written.
     Raises:
         UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
     """
-    models = find_models(config) if averages else [find_model(config)]
-    model, shape = models[0], models[0].shape
-    if len(model.adapters) > 1 and not several:
-        names = ",".join(map(str, model.adapters))
-        raise UserError(
-            "--adapter = {names}, only one can be on here; give one (chat changes between several)", names=names
-        )
+    models = find_models(config)
+    model = models[0]
+    shape = model.shape
+    if not several:
+        refuse_several_adapters(model)
     if shape.is_text:
         return answering(config, model, searches, ranks), models
     if writes:
