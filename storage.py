@@ -276,15 +276,19 @@ def _locked_handle(path: Path) -> int:
 
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        is_held = False
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its last holder may have removed the file since it was opened: the lock of such a file protects nothing.
-            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
+            with suppress(FileNotFoundError):
+                is_held = os.path.samestat(os.fstat(handle), path.stat())
         except BlockingIOError:
-            os.close(handle)
             raise InUse from None
-        os.close(handle)
+        finally:
+            if not is_held:
+                os.close(handle)
+        if is_held:
+            return handle
 
 
 @contextmanager

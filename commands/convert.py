@@ -148,7 +148,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     native = native if native in DTYPES.values() else torch.float32
     target = DTYPES.get(settings.dtype, native)
     shape = None
-    if config.given("head"):
+    if config.typed("head"):  # A head edited in `config.py` is one to train.
         if config.model.head != "none":
             raise UserError(
                 "--head = {head}, is not in the source; allowed: none, which takes the encoder; train makes a head",

@@ -290,9 +290,9 @@ def _typed(lines: TextIO, bad_rows: BadRows) -> Iterator[Prompt]:
     try:
         for number, line in enumerate(lines, 1):
             line.encode("utf8")  # in the locale C, bytes that are not UTF-8 come as halves of surrogate pairs
-            text, place = line.strip(), f"line {number}"
+            text, place = line.strip(), say("line {number}", number=number)
             if not text:
-                bad_rows.note(Path("standard input"), place, say("is empty"))
+                bad_rows.note(say("standard input"), place, say("is empty"))
             yield Prompt(say("standard input, {place}", place=place), text, {PROMPT: text})
     except UnicodeError:
         raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from language import join, say
 from settings.consistency import HEADS, PREFERENCES, TEXT, check, objective_problems
-from settings.declared import COMMANDS, GROUPS, HEAD_EVAL_ROWS, MOST_TOKENS, ROOT, Config, flags_of, settings_by_name
-from settings.edits import CONFIG_FILE, MODEL_CLASS, TRAINER_FILE, Edits, Shipped, edit_of_trainer, edits_of_config
+from settings.declared import (
+    COMMANDS,
+    GROUPS,
+    HEAD_EVAL_ROWS,
+    MOST_TOKENS,
+    ROOT,
+    Config,
+    flags_of,
+    places,
+    settings_by_name,
+)
+from settings.edits import (
+    CONFIG_FILE,
+    MODEL_CLASS,
+    TRAINER_FILE,
+    Edit,
+    Edits,
+    Shipped,
+    edit_of_trainer,
+    edits_of_config,
+)
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, nearest
 from settings.precedence import layered
@@ -103,13 +122,20 @@ def label(name: str, origin: str | None) -> str:
 
 
 def edit_notes(config: Config, command: str) -> list[str]:
-    """Which lines edited in `config.py` act in this start, and which a named preset overrides."""
+    """Which lines edited in `config.py` act in this start, and which a named preset or a run that goes on overrides."""
     edits = user_edits().by_name
     acting = [edit for name, edit in edits.items() if config.origin(name) == "edited"]
+    replaced: list[Edit] = []
+    if config.train.is_keep_training is True:
+        of_start = (*places(), "run_name", "is_keep_training")
+        replaced = [edit for edit in acting if edit.name not in of_start]
+        acting = [edit for edit in acting if edit.name in of_start]
     notes: list[str] = []
     if acting:
-        lines = ", ".join(f"{edit.name} = {edit.value} ({edit.file}:{edit.line})" for edit in acting)
-        notes.append(say("edited: {lines}", lines=lines))
+        notes.append(say("edited: {lines}", lines=_lines(acting)))
+    if replaced:
+        text = "edited, but a run that goes on keeps its own settings: {lines}"
+        notes.append(say(text, lines=_lines(replaced)))
     for name, edit in edits.items():
         if config.origin(name) == "preset" and name in flags_of(command):
             text = (
@@ -118,6 +144,10 @@ def edit_notes(config: Config, command: str) -> list[str]:
             value = config.as_dict()[name]
             notes.append(say(text, place=edit.place, name=name, edited=edit.value, value=value))
     return notes
+
+
+def _lines(edits: Iterable[Edit]) -> str:
+    return ", ".join(f"{edit.name} = {edit.value} ({edit.file}:{edit.line})" for edit in edits)
 
 
 def _text(name: str) -> bytes:

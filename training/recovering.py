@@ -152,12 +152,15 @@ def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoRe
                 what=what,
             )
         raise UserError(told)
-    last, ending = live.checkpoints.named_best() or live.checkpoints.latest(), "no model is published"
+    last = live.checkpoints.named_best() or live.checkpoints.latest()
+    ending = say("no model is published")
     if last is not None:
         ending = say("the model of the last good checkpoint is in {run_dir}", run_dir=live.run.run_dir)
         if live.is_main:
             publish(last, live.run.run_dir)
-    others = "a longer --warmup_steps" + ("" if train.max_grad_norm else ", or --max_grad_norm=1")
+    others = say("a longer --warmup_steps")
+    if not train.max_grad_norm:
+        others = say("a longer --warmup_steps, or --max_grad_norm=1")
     factor = live.divergence.rate_factor
     slower = say(", also with {factor:g} of it", factor=factor) if factor < 1.0 else ""
     raise UserError(

@@ -252,7 +252,8 @@ class Columns:
                 raise mask
             labels = labels_of(self.head, record[self.label], mask)
             if self.head == TOKEN:
-                spans_of("".join(text.split()) if self.is_protein else text, len(labels))
+                letters = "".join(text.split()) if self.is_protein else text
+                spans_of(letters, len(labels), self.is_protein)
             return text, json.dumps(labels if self.names is None else numbered(labels, self.names), ensure_ascii=False)
         except ValueError as error:
             raise ValueError(say("{name} {error}", name=self.label, error=error)) from None

@@ -56,7 +56,7 @@ class BadRows:
             raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
         self.note(path, place, problem)
 
-    def note(self, path: Place, place: str, problem: str) -> None:
+    def note(self, path: Place | str, place: str, problem: str) -> None:
         """Count a row that nothing comes of, and go on."""
         self.count += 1
         if len(self.examples) < 3:

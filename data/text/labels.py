@@ -87,14 +87,16 @@ def is_fraction(name: str) -> bool:
         return False
 
 
-def spans_of(text: str, count: int) -> list[Span]:
+def spans_of(text: str, count: int, is_protein: bool = False) -> list[Span]:
     """Where the words of a text are if there are as many, or its letters; a single word of several letters is one.
 
+    Args:
+        is_protein: whether the text is letters alone, which are no word.
     Raises:
         ValueError: it has neither `count` letters nor words.
     """
-    words = text.split()
-    if len(words) == count and (count > 1 or len(text) > 1):
+    words = [] if is_protein else text.split()
+    if words and len(words) == count and (count > 1 or len(text) > 1):
         found, end = list[Span](), 0
         for word in words:
             begin = text.index(word, end)

@@ -88,7 +88,7 @@ class Template:
         elif unknown := sorted(set(places) - {"prompt", SYSTEM}):
             problem = say("has the unknown place {{{unknown}}}; allowed: {{prompt}} and {{system}}", unknown=unknown[0])
         elif places.count("prompt") != 1 or places.count(SYSTEM) > 1:
-            problem = "needs {prompt} exactly once, and {system} once at most"
+            problem = say("needs {prompt} exactly once, and {system} once at most")
         if problem:
             raise UserError("--prompt_template = {name_or_text}, {problem}", name_or_text=name_or_text, problem=problem)
         return cls(text, _unescaped(prefix), text)

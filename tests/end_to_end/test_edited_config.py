@@ -73,6 +73,10 @@ def test_an_edited_model_is_planned_trained_and_finetuned(copied: Path, pretrain
     assert answered.returncode == 0, answered.stderr
     assert "d_model" not in answered.stderr + answered.stdout
 
+    resumed = command(copied, "plan", "--is_keep_training=True", "--run_name=text", "--max_steps=4", *folders)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "keeps its own settings" in resumed.stderr and "edited: " not in resumed.stderr
+
 
 def test_help_shows_an_edited_value_and_a_line_that_cannot_act_is_refused(copied: Path) -> None:
     shipped = (ROOT / "config.py").read_text("utf8")

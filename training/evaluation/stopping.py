@@ -90,7 +90,7 @@ class BestMetric:
         """What is to be told at the end of a run, `step` being its last."""
         found: list[str] = []
         if self.should_stop:
-            shown = "none" if self.value is None else f"{self.value:.4f}"
+            shown = say("none") if self.value is None else f"{self.value:.4f}"
             evaluations = counted(self.evals_since, "evaluation")
             found.append(
                 say(

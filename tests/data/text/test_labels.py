@@ -55,6 +55,7 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
         (lambda: numbered(["1e39"], ()), "'1e39', which is no number up to 3.4e+38"),
         (lambda: labels_of(SEQUENCE, float("inf")), "inf, which is no label"),
         (lambda: spans_of("MKVL", 3), "3 labels, its text 4 letters"),
+        (lambda: spans_of("MKVL", 1, is_protein=True), "1 labels, its text 4 letters"),
     ],
 )
 def test_what_is_wrong_is_told(call: object, told: str) -> None:
