@@ -54,7 +54,7 @@ def doctor(config: Config) -> None:
     machine = None
     try:  # many threads use many seconds of processor time in one
         limits = {"max_cpu": 100 * DEVICE_SECONDS, "patience": 0.01}
-        measures = config.given("model_preset") or is_named
+        measures = config.typed("model_preset") or is_named
         found, machine = call(look, config, measures, setup=prepare_environment, is_quiet=True, **limits)
         report |= found
     except ChildDied as death:

@@ -72,17 +72,17 @@ def usage() -> Usage | None:
 class Threads:
     """The threads that torch and the compiled kernels use in this process."""
 
-    def __init__(self, requested: int | str = AUTO, processes: int = 1, most: int | None = None) -> None:
+    def __init__(self, requested: int | str = AUTO, processes: int = 1, default: int | None = None) -> None:
         """
         Args:
-            requested: `num_threads`. processes: of this run on this machine. most: threads on a machine without other programs;
-                None: those of torch.
+            requested: `num_threads`. processes: of this run on this machine. default: threads on a machine without other programs
+                where nobody names a number; None: those of torch.
         """
         import torch
 
-        if requested != AUTO:
-            torch.set_num_threads(int(requested))
-        self.most = most or torch.get_num_threads()
+        self.default = default or torch.get_num_threads()
+        self.most = self.default if requested == AUTO else int(requested)
+        torch.set_num_threads(self.most)
         self.is_fixed = requested != AUTO or threads_of_environment() is not None
         self._processes = processes
         self._quota = (core_quota() or math.inf) / processes
@@ -127,9 +127,10 @@ def use_threads(requested: int | str, processes: int = 1) -> Threads:
     global _threads
     import torch
 
-    # a run before this one, in the same process, may have lowered what torch says
-    is_lowered = _threads is not None and torch.get_num_threads() == _threads.now
-    _threads = Threads(requested, processes, _threads.most if _threads is not None and is_lowered else None)
+    default = torch.get_num_threads()
+    if _threads is not None and default == _threads.now:
+        default = _threads.default  # A run before this one, in the same process, has changed what torch says.
+    _threads = Threads(requested, processes, default)
     return _threads
 
 

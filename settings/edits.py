@@ -159,6 +159,11 @@ def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[_Line]:
             targets = [statement.target]
         value: Any = None
         wrong: str = say("is not a number, a text, True, False or None")
+        if isinstance(statement, ast.AnnAssign) and statement.value is None:
+            name, meant = ast.unparse(statement.target), ast.unparse(statement.annotation)
+            wrong = say("has no value; write {name} = {value}", name=name, value=meant)
+            lines.append(_Line(name, meant, statement.lineno, wrong))
+            continue
         try:
             # Without builtins and imports, an expression can only calculate with numbers, texts and the names above it.
             source = ast.Expression(statement.value)  # type: ignore[attr-defined]

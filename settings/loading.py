@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from language import join, say
+from language import english, join, say
 from settings.consistency import HEADS, PREFERENCES, TEXT, check, objective_problems
 from settings.declared import (
     COMMANDS,
@@ -75,9 +75,18 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         config = config.changed(optimizer="adamw")
     # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
-        problems += check(config)
+        problems += [_placed(problem, config) for problem in check(config)]
     refuse(problems)
     return config
+
+
+def _placed(problem: str, config: Config) -> str:
+    """A contradiction, with the line in `config.py` of the setting that it is about."""
+    name = english(problem).removeprefix("--").partition(" = ")[0]
+    edit = user_edits().by_name.get(name)
+    if edit is None or config.origin(name) != "edited":
+        return problem
+    return say("{place}: {problem}", place=edit.place, problem=problem)
 
 
 def _not_a_command(word: str) -> str:

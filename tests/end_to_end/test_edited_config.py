@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from model.shapes import weight_counts
+from settings.loading import load
 from tests.end_to_end.conftest import World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Run
 
@@ -52,10 +54,11 @@ def test_an_edited_model_is_planned_trained_and_finetuned(copied: Path, pretrain
     folders = [f"--output_dir={runs}", f"--log_dir={copied.parent / 'logs'}", f"--cache_dir={pretrained.place.cache}"]
     data = [f"--train_file={pretrained.text}", "--vocab_size=512", "--max_steps=2"]
 
-    planned = command(copied, "plan", "--json", *folders, *data)
+    planned = command(copied, "plan", *folders, *data)
     assert planned.returncode == 0, planned.stderr
-    settings = json.loads(planned.stdout)
-    assert settings
+    shape = {"d_model": 48, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 3, "vocab_size": 512}
+    weights = weight_counts(load("train", {**shape, "train_file": "x"}).model)["total"]
+    assert f" {weights:,}," in planned.stdout, "the parameters of the edited shape"
 
     for run_name, flags in {"text": data, "pairs": [f"--train_file={pretrained.pairs}", "--is_finetune=True"]}.items():
         done = command(copied, "train", *folders, *flags, "--vocab_size=512", "--max_steps=2", f"--run_name={run_name}")
@@ -88,6 +91,14 @@ def test_help_shows_an_edited_value_and_a_line_that_cannot_act_is_refused(copied
         refused = command(copied, name)
         assert refused.returncode == 2 and "Traceback" not in refused.stderr
         assert f"config.py line {number}" in refused.stderr and "learn_rate" in refused.stderr
+
+
+def test_a_contradiction_names_the_edited_line(copied: Path) -> None:
+    shipped = (ROOT / "config.py").read_text("utf8")
+    (copied / "config.py").write_text(f"{shipped}\n\nclass TrainConfig:\n    lora_alpha = 16\n", "utf8")
+    refused = command(copied, "plan")
+    assert refused.returncode == 2
+    assert f"config.py line {len(shipped.splitlines()) + 4}" in refused.stderr and "--lora_rank" in refused.stderr
 
 
 def test_the_line_of_the_trainer_decides_how_files_are_read(copied: Path, pretrained: World) -> None:

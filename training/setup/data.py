@@ -21,6 +21,7 @@ from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, wri
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
+from settings.loading import label
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
@@ -218,9 +219,18 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 eos_token_id=model.eos_token_id,
             )
         ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
-        if named := [name for name in ids if config.origin(name) == "flag" and getattr(model, name) != ids[name]]:
-            told = "--{name} = {asked}, the tokenizer has {found}; omit the flag"
-            raise UserError(*(say(told, name=name, asked=getattr(model, name), found=ids[name]) for name in named))
+        # A file may be what a run has saved, so its ids give way.
+        named = [
+            name for name in ids if config.origin(name) in ("flag", "edited") and getattr(model, name) != ids[name]
+        ]
+        if named:
+            text = "{setting} = {value}, the tokenizer has {own}; omit it"
+            raise UserError(
+                *(
+                    say(text, setting=label(name, config.origin(name)), value=getattr(model, name), own=ids[name])
+                    for name in named
+                )
+            )
         model = dataclasses.replace(model, **ids)
     return dataclasses.replace(config, model=model)
 
