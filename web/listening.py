@@ -160,6 +160,7 @@ def server_of(app: ASGIApp, leave_seconds: int) -> Server:
         Config(
             app,
             log_level="warning",
+            log_config=None,  # Uvicorn's own closes the handlers of other libraries, and absl's closes standard error with it.
             access_log=False,
             timeout_graceful_shutdown=leave_seconds,
             lifespan="on",
