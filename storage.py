@@ -449,6 +449,8 @@ DAMAGES = (
     BadZipFile,
     zlib.error,
 )
+# Errors of the system that say that a file is another one than was written; libraries raise an OSError without a number.
+DAMAGE_ERRNOS = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.ELOOP)
 
 
 class NotMade(Exception):
@@ -518,30 +520,74 @@ def make_once(target: Path, make: Callable[[Path], None], resumable: bool = Fals
 
 
 def read_once_made(
-    target: Path, make: Callable[[Path], None], read: Callable[[Path], Value], once: Once = make_once
+    target: Path,
+    make: Callable[[Path], None],
+    read: Callable[[Path], Value],
+    once: Once = make_once,
+    resumable: bool = False,
 ) -> Value:
-    """What `read` finds in a file or folder of a cache, which is made anew where it is damaged.
+    """What `read` finds in a file or folder of a cache, which is made anew where it is damaged, with a note.
 
     Args:
-        target, make: as of `make_once`.
-        read: raises any `DAMAGES` where it is not what `make` writes.
+        target, make, resumable: as of `make_once`.
+        read: raises UserError or any `DAMAGES` where it is not what `make` writes.
     Raises:
-        UserError: as `make_once`, or what is damaged cannot be removed. NotMade: by `only_if_made`, also of what is damaged.
+        UserError: as `make_once`; or it cannot be read, or what is damaged cannot be removed. NotMade: by `only_if_made`, also
+            of what is damaged.
     """
+    path = once(target, make, resumable)
     try:
-        return read(once(target, make))
-    except DAMAGES as error:
+        return read(path)
+    except (UserError, *DAMAGES) as error:
+        _refuse_unreadable(target, error)
         if once is only_if_made:
             raise NotMade(str(target)) from error
-        try:
+    remove_damaged(target, read)
+    return read(once(target, make, resumable))
+
+
+def remove_damaged(target: Path, read: Callable[[Path], object]) -> None:
+    """Remove a file or folder of a cache that `read` refuses, with a note that it is made anew.
+
+    Raises:
+        UserError: it cannot be read, or cannot be removed.
+    """
+    waiting = say("another process is making {target}: waiting until it is done", target=target)
+    try:
+        with locked(target.with_name(target.name + ".lock"), waiting):
+            try:
+                read(target)
+                return  # Another process that saw the damage has made it anew meanwhile.
+            except (UserError, *DAMAGES) as error:
+                _refuse_unreadable(target, error)
             remove(target)
-        except OSError as unremoved:
-            raise UserError(
-                "{path}: is damaged and cannot be removed ({reason}); name another folder with --cache_dir",
-                path=target,
-                reason=reason_of(unremoved),
-            ) from unremoved
-    return read(once(target, make))
+    except OSError as unremoved:
+        raise UserError(
+            "{path}: is damaged and cannot be removed ({reason}); name another folder with --cache_dir",
+            path=target,
+            reason=reason_of(unremoved),
+        ) from unremoved
+    note = say("{path}: is damaged, it is made anew", path=target)
+    print(visible(note), file=sys.stderr, flush=True)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether a file could not be read, as without permission, which says nothing about its content."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno not in DAMAGE_ERRNOS:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _refuse_unreadable(target: Path, error: Exception) -> None:
+    if is_unreadable(error):
+        raise UserError(
+            "{path}: cannot be read ({reason}); name another folder with --cache_dir",
+            path=target,
+            reason=reason_of(error),
+        ) from error
 
 
 # --- digests ---

@@ -22,9 +22,9 @@ from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.looking import look
-from data.prepare.preparing import Prepared, in_child, prepare_evaluation
+from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
 from data.prepare.task import decide
-from data.shards.store import PAIRS, check_shards
+from data.shards.store import PAIRS, VALIDATION
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
 from model.formats.answering import item_file_of
@@ -198,8 +198,7 @@ def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepar
         UserError: the data are not usable.
     """
     config = _data_settings(config, model)
-    prepared = in_child(prepare_evaluation, config)
-    check_shards(prepared.validation_dir, forget_pages=config.data.drop_page_cache)
+    prepared, _ = checked_in_child(prepare_evaluation, config, (VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader
 

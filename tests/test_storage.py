@@ -26,6 +26,7 @@ from storage import (
     is_full,
     make_once,
     read_bytes,
+    read_once_made,
     read_text,
     remove,
 )
@@ -94,6 +95,24 @@ def test_a_full_disk_and_an_unusable_folder_are_user_errors(tmp_path: Path) -> N
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
         make_once(tmp_path / "file" / "target", Path.mkdir)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_what_cannot_be_read_is_told_and_stays(tmp_path: Path, number: int, is_wrapped: bool) -> None:
+    def read(path: Path) -> str:
+        try:
+            raise OSError(number, os.strerror(number), str(path))
+        except OSError:
+            if is_wrapped:
+                raise UserError("it cannot be read") from None
+            raise
+
+    target = tmp_path / "target"
+    target.write_bytes(b"kept")
+    with pytest.raises(UserError, match=r"target: cannot be read \(.*\); name another folder with --cache_dir"):
+        read_once_made(target, Path.touch, read)
+    assert target.read_bytes() == b"kept"
 
 
 def pipe(path: Path) -> None:

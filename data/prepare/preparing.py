@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,20 @@ from settings.consistency import HEADS, LAST
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, at_home, listed
-from storage import NotMade, Once, fingerprint, make_once, only_if_made, read_text, remove, sync, write_text, writing
+from storage import (
+    NotMade,
+    Once,
+    fingerprint,
+    make_once,
+    only_if_made,
+    read_bytes,
+    read_once_made,
+    remove,
+    remove_damaged,
+    sync,
+    write_text,
+    writing,
+)
 
 FORMAT = 4  # raise it when the same text would give other shards
 IDENTITY = "identity"
@@ -143,6 +157,49 @@ def in_child(function: Callable[..., Prepared], config: Config, note: Path | Non
         raise KeyboardInterrupt(say(words)) from None
     finally:
         forget()
+
+
+def checked_in_child(
+    function: Callable[..., Prepared], config: Config, splits: Sequence[str], note: Path | None = None
+) -> tuple[Prepared, list[str]]:
+    """Do what `in_child` does, and compare the shards with their checksums; damaged ones of the cache are made anew.
+
+    Args:
+        splits: whose rows will be read, `train`, `validation` or both.
+    Returns:
+        the shards, and what `check_shards` says of them.
+    Raises:
+        UserError: also where shards that the user has named are damaged.
+    """
+    forget_pages = config.data.drop_page_cache
+    prepared = in_child(function, config, note)
+    folders = {TRAIN: prepared.train_dir, VALIDATION: prepared.validation_dir}
+    read = [folders[split] for split in splits]
+    try:
+        return prepared, shards.check_shards(*read, forget_pages=forget_pages)
+    except UserError:
+        of_cache = [folder for folder in read if _is_of_cache(config, folder.parent)]
+        if not of_cache:
+            raise
+    for root in dict.fromkeys(folder.parent for folder in of_cache):
+        own = [folder.name for folder in of_cache if folder.parent == root]
+        remove_damaged(root, partial(_check_splits, own, forget_pages))
+    prepared = in_child(function, config, note)
+    return prepared, shards.check_shards(*read, forget_pages=forget_pages)
+
+
+def _check_splits(names: Sequence[str], forget_pages: bool, root: Path) -> None:
+    shards.check_shards(*(root / name for name in names), forget_pages=forget_pages)
+
+
+def _is_of_cache(config: Config, root: Path) -> bool:
+    """Whether shards were made under the cache folder, and no setting names them."""
+    if config.prepare.shards_dir != AUTO or root.parent.resolve() != Path(config.data.cache_dir).resolve():
+        return False
+    named = [
+        Path(str(spec)) for spec in (config.data.train_file, config.data.validation_file) if spec and is_shards(spec)
+    ]
+    return root.resolve() not in [Manifest.of(path).root.resolve() for path in named]
 
 
 @contextmanager
@@ -305,7 +362,7 @@ def _make_shards(
         _check_free(target, identity)
 
     def write(folder: Path) -> None:
-        if not (folder / shards.MANIFEST).is_file() or Manifest.read(folder).content["fingerprint"] != identity:
+        if not _is_written(folder, identity):
             _keep_own(folder, identity)
             writing = Writing(job, folder, tokenizer.size)
             size = sum(source.path.stat().st_size for source in (*train, *validation))
@@ -328,17 +385,41 @@ def _make_shards(
         clear(folder)
         (folder / IDENTITY).unlink(missing_ok=True)
 
-    flag = "cache_dir" if config.prepare.shards_dir == AUTO else "shards_dir"
-    made = Manifest.read(once(target, write, resumable=True, flag=flag))
+    if config.prepare.shards_dir == AUTO:
+        return read_once_made(target, write, lambda folder: _kept_shards(folder, identity), once, resumable=True)
+    made = Manifest.read(once(target, write, resumable=True, flag="shards_dir"))
     if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
         raise UserError(_of_others(target))
     return made
 
 
+def _kept_shards(folder: Path, identity: str) -> Manifest:
+    """The manifest of shards in the cache; of their rows nothing is read, see `checked_in_child`.
+
+    Raises:
+        UserError, ValueError: a file is missing, or is not what was written.
+    """
+    manifest = Manifest.read(folder)
+    if manifest.content["fingerprint"] != identity:
+        raise ValueError("shards of another job")
+    for split in manifest.content["splits"]:
+        manifest.files(split)
+    _check_same_tokenizer(manifest, folder / TOKENIZER)
+    return manifest
+
+
+def _is_written(folder: Path, identity: str) -> bool:
+    """Whether an earlier attempt at the very same job was interrupted behind its last file, the manifest."""
+    try:
+        return bool(Manifest.read(folder).content["fingerprint"] == identity)
+    except UserError:  # it is missing or damaged, and written anew
+        return False
+
+
 def _keep_own(folder: Path, identity: str) -> None:
     """Keep what an earlier attempt at the very same job left, and nothing else."""
     marker = folder / IDENTITY
-    if not marker.is_file() or read_text(marker) != identity:
+    if not marker.is_file() or read_bytes(marker) != identity.encode():
         remove(folder)
         folder.mkdir()
         write_text(marker, identity)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -386,7 +386,7 @@ def tokenizer_folder(config: Config, task: Task, once: Once = make_once) -> Path
     beside = [read_bytes(home / name) for name in (*COMPANIONS, TEMPLATE_FILE) if (home / name).is_file()]
     facts = [tokenizer.fingerprint, [sha256(content).hexdigest() for content in beside], tokens]
     made = Path(config.data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
-    return once(made, lambda partial: tokenizer.save_extended(tokens, partial))
+    return _kept_tokenizer(made, lambda partial: tokenizer.save_extended(tokens, partial), once)
 
 
 def read_extra_tokens(path: str) -> list[str]:
@@ -415,7 +415,7 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
     kind = tokenizer_type_of(config, task)
     if kind == CODES:
         folder = Path(data.cache_dir) / f"tokenizer-{fingerprint([CODES, item_writing(data).source])}"
-        return once(folder, lambda partial: train_task_tokenizer(config, task).save(partial))
+        return _kept_tokenizer(folder, lambda partial: train_task_tokenizer(config, task).save(partial), once)
     check_vocabulary(kind, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
@@ -424,7 +424,13 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
         **({"prepare": PROSTT5} if data.prepare_text == PROSTT5 else {}),
     }  # fmt: skip
     folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
-    return once(folder, lambda partial: train_task_tokenizer(config, task).save(partial))
+    return _kept_tokenizer(folder, lambda partial: train_task_tokenizer(config, task).save(partial), once)
+
+
+def _kept_tokenizer(folder: Path, make: Callable[[Path], None], once: Once) -> Path:
+    """The folder of a tokenizer in the cache, once it has been seen to load."""
+    read_once_made(folder, make, Tokenizer.load, once)
+    return folder
 
 
 def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:

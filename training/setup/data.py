@@ -10,8 +10,8 @@ from typing import Any
 
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
-from data.prepare.preparing import in_child, prepare
-from data.shards.store import check_shards
+from data.prepare.preparing import checked_in_child, prepare
+from data.shards.store import TRAIN, VALIDATION
 from data.sources.files import find
 from data.text.histories import check_excluding
 from data.tokenizers.tokenizer import Tokenizer
@@ -37,7 +37,8 @@ ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=a
 def load_data(run: ResolvedRun) -> None:
     """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
     note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
-    run.prepared = prepared = in_child(prepare, run.config, note)
+    run.prepared, notes = checked_in_child(prepare, run.config, (TRAIN, VALIDATION), note)
+    prepared = run.prepared
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     if prepared.objective in HEADS:
         run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
@@ -58,7 +59,7 @@ def load_data(run: ResolvedRun) -> None:
         run.notes.append(warning)
     reopen = reopens_files(config, run.budget.available_bytes)
     splits = prepared.train_dir, prepared.validation_dir
-    run.notes += check_shards(*splits, forget_pages=config.data.drop_page_cache)
+    run.notes += notes
     run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         held_out = counted(run.validation.num_rows, "row")

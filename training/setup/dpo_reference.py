@@ -32,7 +32,7 @@ from language import say
 from memory.cleanup import clean_all
 from model.formats.adapter_folder import is_adapter, read_info
 from settings.errors import UserError, reason_of
-from storage import atomic_file, fingerprint, make_folder, read_text, write_text, writing
+from storage import atomic_file, fingerprint, is_unreadable, make_folder, read_text, remove, write_text, writing
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
@@ -73,6 +73,8 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
     blockwise: Blockwise | None = None
     for name, loader, rows in (("train", run.loader, seen), ("validation", run.validation, evaluated)):
         store = ReferenceStore(folder / f"{name}.npy", loader.num_rows, group.is_first_here)
+        if store.was_damaged:
+            tell(say("{path}: is damaged, it is made anew", path=store.path))
         group.wait()
         unknown = torch.from_numpy((rows & store.unknown()).astype(np.int32))
         numbers = np.flatnonzero(group.all_reduce(unknown).numpy())  # machines need not share their disk
@@ -102,18 +104,21 @@ class ReferenceStore:
     """Log-probabilities of both answers of each row, (rows, 2) float32 on disk; NaN where not known.
 
     Args:
-        path: made if it is not there.
+        path: made if it is not there, and anew where it is damaged.
         is_writer: other processes only read.
     Raises:
-        UserError: the disk is full or cannot be written.
+        UserError: it cannot be read, or the disk is full or cannot be written.
     """
 
     def __init__(self, path: Path, num_rows: int, is_writer: bool = True) -> None:
         self.path, self.num_rows, self.is_writer = path, num_rows, is_writer
-        if is_writer and not path.is_file():
+        is_new = not path.exists()
+        self.was_damaged = is_writer and not is_new and not self._is_sound()
+        if is_writer and (is_new or self.was_damaged):
             header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, 2)}
             with writing("cache_dir", path.parent):
                 make_folder(path.parent)
+                remove(path)
                 with atomic_file(path) as fresh, fresh.open("wb") as file:
                     np.lib.format.write_array_header_1_0(file, header)
                     for first in range(0, num_rows, 1 << 16):
@@ -123,18 +128,36 @@ class ReferenceStore:
         """All rows, mapped: what is not read takes no memory.
 
         Raises:
-            UserError: the file is none of these.
+            UserError: the file is none of these, or cannot be read.
         """
         try:
-            rows: NDArray[np.float32] = np.load(self.path, mmap_mode="r")
+            rows = np.load(self.path, mmap_mode="r")
             if rows.dtype != np.dtype("<f4") or rows.shape != (self.num_rows, 2):
                 raise ValueError(say("it holds {dtype} of shape {shape}", dtype=rows.dtype, shape=rows.shape))
+            if rows.offset + rows.nbytes != (size := self.path.stat().st_size):
+                raise ValueError(say("it has {size} bytes more than it says", size=size - rows.offset - rows.nbytes))
         except Exception as error:  # numpy reads the header as a piece of Python, and says so in its errors
             reason = reason_of(error)
+            if is_unreadable(error):
+                raise UserError(
+                    "{path}: cannot be read ({reason}); name another folder with --cache_dir",
+                    path=self.path,
+                    reason=reason,
+                ) from error
             raise UserError(
                 "{path}, is damaged ({reason}); remove it, it is computed anew", path=self.path, reason=reason
             ) from None
-        return rows
+        values: NDArray[np.float32] = rows
+        return values
+
+    def _is_sound(self) -> bool:
+        try:
+            self.read()
+        except UserError as error:
+            if is_unreadable(error):
+                raise
+            return False
+        return True
 
     def unknown(self) -> NDArray[np.bool_]:
         """(rows,) whether a row is still to be computed."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +17,9 @@ import pytest
 from childproc import CRASHED, MEMORY, ChildDied
 from data.dataset import LowMemDataset
 from data.prepare import looking, preparing, writing
-from data.prepare.preparing import find_prepared, in_child, prepare, prepare_evaluation
+from data.prepare.preparing import checked_in_child, find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
-from data.shards.store import ROW_TOKENS, Manifest
+from data.shards.store import ROW_TOKENS, TRAIN, VALIDATION, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
@@ -246,6 +248,75 @@ def test_a_tokenizer_is_trained_once_on_the_training_file(configure: Any, text_f
     assert len([path for path in (tmp_path / "cache").glob("tokenizer-*") if path.is_dir()]) == 1
     facts = Manifest.of(prepared.train_dir).content["tokenizer"]
     assert facts["fingerprint"] == tokenizer.fingerprint and facts["size"] == tokenizer.size
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"evil", b'{"version": "1.0", "added', b"\xff\xfe", None],
+    ids=["empty", "evil", "cut", "bytes", "gone"],
+)
+def test_a_damaged_tokenizer_of_the_cache_is_trained_anew(
+    configure: Any, text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: bytes | None
+) -> None:
+    config = configure(train_file=text_file, tokenizer_dir="auto", vocab_size=400)
+    before = prepare(config)
+    (file,) = (tmp_path / "cache").glob("tokenizer-*/tokenizer.json")
+    whole = file.read_bytes()
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    capfd.readouterr()
+    assert in_child(prepare, config) == before and file.read_bytes() == whole
+    assert capfd.readouterr().err.count(f"{file.parent}: is damaged, it is made anew") == 1
+    named = configure(train_file=text_file, tokenizer_dir=file.parent)
+    file.write_bytes(b"evil")
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        prepare(named)
+    assert file.read_bytes() == b"evil", "a folder that the user has named stays as it is"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+
+
+DAMAGES = {
+    "manifest.json": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "train/*.arrow": flip,
+    "validation/*.arrow": Path.unlink,
+    "tokenizer/tokenizer.json": lambda file: file.write_bytes(b"{}"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_shards_are_made_anew_in_the_cache_and_refused_elsewhere(
+    configure: Any, text_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    config = configure(train_file=text_file)
+    splits = (TRAIN, VALIDATION)
+    before, _ = checked_in_child(prepare, config, splits)
+    root = before.train_dir.parent
+    whole = {file: file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    shutil.copytree(root, tmp_path / "named")
+    DAMAGES[name](next(root.glob(name)))
+    capfd.readouterr()
+    assert checked_in_child(prepare, config, splits) == (before, [])
+    assert capfd.readouterr().err.count(f"{root}: is damaged, it is made anew") == 1
+    assert {file: file.read_bytes() for file in root.rglob("*") if file.is_file()} == whole
+
+    DAMAGES[name](next((tmp_path / "named").glob(name)))
+    in_cache = shutil.copytree(tmp_path / "named", tmp_path / "cache" / "shards-named")
+    for folder, named in (
+        (tmp_path / "named", into(tmp_path / "named", config)),
+        (in_cache, configure(train_file=in_cache)),
+    ):
+        changed = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        if "tokenizer" not in name:  # which is refused where it is read next
+            with pytest.raises(UserError, match=f"{folder}"):
+                checked_in_child(prepare, named, splits)
+        assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == changed
 
 
 PEAK_OF_PREPARING = """

@@ -140,6 +140,19 @@ def test_a_resumed_run_reads_what_it_began_with_or_refuses(configure: Configure,
     assert len(attach(begin)) == 1
 
 
+def test_a_damaged_reference_is_computed_anew_with_a_note(configure: Configure, tmp_path: Path) -> None:
+    attach(begun(configure()))
+    before = stores(tmp_path)
+    (file,) = (tmp_path / "cache").glob("reference-*/train.npy")
+    for content in (file.read_bytes()[:-9], b""):
+        file.unlink()  # which another run may have mapped
+        file.write_bytes(content)
+        lines = attach(begun(configure()))
+        assert lines[0] == f"{file}: is damaged, it is made anew" and len(lines) == 2
+        after = stores(tmp_path)
+        assert all(np.array_equal(before[name], after[name], equal_nan=True) for name in before)
+
+
 def test_rows_that_have_changed_are_asked_anew_of_the_same_model(configure: Configure, tmp_path: Path) -> None:
     config = configure()
     old = begun(config)
