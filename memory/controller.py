@@ -75,6 +75,7 @@ class Target(NamedTuple):
     size: float
     reason: str
     story: str
+    bare: int | None = None  # the same without a margin, for a plan's own figure, where none fits otherwise
 
 
 def bytes_ahead(looks: Sequence[tuple[float, int]], seconds: float) -> int:
@@ -117,8 +118,8 @@ class MemoryController:
     ) -> None:
         self.plan, self.budget = plan, budget
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
-        self.first_over: int | None = None  # the step in which the budget was first exceeded, where that was answered
-        self.over_bytes = 0  # the highest such peak
+        self.first_over: int | None = None  # the step in which too much was held first, where that was answered
+        self.over_bytes = 0  # the highest peak over the plan's budget that was answered
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
         precision = plan.choice.precision
         base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
@@ -131,8 +132,14 @@ class MemoryController:
         self._looked, self._rest_until, self._steps = time.monotonic(), 0.0, 0
         self._growth, self._has_cleaned_growth = Growth(), False
         self._left_by_others = deque([(self._looked, budget.available_bytes)], maxlen=3)
-        self._step_ended = self._looked
+        self._step_began = self._looked
         self._first_plan, self._peak_ratio = plan, 1.0  # measured peak of its steps over the planned one
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What the run may reach at most: its budget. Where others have lowered that, the margin below the limit is there to be used."""
+        lowered, first = self.plan.budget_bytes, self._first_plan.budget_bytes
+        return lowered if self.budget.is_on_device else max(lowered, min(first, lowered + self.budget.margin_bytes))
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs room, as "epoch" or "evaluation"."""
@@ -144,6 +151,7 @@ class MemoryController:
         Args:
             done: steps so far. rows: of the training data.
         """
+        self._step_began = time.monotonic()
         batch = self.plan.effective_batch_size
         if done and done * batch // rows > (done - 1) * batch // rows:
             self.before("epoch", done)
@@ -243,8 +251,8 @@ class MemoryController:
 
     def _budget_again(self) -> Target | None:
         now = time.monotonic()
-        step_seconds = now - self._step_ended
-        self._step_ended = now
+        step_seconds = now - self._step_began  # without an evaluation before it, where it is told that it begins
+        self._step_began = now
         if now - self._looked < LOOK_SECONDS:
             return None
         self._looked = now
@@ -254,28 +262,36 @@ class MemoryController:
             self.budget = budget
             self._monitor.watch(max(budget.host_bytes, 1), from_now=True)
         least = min(self.plan.budget_bytes, expected) - min(DRIFT_BYTES, budget.margin_bytes)
+        self._left_by_others.append((now, budget.available_bytes))
+        ahead = bare = limit
+        if not budget.is_on_device:  # a smaller plan frees no RAM beside a GPU
+            left = max(0, bytes_ahead(self._left_by_others, STEPS_AHEAD * max(step_seconds, LOOK_SECONDS)))
+            ahead = min(limit, left - margin_of(left))
+            bare = min(limit, left)
+        if ahead >= least:
+            return None
         planned = format_size(expected)
         if limit < least:
             story = say(
                 "the budget is now {size} ({why}); the plan assumed {planned}",
                 size=format_size(self.budget.limit()), why=self.budget.binding, planned=planned,
             )  # fmt: skip
-            return Target(limit / self._peak_ratio, "budget", story)
-        self._left_by_others.append((now, budget.available_bytes))
-        left = bytes_ahead(self._left_by_others, STEPS_AHEAD * max(step_seconds, LOOK_SECONDS))
-        ahead = left - margin_of(left)
-        if budget.is_on_device or ahead >= least:  # a smaller plan frees no RAM beside a GPU
-            return None
-        told = "others take more and more memory: {size} will be left within {steps}, and the plan needs {planned}"
-        steps = counted(STEPS_AHEAD, "step")
-        story = say(told, size=format_size(max(0, ahead)), steps=steps, planned=planned)
-        return Target(ahead / self._peak_ratio, "others", story)
+        else:
+            told = "others take more and more memory: {size} will be left within {steps}, and the plan needs {planned}"
+            steps = counted(STEPS_AHEAD, "step")
+            story = say(told, size=format_size(ahead), steps=steps, planned=planned)
+        # one step more, and the time to save: what the margin does not bridge is as good as gone
+        reason = "budget" if bare < least else "others"
+        return Target(ahead / self._peak_ratio, reason, story, bare)
 
     # --- the one answer ---
 
     def shrink_to(self, step: int, target: Target, shortage: Shortage | None = None) -> None:
         """Go on by the fastest plan within the target; where it would run no smaller shapes, or there is none, by the next smaller."""
-        old, smaller = self.plan, self._smaller(target.size, is_measured=target.reason != "budget")
+        old, is_measured = self.plan, target.reason not in ("budget", "others")
+        smaller = self._smaller(target.size, is_measured)
+        if smaller is None and target.bare is not None:
+            smaller = self._smaller(target.bare, is_measured)
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
             over = target.reason not in ("pressure", "growth", "peak", "others") or self._monitor.plan_pressure() > 1.0
@@ -334,9 +350,11 @@ class MemoryController:
         """What was held under another plan is answered: it is no reason for the next one."""
         if self._device.is_separate_memory:  # whose peak is of the whole run
             return
-        if self._monitor.counted_peak_bytes > self.plan.budget_bytes:
-            self.first_over = step if self.first_over is None else self.first_over
-            self.over_bytes = max(self.over_bytes, self._monitor.counted_peak_bytes)
+        peak = self._monitor.counted_peak_bytes
+        if peak > self.plan.budget_bytes:
+            self.over_bytes = max(self.over_bytes, peak)
+        if peak > self.allowed_bytes and self.first_over is None:
+            self.first_over = step
         self._monitor.watch(self._monitor.budget_bytes, from_now=True)
 
     def _step_peaks(self) -> tuple[int, int]:

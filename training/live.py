@@ -71,6 +71,8 @@ class LiveRun:
         choice = self.controller.plan.choice
         tune_malloc(choice.malloc)
         self.engine.apply_plan(choice)
+        if not self.device.is_separate_memory:  # what the plan before had kept is given back: it is no peak of this one
+            self.monitor.watch(self.monitor.budget_bytes, from_now=True)
 
     def roll_back(self, reason: str) -> None:
         """Continue from the last checkpoint, or from the beginning: a step that has changed weights cannot be run again."""

@@ -170,7 +170,7 @@ class Recorder:
 
         RAM is counted since the budget is what it is: the machine may have had more to give before.
         """
-        device, monitor, budget = self.live.device, self.live.monitor, self.live.controller.plan.budget_bytes
+        device, monitor, budget = self.live.device, self.live.monitor, self.live.controller.allowed_bytes
         if not device.is_separate_memory:
             return False, monitor.counted_peak_bytes, budget
         kinds = (False, device.memory_peak_bytes(), budget), (True, monitor.counted_peak_bytes, monitor.budget_bytes)

@@ -1,7 +1,9 @@
-"""A run under a hard limit beside a process that eats memory: `python -m benchmarks.faults.neighbours [--pace=5+12+20] [--limit=700]`.
+"""A run under a hard limit beside a process that eats memory: `python -m benchmarks.faults.neighbours [--pace=12] [--share=35+60] [--limit=700]`.
 
-Both are in one control group (the limit in MiB). The neighbour begins to take so many MiB a second behind the second step, until it
-holds a fifth of the limit. The run has to take a smaller plan or to end with exit code 0 or 3, saved; being killed is a failure.
+Both are in one control group (the limit in MiB); several paces and shares are joined by +. The neighbour begins to take so many
+MiB a second behind the second step, until it holds so many percent of the limit: beside 35 there is a plan that fits, beside 60
+there is none. The run has to shrink and do all its steps with exit code 0, or to end before with exit code 3, saved; being killed
+is a failure.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from benchmarks.parts.results import ROOT, markdown
 from benchmarks.parts.rows import read_rows, write_rows
 from units import MIB
 
-MOST_SHARE = 0.2  # of the limit, that the neighbour takes
 FLAGS: dict[str, Any] = {
-    "d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4, "num_layers": 6, "num_decoder_layers": 6,
-    "vocab_size": 384, "tokenizer_type": "byte", "max_seq_len": 256, "max_target_len": 256, "effective_batch_size": 8, "max_steps": 14,
+    "d_model": 384, "d_ff": 1536, "d_kv": 64, "num_heads": 6, "num_layers": 6, "num_decoder_layers": 6,
+    "vocab_size": 384, "tokenizer_type": "byte", "max_seq_len": 256, "max_target_len": 256, "effective_batch_size": 6, "max_steps": 16,
     "save_steps": 100, "eval_steps": 100, "eval_rows": 8, "sample_rows": 0, "log_steps": 1, "mixed_precision": "no",
     "num_threads": 1, "probe": False, "run_name": "run",
 }  # fmt: skip
@@ -39,10 +40,10 @@ sys.stdin.readline()
 """
 
 
-def attack(pace: int, limit_mib: int) -> dict[str, Any]:
-    """One run beside a neighbour of so many MiB a second: how it ended, and which smaller plans it took."""
+def attack(pace: int, share: int, limit_mib: int) -> dict[str, Any]:
+    """One run beside a neighbour of so many MiB a second, and percent of the limit in all: how it ended, and which smaller plans it took."""
     words = " ".join(WORDS)
-    most = int(MOST_SHARE * limit_mib)
+    most = share * limit_mib // 100
     with HardLimit(limit_mib * MIB) as limit, tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "pairs.jsonl"
         write_rows(text, [{"prompt": words[n % 50 :][:250], "response": words[n % 40 :][:250]} for n in range(600)])
@@ -71,8 +72,12 @@ def attack(pace: int, limit_mib: int) -> dict[str, Any]:
                 process.wait()
         events = read_rows(log) if log.is_file() else []
     recoveries = [event for event in events if event["event"] == "recovery"]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    is_whole = steps[-1:] == [FLAGS["max_steps"]]
     return {
-        "pace": pace, "exit": run.returncode, "steps": sum(event["event"] == "step" for event in events),
+        "pace": pace, "share": share, "exit": run.returncode, "steps": len(steps),
+        "is_survived": run.returncode == (0 if is_whole else 3) and saved[-1:] == steps[-1:],
         "plans": [(event["step"], event["reason"]) for event in recoveries],
         "told": "" if run.returncode == 0 else messages.strip()[-300:],
     }  # fmt: skip
@@ -80,17 +85,29 @@ def attack(pace: int, limit_mib: int) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Attack at each pace, and say what was survived."""
-    _, options = options_of(arguments, {"pace": "5+12+20", "limit": "700"}, str(__doc__))
+    _, options = options_of(arguments, {"pace": "12", "share": "35+60", "limit": "700"}, str(__doc__))
     if why_not := HardLimit.why_not():
         print(f"neighbours: skipped, {why_not}")
         return
-    results = [attack(int(pace), int(options["limit"])) for pace in options["pace"].split("+")]
+    results = [
+        attack(int(pace), int(share), int(options["limit"]))
+        for share in options["share"].split("+")
+        for pace in options["pace"].split("+")
+    ]
     rows = [
-        [f"{result['pace']} MiB/s", str(result["exit"]), str(result["steps"]), str(result["plans"]), result["told"]]
+        [
+            f"{result['pace']} MiB/s, {result['share']}%",
+            str(result["exit"]),
+            str(result["steps"]),
+            str(result["plans"]),
+            result["told"],
+        ]
         for result in results
     ]
     print(markdown(["neighbour", "exit code", "steps", "smaller plans (step, reason)", "said"], rows))
-    sys.exit(any(result["exit"] not in (0, 3) for result in results))
+    failed = sum(not result["is_survived"] for result in results)
+    print(f"neighbours: {len(results) - failed} of {len(results)} survived")
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":

@@ -296,11 +296,17 @@ def test_what_others_will_leave_follows_from_three_looks(
     assert bytes_ahead(looks, seconds) == left
 
 
-@pytest.mark.parametrize(("pace", "shrinks"), [(0, False), (5 * MIB, True)])
+@pytest.mark.parametrize(
+    ("pace", "shrinks", "ends"),
+    [(0, False, False), (5 * MIB, True, False), (6 * MIB, True, True), (12 * MIB, True, True)],
+)
 def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it(
-    monkeypatch: pytest.MonkeyPatch, pace: int, shrinks: bool
+    monkeypatch: pytest.MonkeyPatch, pace: int, shrinks: bool, ends: bool
 ) -> None:
-    """At 5 seconds a step there is room after two of them, and none after two more."""
+    """At 5 seconds a step there is room after two of them, and none after two more.
+
+    Where no plan fits, not even with what is left without a margin, the run ends as long as it can still be saved.
+    """
     least = plan(CONFIG, Machine(4 * GIB, GIB))
     seconds, tried = [0.0], list[int]()
     enough = least.peak_bytes + 60 * MIB
@@ -316,8 +322,33 @@ def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it
         assert not tried
         seconds[0] += 5.0
         controller.after_step(step)
-    assert bool(tried) == shrinks and controller.exhausted is None
-    assert budget_now().limit() > least.peak_bytes
+    ahead = budget_now().available_bytes - int(pace * 10.0)
+    assert set(tried) == ({ahead - MARGIN, ahead} if shrinks else set())
+    assert (controller.exhausted is not None) == ends
+
+
+@pytest.mark.parametrize(
+    ("budget", "margin", "peak", "is_over"),
+    [
+        (600, 32, 590, False),
+        (600, 32, 610, True),  # nobody has lowered it
+        (500, 32, 520, False),  # others have: the margin below their limit is used
+        (500, 32, 540, True),
+        (500, 0, 510, True),  # a figure of the user's has none
+        (590, 32, 610, True),  # over what it began with
+    ],
+)
+def test_a_margin_below_a_limit_that_others_have_lowered_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, budget: int, margin: int, peak: int, is_over: bool
+) -> None:
+    first = replace(plan(CONFIG, Machine(4 * GIB, GIB)), budget_bytes=600 * MIB)
+    limits = Budget(budget * MIB, None, (budget + margin) * MIB, (), "cgroup", margin * MIB)
+    monkeypatch.setattr(controlling, "measure_budget", lambda *_: limits)
+    controller = looking(monkeypatch, first, limits, counted_peak_bytes=peak * MIB)
+    controller.plan = replace(first, budget_bytes=budget * MIB)
+    controller.after_step(7)
+    assert controller.first_over == (7 if is_over else None)
+    assert controller.over_bytes == (peak * MIB if peak > budget else 0)
 
 
 @pytest.mark.parametrize(("steps", "of_budget", "trims"), [(1.0, 0.9, False), (1.2, 0.2, False), (1.2, 0.9, True)])

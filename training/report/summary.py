@@ -174,9 +174,11 @@ def result_rows(summary: Summary) -> Rows:
     if s.is_plan_over:
         told = _against(s.over_peak_bytes, s.budget_bytes, s.first_over)
     elif s.counted_peak_bytes is not None and s.measured_peak_bytes > s.budget_bytes:
+        told = "{peak}, within the budget of {budget} since it was lowered; {highest} before"
+        if s.counted_peak_bytes > s.budget_bytes:
+            told = "{peak}, in the margin above the budget of {budget} since others have lowered it; {highest} before"
         told = say(
-            "{peak}, within the budget of {budget} since it was lowered; {highest} before",
-            peak=format_size(s.counted_peak_bytes), budget=format_size(s.budget_bytes), highest=format_size(s.measured_peak_bytes),
+            told, peak=format_size(s.counted_peak_bytes), budget=format_size(s.budget_bytes), highest=format_size(s.measured_peak_bytes),
         )  # fmt: skip
     rows.append((name, told))
     if s.host_peak_bytes is not None and s.host_budget_bytes is not None:

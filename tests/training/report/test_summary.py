@@ -72,6 +72,8 @@ def test_a_peak_from_before_the_budget_was_lowered_is_not_called_within_it() -> 
     lowered = replace(DONE, measured_peak_bytes=492 << 20, budget_bytes=470 << 20, counted_peak_bytes=440 << 20)
     shown = dict(result_rows(lowered))["peak memory"]
     assert shown == "440.0 MiB, within the budget of 470.0 MiB since it was lowered; 492.0 MiB before"
+    tight = dict(result_rows(replace(lowered, counted_peak_bytes=480 << 20)))["peak memory"]
+    assert tight.startswith("480.0 MiB, in the margin above the budget of 470.0 MiB") and "492.0 MiB before" in tight
     over = replace(lowered, counted_peak_bytes=480 << 20, first_over="at step 7")
     assert dict(result_rows(over))["peak memory"] == "480.0 MiB, OVER the budget of 470.0 MiB, first at step 7"
     assert "the peak was 480.0 MiB" in over.over_budget() and "--memory_budget=492M" in over.over_budget()
