@@ -5,9 +5,9 @@ usual ways for 300 steps; the peak that the plan has predicted, before and after
 the kernel has seen. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
 configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
 finishes or is refused before it trains. answers: commands that answer and convert, under budgets closed in on by halving: no
-peak above its budget, none refused that fits at 90% of it. Every case is noted as it ends, so
-that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets tables and a picture of
-all cases so far.
+peak above its budget, none refused that fits at 90% of it, and none killed under a hard limit of that size. Every case
+is noted as it ends, so that an interrupted benchmark continues where it was; --cases=N runs at most N more. The page gets
+tables and a picture of all cases so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import children, watched
+from benchmarks.parts import children, large_inputs, watched
 from benchmarks.parts.answer_budgets import answers_body, cases, close_in, judged, write_preferences, write_prompts
 from benchmarks.parts.contract_page import ROOM_ABOVE_BUDGET, accuracy_body, budgets_body, draw_picture, keeping_body
 from benchmarks.parts.hard_limit import HardLimit
@@ -171,6 +171,7 @@ def works_of(part: str) -> list[tuple[Any, Callable[[], dict[str, Any]]]]:
     write_prompts(prompts, WORDS)
     write_preferences(preferences, WORDS)
     commands = cases(base_folder(), adapter_folder(), prompts, data_file("short"), preferences)
+    commands |= large_inputs.cases(base_folder(), CACHE, WORDS)
     return [(name, partial(close_in, flags)) for name, flags in commands.items()]
 
 
@@ -181,7 +182,10 @@ def run_part(part: str, most: int, notes: dict[str, list[dict[str, Any]]]) -> No
         case = {**run(), "flags": flags}
         notes[part].append(case)
         FIGURES.write_text(json.dumps(notes, indent=1), encoding="utf8")
-        told = {"flags": flags, **judged(case["runs"])} if part == "answers" else case
+        told = case
+        if part == "answers":
+            limited = [run["exit"] for run in case["limited"]]
+            told = {"flags": flags, **judged(case["runs"]), "under_a_hard_limit": limited}
         print(json.dumps({k: v for k, v in told.items() if k != "told" or case["exit"] not in (0, 3)}), flush=True)
 
 

@@ -237,7 +237,7 @@ class Embedder:
         """Ids of a text with end of text, and which of them are its own: those of a protein's letters, else all but the last."""
         eos = self.trained.tokenizer.eos_id
         if self.encoder.prepare == "none":
-            ids = self.encoder.encode([text])[0][: self.longest - 1]
+            ids = self.encoder.beginning(text, self.longest - 1)
             return [*ids.tolist(), eos], slice(0, max(1, len(ids)))
         ids, places = self.encoder.with_places(text)
         ids = ids[: self.longest - 1]

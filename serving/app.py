@@ -178,10 +178,6 @@ class Api:
                 raise Refused(504, f"not answered within {self.seconds:g} seconds") from None
             except UserError as error:
                 raise Refused(400, "; ".join(error.problems), "input") from None
-            except asyncio.CancelledError:
-                if self.engine.is_alive:
-                    raise
-                raise Refused(503, "the server is being ended") from None
         return vectors
 
     def begin(self, asked: Asked, held: Reservation) -> Flow:
@@ -279,6 +275,9 @@ def _routes(api: Api) -> list[Route]:
                 response = refusal(error.status_code, error.detail, headers=api.retry_headers(error.status_code))
             except ClientDisconnect:
                 response = Response(status_code=LEFT)
+            except asyncio.CancelledError:
+                # The server ends, and the time that open requests have is over.
+                response = refusal(503, "the server is being ended")
             api.engine.meters.requests[path, response.status_code] += 1
             return response
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.parts.children import run as run_child
 from benchmarks.parts.children import words_of
+from benchmarks.parts.hard_limit import HardLimit
+from benchmarks.parts.large_inputs import free_port
 from benchmarks.parts.results import markdown
 from benchmarks.parts.rows import write_rows
 from units import MIB, format_size
 
 STEP = 4  # MiB, down to which it is halved
 AMPLE = "4G"
+MOST = 4096  # MiB, beyond which nothing larger is tried
 ABOVE = (1.05, 1.15, 1.3)  # times the smallest budget that was accepted, run as well
 USED_SHARE = 0.9  # of a budget, that a run has to fit in to be accepted
 OVER_MARK = "over the memory budget"
@@ -42,21 +46,36 @@ def cases(model: Path, adapter: Path, data: Path, pairs: Path, preferences: Path
     }  # fmt: skip
 
 
-def run(flags: Flags, budget: str) -> dict[str, Any]:
-    """One command in folders that are gone afterwards: exit code, what it said, and the peak of its process tree."""
+def run(flags: Flags, budget: str, limit: HardLimit | None = None) -> dict[str, Any]:
+    """One command in folders that are gone afterwards: exit code, what it said, and the peak of its process tree.
+
+    Args:
+        limit: that the command enters before it starts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         own: Flags = {"memory_budget": budget, **flags}
-        command, said = own.pop("command"), own.pop("said", "")
+        command, said, client = own.pop("command"), own.pop("said", ""), own.pop("client", None)
         if command not in ("merge", "export"):
             own["num_threads"] = 1
         if command in ("evaluate", "quantize", "dpo"):
             own["cache_dir"] = f"{folder}/cache"
         if command in ("generate", "quantize", "merge", "export"):
             own["output"] = f"{folder}/made"
+        if command == "embed":
+            own["output"] = f"{folder}/made.npz"
+        if command == "serve":
+            own["port"] = free_port()
+            client = partial(client, own["port"])
         if command == "dpo":
             own |= {"output_dir": f"{folder}/out", "log_dir": f"{folder}/logs"}
         words = words_of({name: value for name, value in own.items() if value is not None})
-        child = run_child(["train_low_mem.py", command, *words], environment={"OMP_NUM_THREADS": "1"}, said=said)
+        child = run_child(
+            ["train_low_mem.py", command, *words],
+            environment={"OMP_NUM_THREADS": "1"},
+            enter=limit.enter if limit else None,
+            said=said,
+            beside=client,
+        )
     return {
         "budget": budget, "exit": child.returncode, "peak": max(child.marked_bytes, child.peak_bytes),
         "over": OVER_MARK in child.messages, "told": child.messages[-300:],
@@ -64,15 +83,36 @@ def run(flags: Flags, budget: str) -> dict[str, Any]:
 
 
 def close_in(flags: Flags) -> dict[str, list[dict[str, Any]]]:
-    """`runs` of one command: with an ample budget, down to the smallest that is accepted, and some above that."""
+    """`runs` of one command: with an ample budget, down to the smallest that is accepted, and some above that.
+
+    `limited`: the largest of these once more with a hard limit of the same size, where a control group can be made. A
+    command leaves a part of a hard limit free, so that below it refuses what the smallest budget holds.
+    """
     ample = run(flags, AMPLE)
-    runs, refused, accepted = [ample], 64, int(ample["peak"] / USED_SHARE / MIB) + 1
-    runs.append(run(flags, f"{accepted}M"))
+    runs = [ample]
+
+    def is_refused(budget: int) -> bool:
+        runs.append(run(flags, f"{budget}M"))
+        return runs[-1]["exit"] == 3 and not runs[-1]["over"]
+
+    refused = 64
+    accepted = int(ample["peak"] / USED_SHARE / MIB) + 1
+    while is_refused(accepted) and accepted < MOST:
+        refused = accepted
+        accepted = int(accepted * ABOVE[1])
     while accepted - refused > STEP:
         middle = (accepted + refused) // 2
-        runs.append(run(flags, f"{middle}M"))
-        refused, accepted = (middle, accepted) if runs[-1]["exit"] == 3 and not runs[-1]["over"] else (refused, middle)
-    return {"runs": runs + [run(flags, f"{int(accepted * times)}M") for times in ABOVE]}
+        if is_refused(middle):
+            refused = middle
+        else:
+            accepted = middle
+    budgets = [int(accepted * times) for times in ABOVE]
+    runs += [run(flags, f"{budget}M") for budget in budgets]
+    limited = list[dict[str, Any]]()
+    if not HardLimit.why_not():
+        with HardLimit(budgets[-1] * MIB) as limit:
+            limited.append(run(flags, f"{budgets[-1]}M", limit))
+    return {"runs": runs, "limited": limited}
 
 
 def judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,6 +144,7 @@ def answers_body(found: list[dict[str, Any]]) -> str:
         rows.append([
             case["flags"], str(len(case["runs"])), format_size(case["runs"][0]["peak"]), f"{j['smallest']} MiB",
             format_size(j["least_peak"]), f"{j['share']:.2f}", f"{j['wasted']:.2f}", str(j["over"]), str(j["wrong"]),
+            ", ".join(f"exit code {one['exit']}" for one in case.get("limited", [])) or "not run",
         ])  # fmt: skip
     return (
         "The smallest accepted budget is found by bisection; peaks are anonymous memory of the process tree. Kept: no peak is above its budget. Used: the "
@@ -119,6 +160,7 @@ def answers_body(found: list[dict[str, Any]]) -> str:
                 "its peak / largest refused",
                 "above",
                 "failed",
+                "under a hard limit",
             ],
             rows,
         )

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -66,6 +67,7 @@ def run(
     enter: Callable[[], None] | None = None,
     stop: Callable[[], bool] | None = None,
     said: str = "",
+    beside: Callable[[int], None] | None = None,
 ) -> Child:
     """Run `python WORDS` and watch its memory until it ends.
 
@@ -73,6 +75,7 @@ def run(
         words: what follows the name of this Python. cwd: where it runs; modules of the project are found anywhere.
         environment: added to this one's. enter: called in the child before Python starts, to limit it.
         stop: once it returns True, the child is killed. said: what it reads from standard input.
+        beside: called with the process id in a thread of its own, such as a client of a server.
     """
     began, peak, marked, high_water = time.perf_counter(), 0, 0, 0
     curve: list[tuple[float, int]] = []
@@ -84,6 +87,8 @@ def run(
         child = subprocess.Popen(
             [sys.executable, *words], cwd=cwd, env=environment, stdin=given, stdout=out, stderr=err, preexec_fn=enter
         )
+        if beside is not None:
+            threading.Thread(target=beside, args=(child.pid,), daemon=True).start()
         tree = ProcessTree(child.pid)
         while child.poll() is None:
             held = tree.usage().anon_bytes

@@ -20,13 +20,14 @@ from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import SYSTEM, USER, Turn
 from data.tokenizers.backends import Ids
-from data.tokenizers.tokenizer import Tokenizer
+from data.tokenizers.tokenizer import OVERLAP_CHARS, Tokenizer
 from language import say
 from settings.consistency import HEADS, TOKEN
 from settings.errors import UserError
 
 Labels = NDArray[np.float64]
 Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
+HEAD_CHARS = 16  # for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole
 MOST_UNKNOWN_SHARE = 0.2  # of a protein without blanks, ProtT5's tokenizer knows the first letter
 
 
@@ -284,6 +285,16 @@ class TextEncoder:
         if self.prepare in PREPARATIONS:
             texts = [prepared(text, self.prepare)[0] for text in texts]
         return self.tokenizer.encode_prompts(texts, is_chat=True)
+
+    def beginning(self, text: str, most: int) -> Ids:
+        """The first ids of a text, at most so many. Of a far longer text only the beginning is encoded."""
+        head = text[: most * HEAD_CHARS + OVERLAP_CHARS]
+        if len(head) < len(text):
+            ids = self.encode([head])[0]
+            # The ids next to the cut may be others than in the whole text:
+            if len(ids) >= most + OVERLAP_CHARS // 2:
+                return ids[:most]
+        return self.encode([text])[0][:most]
 
     def with_places(self, text: str, count: int | None = None) -> tuple[Ids, Counts]:
         """Ids of a text, and of each letter or word the place of its first token; -1 where it has none, as a zero-width space.

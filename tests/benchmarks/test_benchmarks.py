@@ -17,7 +17,7 @@ from benchmarks import encoders, time_promise
 from benchmarks.faults.kill_cases import World
 from benchmarks.faults.killed_commands import cases_of
 from benchmarks.finetuning import KINDS, Case, measure, ours_words
-from benchmarks.parts import children, finetuning_data, page_order, results, translation_memory
+from benchmarks.parts import children, finetuning_data, large_inputs, page_order, results, translation_memory
 from benchmarks.parts.finetuning_data import Setting
 from benchmarks.parts.rows import write_rows
 from benchmarks.quality import TIERS, Study
@@ -52,6 +52,9 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
     for case in cases_of(World(tmp_path)):
         command, *flags = case.words(tmp_path)
         load(command, flags_of(flags))
+    for flags_of_case in large_inputs.cases(tmp_path, tmp_path, "a boat").values():
+        flags_alone = {name: str(value) for name, value in flags_of_case.items() if name not in ("command", "client")}
+        load(flags_of_case["command"], flags_alone)
     for kind in KINDS:
         _, command, *flags = ours_words(Case("ours", kind, "ultra"), setting)
         assert load(command, flags_of(flags)).memory.memory_mode == "ultra"

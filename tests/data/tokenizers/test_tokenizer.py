@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.prepare.encode import TextEncoder
 from data.text.templates import Template
 from data.tokenizers.tokenizer import ENCODE_CHARS, Tokenizer
 from data.tokenizers.training import byte_tokenizer, train_tokenizer
@@ -54,6 +55,22 @@ def test_long_texts_are_encoded_whole_and_in_their_place() -> None:
     encoded = BYTES.encode_batch(["a", long, "b" * (3 * ENCODE_CHARS), "c"])
     assert [len(ids) for ids in encoded] == [1, len(long), 3 * ENCODE_CHARS, 1]
     assert BYTES.decode(encoded[1]) == long
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe", "unigram", "words"])
+def test_the_beginning_of_a_long_text_is_that_of_the_whole(kind: str) -> None:
+    encoder = TextEncoder(train_tokenizer(["a strike of words, and of 你好 letters"] * 9, kind, 700, 2**20))
+    for text in (
+        "strike of 你好 " * 9000,
+        "lettersofwords" * 9000,
+        "a" * 120_000,
+        "\u200b" * 90_000 + "words",
+        "a",
+        "",
+    ):
+        whole = encoder.encode([text])[0].tolist()
+        for most in (1, 500, 90_000):
+            assert encoder.beginning(text, most).tolist() == whole[:most]
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
