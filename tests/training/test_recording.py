@@ -27,6 +27,7 @@ class Live:
         )  # fmt: skip
         self.controller = SimpleNamespace(
             plan=SimpleNamespace(budget_bytes=700 * MIB),
+            allowed_bytes=700 * MIB,
             cleaner=SimpleNamespace(total_seconds=0.0),
             first_over=None,
             over_bytes=0,
