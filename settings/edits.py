@@ -148,34 +148,39 @@ def _lines(statements: list[ast.stmt], names: dict[str, Any]) -> list[_Line]:
     """The assignments among these statements, whose values may use the names above them."""
     lines: list[_Line] = []
     for statement in statements:
-        if isinstance(statement, ast.Pass) or (
-            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        ):
+        if isinstance(statement, ast.Pass):
             continue
-        targets: list[ast.expr] = []
-        if isinstance(statement, ast.Assign):
-            targets = statement.targets
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets = [statement.target]
-        value: Any = None
-        wrong: str = say("is not a number, a text, True, False or None")
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue  # A docstring.
         if isinstance(statement, ast.AnnAssign) and statement.value is None:
-            name, meant = ast.unparse(statement.target), ast.unparse(statement.annotation)
+            name = ast.unparse(statement.target)
+            meant = ast.unparse(statement.annotation)
             wrong = say("has no value; write {name} = {value}", name=name, value=meant)
             lines.append(_Line(name, meant, statement.lineno, wrong))
             continue
-        try:
-            # Without builtins and imports, an expression can only calculate with numbers, texts and the names above it.
-            source = ast.Expression(statement.value)  # type: ignore[attr-defined]
-            value = eval(compile(source, CONFIG_FILE, "eval"), {"__builtins__": {}}, dict(names))
-            wrong = "" if value is None or isinstance(value, (str, int, float)) else wrong
-        except Exception:
-            value = ast.unparse(statement).partition("=")[2].strip()
-        for target in targets or [ast.Name(ast.unparse(statement).partition("\n")[0])]:
-            name = ast.unparse(target)
+        if isinstance(statement, ast.Assign):
+            targets = [ast.unparse(target) for target in statement.targets]
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [ast.unparse(statement.target)]
+        else:
+            targets = [ast.unparse(statement).partition("\n")[0]]
+        value, is_plain = _value_of(statement, names)
+        problem = "" if is_plain else say("is not a number, a text, True, False or None")
+        for name in targets:
             names[name] = value
-            lines.append(_Line(name, value, statement.lineno, wrong))
+            lines.append(_Line(name, value, statement.lineno, problem))
     return lines
+
+
+def _value_of(statement: ast.stmt, names: Mapping[str, Any]) -> tuple[Any, bool]:
+    """What a statement assigns, and whether a setting can have it; otherwise the source text."""
+    expression: Any = getattr(statement, "value", None)
+    try:
+        # Without builtins and imports, an expression can only calculate with numbers, texts and the names above it.
+        value = eval(compile(ast.Expression(expression), CONFIG_FILE, "eval"), {"__builtins__": {}}, dict(names))
+    except Exception:
+        return ast.unparse(statement).partition("=")[2].strip(), False
+    return value, value is None or isinstance(value, (str, int, float))
 
 
 def _misplaced(name: str, class_name: str, shipped: Mapping[str, Shipped]) -> str:

@@ -20,6 +20,11 @@ from settings.fields import TRUE_WORDS, nearest, not_known, parse, read_settings
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS_DIR = ROOT / "presets"
 ALIASES_FILE = Path(__file__).resolve().parent / "aliases.yaml"
+# A value of a preset -> the settings that say the same otherwise, and go before it where all of them are named above it.
+GIVES_WAY = {
+    "max_steps": ("epochs",),
+    "effective_batch_size": ("batch_size_per_gpu", "gradient_accumulation_steps"),
+}
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
@@ -108,8 +113,6 @@ def layered(
                         problems.append(edits.by_name[name].problem(problem))
                     else:
                         problems.append(say("--{name} = {value}, {problem}", name=name, value=value, problem=problem))
-                if name == "epochs" and origin != "preset" and origins.get("max_steps") == "preset":
-                    del values["max_steps"], origins["max_steps"]  # which would go before them
         if (
             "num_layers" in layer
             and "num_decoder_layers" not in layer
@@ -118,10 +121,9 @@ def layered(
         ):
             # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
             values["num_decoder_layers"] = values["num_layers"]
-    sizes = ("batch_size_per_gpu", "gradient_accumulation_steps")
-    rows_level = level.get("effective_batch_size", -1)
-    if origins.get("effective_batch_size") == "preset" and all(level.get(name, -1) > rows_level for name in sizes):
-        del values["effective_batch_size"], origins["effective_batch_size"]  # Both sizes give another number of rows.
+    for name, others in GIVES_WAY.items():
+        if origins.get(name) == "preset" and all(level.get(other, -1) > level[name] for other in others):
+            del values[name], origins[name]
     return Layered(values, model_preset, origins, problems)
 
 
