@@ -281,11 +281,11 @@ def _place(path: str | Path, split: str) -> Place:
 def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
     if manifest.content["tokenizer"]["fingerprint"] != Tokenizer.load(folder).fingerprint:
         raise UserError(
-            "{root}: was written with another tokenizer than {folder}; use --tokenizer_dir={other_root}, or "
+            "{root}: was written with another tokenizer than {folder}; use --tokenizer_dir={tokenizer_dir}, or "
             "prepare the text again",
             root=manifest.root,
             folder=folder,
-            other_root=manifest.root / TOKENIZER,
+            tokenizer_dir=manifest.root / TOKENIZER,
         )
 
 

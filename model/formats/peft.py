@@ -200,10 +200,10 @@ def _fill_rows(rows: TokenRows, model: T5, stored: Any) -> tuple[set[str], list[
             if stored.get_slice(name).get_shape() != list(rows.embedding.shape):
                 return names, [
                     say(
-                        "{name} is {get_shape} and not {list}",
+                        "{name} is {shape} and not {expected}",
                         name=name,
-                        get_shape=stored.get_slice(name).get_shape(),
-                        list=list(rows.embedding.shape),
+                        shape=stored.get_slice(name).get_shape(),
+                        expected=list(rows.embedding.shape),
                     )
                 ]
             rows.embedding.copy_(stored.get_tensor(name))
@@ -226,11 +226,11 @@ def _fill(targets: dict[str, nn.Parameter], tensors: dict[str, Tensor], prefix: 
     """Copy tensors into the weights of the same names, if all fit; returns what is wrong with them."""
     wrong: list[str] = [
         say(
-            "{prefix}{name} is {list} and not {other_list}",
+            "{prefix}{name} is {shape} and not {expected}",
             prefix=prefix,
             name=name,
-            list=list(tensors[name].shape) if name in tensors else say("missing"),
-            other_list=list(weight.shape),
+            shape=list(tensors[name].shape) if name in tensors else say("missing"),
+            expected=list(weight.shape),
         )
         for name, weight in targets.items()
         if name not in tensors or tensors[name].shape != weight.shape

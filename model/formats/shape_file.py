@@ -328,7 +328,7 @@ def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
         )
     if wrong:
         shown = listed(
-            say("{name} is {list} and not {other_list}", name=name, list=list(shape), other_list=list(shapes[name]))
+            say("{name} is {shape} and not {expected}", name=name, shape=list(shape), expected=list(shapes[name]))
             for name, shape in wrong.items()
         )
         problems.append(
