@@ -16,7 +16,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.answering import GENERATION_FILE, keep_answer_list, published_generation
 from model.formats.checksums import CHECKSUMS_FILE, read_sums, seal
-from model.formats.shape_file import published_names
+from model.formats.headers import read_json
+from model.formats.shape_file import CONFIG_FILE, published_names
 from run_files import RUN_FILE
 from settings.declared import Config
 from settings.errors import UserError, reason_of, refuse
@@ -194,6 +195,8 @@ def copy_companions(model: ModelFolders, folder: Path) -> int | None:
     """
     for place in dict.fromkeys((model.learnt, model.base)):  # what an adapter says goes before its base
         keep_generation_settings(place, folder)
+    if model.learnt == model.base:  # The head of an adapter is not its base's.
+        keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # it writes text
         keep_answer_list(folder, model.learnt, model.base)
     if not has_tokenizer(model.tokenizer):
@@ -218,3 +221,23 @@ def keep_generation_settings(home: Path, folder: Path) -> None:
     if isinstance(ends, list) and ours.get("eos_token_id") in ends:  # several may end an answer elsewhere
         ours["eos_token_id"] = ends
     path.write_text(json.dumps({**published, **ours}, indent=2) + "\n", encoding="utf8")
+
+
+def keep_label_names(source: Path, folder: Path) -> None:
+    """Labels keep the publisher's names where ours are numbers alone: a regression's one, and names with commas in them.
+
+    Args:
+        source: the folder whose labels were read. folder: the new one, with its `config.json`.
+    """
+    published = read_json(source / CONFIG_FILE).get("id2label")
+    path = folder / CONFIG_FILE
+    config = read_json(path)
+    numbers = [str(number) for number in range(len(config.get("id2label", ())))]
+    unnamed = (numbers, [f"LABEL_{number}" for number in numbers])
+    if not numbers or list(config["id2label"].values()) not in unnamed:
+        return
+    if not isinstance(published, dict) or sorted(published, key=str) != sorted(numbers):
+        return
+    config["id2label"] = {number: str(published[number]) for number in numbers}
+    config["label2id"] = {name: int(number) for number, name in config["id2label"].items()}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
 from model.formats.adapter_folder import read_info
 from model.formats.checksums import CHECKSUMS_FILE
-from settings.declared import Config
+from model.t5 import T5
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
 from tests.measuring import in_child
@@ -161,6 +163,17 @@ def test_tokenizer_template_and_generation_settings_come_along(tmp_path: Path) -
     assert byte_backend().get_vocab_size() == tokenizer.size
     generation = json.loads((tmp_path / "new" / "generation_config.json").read_text())
     assert generation == {"num_beams": 4, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
+
+
+@pytest.mark.parametrize(("labels", "names"), [("regression", ["grade"]), ("2", ["yes, always", "no"])])
+def test_labels_keep_names_that_no_setting_can_say(labels: str, names: list[str], tmp_path: Path) -> None:
+    shape = T5ModelConfig(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=0, num_heads=2)
+    hf_format.save(T5(replace(shape, head="sequence", labels=labels)).initialise(0), tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    published = {str(number): name for number, name in enumerate(names)}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": published}))
+    convert(settings(tmp_path / "old", tmp_path / "new"))
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["id2label"] == published
 
 
 def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
