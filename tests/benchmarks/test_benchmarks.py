@@ -70,7 +70,7 @@ def test_flags_are_those_of_the_commands(setting: Setting, tmp_path: Path) -> No
     for recipe, (score, _) in SEED_RECIPES.items():
         config = load("train", {"preset": f"recipe_{recipe}"})
         assert config.train.metric_for_best == score
-        assert config.model.is_text == (recipe in ("recommend", "akkadian"))
+        assert config.model.is_text == (recipe == "akkadian")
     for flags in time_promise.cases():
         load("train", {"train_file": "x", **{name: str(v) for name, v in flags.items() if name != "letters"}})
 
