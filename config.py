@@ -124,8 +124,6 @@ class DataConfig:
     # column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there
     # is one
     mask_column = "auto"
-    label_file = None  # FASTA files with the labels of FASTA records, by id, of training and validation data
-    mask_file = None  # FASTA files with masks of those labels, by id, as 0 and 1
     # preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold>
     # in front) or ankh (each letter encoded separately)
     prepare_text = "none"

@@ -138,10 +138,6 @@ class DataConfig:
     mask_column: str | Auto = defining(
         AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
     )  # fmt: skip
-    label_file: str | None = defining(
-        None, "FASTA files with the labels of FASTA records, by id, of training and validation data"
-    )
-    mask_file: str | None = defining(None, "FASTA files with masks of those labels, by id, as 0 and 1")
     prepare_text: str = defining(
         "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
         "or ankh (each letter encoded separately)", choices=("none", "prott5", "prostt5", "ankh"),
@@ -689,7 +685,7 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # which rows are read, and how they become text
 ROWS = (
-    "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
+    "train_file", "validation_file", "text_column", "label_column", "mask_column", "prepare_text",
     "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -46,7 +46,7 @@ from formats import FASTA, JSONL, TSV
 from language import join, say
 from settings.consistency import HEADS
 from settings.declared import Config, DataConfig
-from settings.errors import UserError, refuse
+from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
@@ -112,7 +112,7 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         return Task("span" if asked == AUTO else asked, [Source(sample.text, JSONL)], Columns(("text",)))
     if is_shards(data.train_file):
         return _shards_task(data, asked)
-    sources = with_labels(data, find(data.train_file, flag), asked)
+    sources = find(data.train_file, flag)
     objective = asked
     if asked == AUTO:
         taught, _ = what_it_teaches(data, sources[0])
@@ -121,42 +121,6 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         objective = PAIRS if taught in (PAIRS, CONVERSATIONS) else "span"
     columns, parts = columns_of(data, kind_of(objective), sources), parts_of(data.train_file)
     return Task(objective, sources, columns, parts=[public(part) for part in parts])
-
-
-def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_held_out: bool = False) -> list[Source]:
-    """FASTA sources with the files of their labels and masks; those to validate with may have none.
-
-    Raises:
-        UserError: a file is missing or no FASTA, or there is nothing that it belongs to.
-    """
-    beside, problems = dict[str, tuple[Source, ...]](), list[str]()
-    has_fasta = any(source.kind == FASTA for source in sources)
-    for setting, name in (("label_file", "labels"), ("mask_file", "masks")):
-        if (spec := getattr(data, setting)) is None:
-            continue
-        with collected(problems):
-            beside[name] = tuple(find(spec, f"--{setting}"))
-            problems += [
-                say(
-                    "--{setting} = {path}, is {kind}, not FASTA; name a file that ends in .fasta",
-                    setting=setting,
-                    path=source.path,
-                    kind=source.kind,
-                )
-                for source in beside[name]
-                if source.kind != FASTA
-            ]
-        if objective not in HEADS or not (has_fasta or is_held_out):
-            problems.append(
-                say(
-                    "--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it",
-                    setting=setting,
-                    spec=spec,
-                )
-            )
-    refuse(problems)
-    labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
-    return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
@@ -176,7 +140,7 @@ def held_out_sources(data: DataConfig) -> list[Source]:
                 validation_file=data.validation_file,
                 prepared=prepared[0],
             )
-        return with_labels(data, find(data.validation_file, FLAG), data.objective, is_held_out=True)
+        return find(data.validation_file, FLAG)
     return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
-from data.sources.fasta import fasta_columns, fasta_records
+from data.sources.fasta import FASTA_COLUMNS, fasta_records
 from data.sources.files import OBJECTS, TABLES, Source, collected
 from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
@@ -118,7 +118,7 @@ def _head(source: Source, size: int, changed: int) -> Head:
             sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) in (None, [])}
         return Head(list(firsts[0]), list(sample), sample)
     if source.kind == FASTA:
-        names = fasta_columns(source)
+        names = list(FASTA_COLUMNS)
         return Head(names, names, dict.fromkeys(names, ""))
     dialect = dialect_of(source)
     names = csv_header(source, dialect)
@@ -258,9 +258,7 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         problems.append(say(told, names=listed(missing)))
     if problems:
         told = "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
-        if columns.head and source.kind == FASTA:
-            told = "{file}: {problems}; columns: {columns}; give labels of FASTA with --label_file"
-        elif columns.head:
+        if columns.head:
             told = "{file}: {problems}; columns: {columns}; give yours with --text_column and --label_column"
         return [say(told, file=source.path, problems=join(", ", problems), columns=listed(head.all_names))]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)
