@@ -258,7 +258,7 @@ class CleaningConfig:
     max_chars = None  # longest row to keep
     min_letters = 0.4  # least fraction of letters and digits in a row
     max_repetition = 0.9  # highest fraction of a text that zlib may save
-    dedup = "none"  # drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)
+    dedup = "none"  # drop rows whose texts an earlier row had (exact); none: all rows stay
 
 
 @declared

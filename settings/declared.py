@@ -418,8 +418,7 @@ class CleaningConfig:
     min_letters: float = defining(0.4, "least fraction of letters and digits in a row", low=0.0, high=1.0)
     max_repetition: float = defining(0.9, "highest fraction of a text that zlib may save", low=0.0, high=1.0)
     dedup: str = defining(
-        "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)",
-        choices=("none", "exact", "near"),
+        "none", "drop rows whose texts an earlier row had (exact); none: all rows stay", choices=("none", "exact"),
     )  # fmt: skip
 
 

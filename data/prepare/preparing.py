@@ -18,7 +18,6 @@ from pathlib import Path
 
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
-from data.prepare.duplicates import NEAR
 from data.prepare.looking import ask, forget, names_files, workers
 from data.prepare.task import (
     Rows,
@@ -431,8 +430,6 @@ def _settings(job: Job) -> dict[str, object]:
         facts["expand_turns"] = True
         if job.hold_out:  # what was made while its answers were parted is made anew
             facts["held_out"] = "conversations"
-    if job.dedup == NEAR and facts.keys() & {"prompt_template", "expand_turns"}:
-        facts["near"] = "rows"  # what was made while examples were compared as they are worded is made anew
     if job.kind in HEADS:
         facts |= {"labels": job.columns.names, "prepare_text": job.examples.prepare}
         facts["max_seq_len"] = job.lengths.input_tokens

@@ -58,7 +58,7 @@ class Job:
         max_samples: rows of `train` that are read; None: all.
         parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
-        dedup: none, exact or near; duplicates are looked for in `train`.
+        dedup: none or exact; duplicates are looked for in `train`.
     """
 
     kind: str
@@ -218,9 +218,14 @@ class Writing:
             doubles = None
             if job.train and job.dedup != "none":
                 doubles = find_duplicates(
-                    job.train, job.columns, job.dedup, job.examples, self.folder, workers,
-                    max_rows=job.max_samples, skip_bad_rows=job.skip_bad_rows,
-                )  # fmt: skip
+                    job.train,
+                    job.columns,
+                    job.examples,
+                    self.folder,
+                    workers,
+                    max_rows=job.max_samples,
+                    skip_bad_rows=job.skip_bad_rows,
+                )
             encode = stack.enter_context(
                 workers_in_order(Encoder.load, (tokenizer_dir, job.examples, longest), workers)
             )
