@@ -181,7 +181,10 @@ class Encoder:
             UserError: it is too long, and `long_prompts` refuses such.
         """
         longest = self.config.data.max_seq_len
-        ids = self._conversation(prompt)
+        template = self.trained.template
+        text = template.prompt(prompt.turns)
+        (encoded,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
+        ids = encoded.tolist()
         if self.config.generate.split_prompts and len(prompt.turns) == 1:
             return [*ids, self.trained.tokenizer.eos_id]  # its parts are short enough
         if len(ids) >= longest:
@@ -196,12 +199,6 @@ class Encoder:
                 )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1], self.trained.tokenizer.eos_id]
-
-    def _conversation(self, prompt: Prompt) -> list[int]:
-        template = self.trained.template
-        text = template.prompt(prompt.turns)
-        (ids,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
-        return ids.tolist()
 
     def notes(self, bad_rows: BadRows) -> list[str]:
         """What the user should know in the end."""

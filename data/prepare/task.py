@@ -46,7 +46,7 @@ from formats import FASTA, JSONL, TSV
 from language import join, say
 from settings.consistency import HEADS
 from settings.declared import Config, DataConfig
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
@@ -119,8 +119,8 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         if taught == PREFERENCES:
             raise _for_dpo(data)
         objective = PAIRS if taught in (PAIRS, CONVERSATIONS) else "span"
-    columns, parts = columns_of(data, kind_of(objective), sources), parts_of(data.train_file)
-    return Task(objective, sources, columns, parts=[public(part) for part in parts])
+    columns = columns_of(data, kind_of(objective), sources)
+    return Task(objective, sources, columns, parts=[public(part) for part in parts_of(data.train_file)])
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
@@ -169,34 +169,21 @@ def _for_dpo(data: DataConfig) -> UserError:
 def check_heeded(data: DataConfig, task: Task) -> None:
     """Refuse settings that the rows of a task do not heed; raises UserError."""
     kind = task.kind
-    turns = ("messages_column", "history_column")
     worded = ("prompt_template", "source_prefix")
-    idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
+    turns = ("messages_column", "history_column")
+    rows, idle = {
+        STREAM: (say("text for pretraining"), (*worded, *turns)),
+        PREFERENCES: (say("preferences"), (*turns, "prepare_text")),
+        PAIRS: (say("these pairs"), ("prepare_text",)),
+    }.get(kind, (say("texts with labels"), (*worded, *turns)))
     if kind == PAIRS and data.messages_column != AUTO:
-        idle = ("history_column",)
-    problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
-    if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form in ("plain", ANSWERS)):
+        idle = (*idle, "history_column")
+    problems = [name for name in idle if getattr(data, name) not in (AUTO, None, "none")]
+    has_turns = kind == PAIRS and task.columns.form not in ("plain", ANSWERS)
+    if data.expand_turns and task.shards is None and not has_turns:
         problems.append("expand_turns")
-    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES):
-        problems.append("prepare_text")
-    if problems:
-        kinds = {
-            STREAM: say("text for pretraining"),
-            PAIRS: say("these pairs"),
-            PREFERENCES: say("preferences"),
-        }
-        what = kinds.get(kind, say("texts with labels"))
-        raise UserError(
-            *(
-                say(
-                    "--{name} = {value}, has no effect on {what}; omit it",
-                    name=name,
-                    value=getattr(data, name),
-                    what=what,
-                )
-                for name in problems
-            )
-        )
+    told = "--{name} = {value}, has no effect on {what}; omit it"
+    refuse([say(told, name=name, value=getattr(data, name), what=rows) for name in problems])
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
