@@ -179,7 +179,7 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
-    monkeypatch.setattr(loading.Trained, "answer", lambda trained, inputs, config, seen: [wrong, right])
+    monkeypatch.setattr(loading.Trained, "answer", lambda trained, inputs, config: [wrong, right])
     metrics = evaluate(settings(folder, tmp_path)).metrics
     assert metrics["exact_match"] == metrics["identical"] == 50.0
     assert all(score < 100.0 for score in metrics.values()), metrics
@@ -212,7 +212,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            lambda inputs, _: trained.ranked_answers(inputs, config.changed(max_new_tokens=9)), loader, trained.tokenizer,
+            lambda inputs: trained.ranked_answers(inputs, config.changed(max_new_tokens=9)), loader, trained.tokenizer,
             GenerateConfig(max_new_tokens=9), group, rows=5, batch_size=2, names=names, shown=9,
         )[:2]  # fmt: skip
 
