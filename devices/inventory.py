@@ -42,27 +42,18 @@ def look(requested: str = AUTO) -> dict[str, Any]:
 
 
 def measured(device: Device) -> dict[str, Any]:
-    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would take.
-
-    `rates` are measured, `nominal` those of its class.
-    """
-    choice, date = device.choose_compute_dtype(), device.measure().date
+    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would compute in."""
+    device.measure()
     rates = {name_of(dtype): device.multiply_rate(dtype) for dtype in DTYPES}
     return {
         "name": device.name,
         "missing": "",
         "about": device.describe(),
-        "count": device.count() or 1,
         "is_separate_memory": device.is_separate_memory,
         "total_bytes": device.memory_total_bytes(),
         "free_bytes": device.memory_free_bytes(),
         "class": device.speed_class,
         "rates": rates,
-        "nominal": {name_of(dtype): device.nominal_rate(dtype) for dtype in device.rated_dtypes},
-        "measured": date,
-        "multiplies_fp16": device.multiplies_fp16(),
-        "copies_beside": device.copies_beside,
         "copy_rate": device.copy_rate(),
-        "compute": name_of(choice.dtype),
-        "reason": choice.reason,
+        "compute": name_of(device.choose_compute_dtype().dtype),
     }
