@@ -46,6 +46,7 @@ from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
+from storage import folder_bytes
 from training.report.progress import Progress
 from training.setup.base import with_head_of
 from training.setup.model_folders import ModelFolders
@@ -137,8 +138,7 @@ def convert_folder(config: Config, source: Path) -> Conversion:
         dtype, difference = _write_weights(config, source, partial)
         tokenizer = copy_companions(ModelFolders(source), partial)
     output = Path(str(config.answer.output))
-    size = sum(path.stat().st_size for path in output.iterdir())
-    return Conversion(output, dtype, difference, size, tokenizer)
+    return Conversion(output, dtype, difference, folder_bytes(output), tokenizer)
 
 
 def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dtype, float]:

@@ -31,6 +31,7 @@ from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
 from settings.program import python
+from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from units import MIB, format_size
@@ -107,7 +108,7 @@ def export(config: Config) -> float | None:
     checked = say("read back and compared, tensor by tensor")
     if difference is not None:
         checked = say("run there: outputs differ by {difference}", difference=f"{difference:.1e}")
-    size = format_size(sum(path.stat().st_size for path in output.iterdir()))
+    size = format_size(folder_bytes(output))
     progress = Progress(1)
     progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])
     typed = {"python": python(), "folder": shlex.quote(str(output)), "file": shlex.quote(str(output / file.name))}
