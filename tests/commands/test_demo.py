@@ -15,9 +15,7 @@ from commands.demo import demo
 from data.sources.dates import build_sample_dates
 from settings.declared import Config
 from settings.loading import load
-from settings.program import FILE
-
-ROOT = Path(__file__).resolve().parents[2]
+from settings.program import FILE, ROOT
 
 SHORT = ("--max_steps=2", "--eval_steps=2", "--save_steps=2", "--num_threads=1", "--compiled_kernels=False")
 SMALL = ("--d_model=16", "--d_ff=16", "--num_layers=1", "--num_decoder_layers=1")
