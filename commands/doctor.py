@@ -87,10 +87,10 @@ def examine_devices(config: Config, has_model: bool) -> tuple[dict[str, Any], Ma
     Raises:
         UserError: the device that was named for the model is not here.
     """
-    from devices.inventory import look
+    from devices.inventory import device_report
     from training.setup.plan import machine_for
 
-    return look(config.run.device), machine_for(config) if has_model else None
+    return device_report(config.run.device), machine_for(config) if has_model else None
 
 
 def examine_model(config: Config, machine: Machine, name: str, progress: Progress | None) -> dict[str, Any]:

@@ -19,15 +19,21 @@ from settings.fields import AUTO
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def look(requested: str = AUTO) -> dict[str, Any]:
-    """`torch`: its build and threads. `devices`: every backend in the order of choice, what it is and does, or why it is missing.
+def device_report(requested: str = AUTO) -> dict[str, Any]:
+    """`torch`: its build and threads. `devices`: what every backend is and does, or why it is missing, missing ones first.
 
     Args:
-        requested: `device`: "auto" measures all, a name that one alone; where it is missing, the reason is told.
+        requested: the setting `device`; auto measures all backends, a name that one alone.
     """
-    reasons = {kind: kind.why_missing() for name, kind in backends().items() if requested in (AUTO, name)}
-    missing = [{"name": kind.name, "missing": reason} for kind, reason in reasons.items() if reason]
-    here = [kind(index) for kind, reason in reasons.items() if not reason for index in range(kind.count() or 1)]
+    missing = []
+    available = []
+    for name, backend in backends().items():
+        if requested not in (AUTO, name):
+            continue
+        if reason := backend.why_missing():
+            missing.append({"name": name, "missing": reason})
+        else:
+            available.extend(measured(backend(index)) for index in range(backend.count() or 1))
     build = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -38,7 +44,7 @@ def look(requested: str = AUTO) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "mac": mps.mac_hardware() or None,
     }
-    return {"torch": build, "devices": missing + [measured(device) for device in here]}
+    return {"torch": build, "devices": missing + available}
 
 
 def measured(device: Device) -> dict[str, Any]:
