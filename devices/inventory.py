@@ -2,7 +2,7 @@
 
 Everything is measured on the device itself in about a second: a name or a capability flag says nothing of the speed of
 a machine that is shared or throttled. The speeds are kept (`devices.machine_file`) for estimates of time; what a run
-computes in is told as it is decided, by facts.
+computes in is shown as it is decided, by facts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def device_report(requested: str = AUTO) -> dict[str, Any]:
     Args:
         requested: the setting `device`; auto measures all backends, a name that one alone.
     """
-    missing = []
-    available = []
+    missing: list[dict[str, Any]] = []
+    available: list[dict[str, Any]] = []
     for name, backend in backends().items():
         if requested not in (AUTO, name):
             continue
