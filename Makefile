@@ -34,7 +34,7 @@ define HELP_en
 make train   install what is missing, train a small model that reads dates; ARGS="--train_file=my.parquet --memory_budget=6G"
 make board   a page in the browser: plan, start, follow and compare runs, chat with the models; ARGS="--port=8300"
 make test    run the tests; ARGS="tests/model -k loss"; ORDER=7 for another order
-make gpu-check   does a GPU or this CPU compute what it should, as planned, how fast; ARGS="--device=mps"
+make gpu-check   does a GPU compute what the CPU does, and in the memory planned; ARGS="-k attention"
 make coverage   the tests, and the lines that none of them runs
 make audit   known vulnerabilities in the packages used
 make lint    ruff and mypy
@@ -45,7 +45,7 @@ define HELP_zh
 make train   安装缺少的包，训练一个读日期的小模型；ARGS="--train_file=my.parquet --memory_budget=6G"
 make board   浏览器里的页面：规划、启动、查看和比较训练，与模型对话；ARGS="--port=8300"
 make test    运行测试；ARGS="tests/model -k loss"；ORDER=7 换一种顺序
-make gpu-check   检查 GPU 或 CPU 的计算是否正确、是否符合规划、有多快；ARGS="--device=mps"
+make gpu-check   检查 GPU 的计算是否与 CPU 一致、内存是否符合规划；ARGS="-k attention"
 make coverage   运行测试，并列出没有测试到的行
 make audit   所用包的已知漏洞
 make lint    ruff 和 mypy
@@ -66,8 +66,8 @@ train: $(INSTALLED)
 board: $(INSTALLED_BOARD)
 	$(PY) train_low_mem.py board $(ARGS)
 
-gpu-check: $(INSTALLED)
-	$(PY) train_low_mem.py doctor --check $(ARGS)
+gpu-check: $(INSTALLED_DEV)
+	$(PY) -m pytest -m "cuda or mps" -rs $(ARGS)
 
 test: $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SHUFFLED) $(ARGS)

@@ -279,8 +279,6 @@ class PlanConfig:
     # separated by commas
     target = "auto"
     json = False  # print JSON, for programs (chat: also read it, one line per question)
-    # check a device against the CPU in about two minutes: numbers, waits, memory, speed; exit code 2 if it fails
-    check = False
 
 
 @declared

@@ -590,6 +590,17 @@ def _refuse_unreadable(target: Path, error: Exception) -> None:
         ) from error
 
 
+def folder_bytes(folder: Path) -> int:
+    """What the files of a folder take on the disk; a file that several hard links share counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # It was removed in between.
+                facts = os.lstat(os.path.join(root, name))
+                sizes[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(sizes.values())
+
+
 # --- digests ---
 
 

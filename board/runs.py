@@ -28,7 +28,7 @@ from board.history import deciding_metric, is_better
 from board.places import Places
 from language import say
 from run_files import HEARTBEAT_FILE, LAUNCH_FILE, METRICS_FILE, OWNER_FILE, RUN_FILE, EventReader, read_record
-from storage import remove
+from storage import folder_bytes, remove
 
 SILENT_SECONDS = 30.0
 CLOCK_SLACK_SECONDS = 120.0  # by which a clock may be set between a process's beginning and its word
@@ -235,19 +235,6 @@ def console_tail(folder: Path, most: int = 3000) -> str:
 def size_of(places: Places, name: str) -> int:
     """What a run takes on the disk in bytes, model and checkpoints and logs."""
     return folder_bytes(places.log_dir / name) + folder_bytes(places.output_dir / name)
-
-
-def folder_bytes(folder: Path) -> int:
-    """What a folder takes on the disk; files that hard links share count once."""
-    seen: dict[tuple[int, int], int] = {}
-    for root, _, files in os.walk(folder):
-        for name in files:
-            try:
-                facts = os.lstat(os.path.join(root, name))
-            except OSError:
-                continue
-            seen[(facts.st_dev, facts.st_ino)] = facts.st_size
-    return sum(seen.values())
 
 
 def delete_run(places: Places, name: str) -> str:

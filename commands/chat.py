@@ -178,7 +178,7 @@ def _line(prompt: str) -> str | None:
             print()
         return None
     except UnicodeDecodeError:
-        raise UserError(say("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale")) from None
+        raise UserError("standard input, is not UTF-8; convert it, or set LANG to a UTF-8 locale") from None
 
 
 @dataclass

@@ -24,29 +24,35 @@ def check(config: Config) -> list[tuple[str, str]]:
         UserError: each file that is damaged or missing; or no such folder.
     Memory: 1 MiB. Time: one reading of all files.
     """
-    named = Path(config.checkpoint.model)
-    whole, problems = list[tuple[str, str]](), list[str]()
-    home = named if named.is_dir() else find_model(config).folder
-    folders = sorted((home / "checkpoints").glob("step_*"), reverse=True)
-    if not folders or any(home.glob("*.safetensors")) or read_sums(home) is not None:
-        folders = [home, *folders]
+    model = Path(config.checkpoint.model)
+    folder = model if model.is_dir() else find_model(config).folder
+    folders = sorted((folder / "checkpoints").glob("step_*"), reverse=True)
+    if not folders or any(folder.glob("*.safetensors")) or read_sums(folder) is not None:
+        folders.insert(0, folder)
+    whole: list[tuple[str, str]] = []
+    problems: list[str] = []
     for folder in folders:
-        found = damages(folder)
-        problems += [
-            say("--model = {named}, {damage}; copy it again, or use another folder", named=named, damage=damage)
-            for damage in found
-        ]
-        if not found:
-            try:
-                whole.append((str(folder), _describe(folder)))
-            except UserError as error:
-                problems += error.problems
+        damaged = damages(folder)
+        for damage in damaged:
+            text = "--model = {model}, {damage}; copy it again, or use another folder"
+            problems.append(say(text, model=model, damage=damage))
+        if damaged:
+            continue
+        try:
+            whole.append((str(folder), description(folder)))
+        except UserError as error:
+            problems.extend(error.problems)
     refuse(problems)
     Progress(1).table(say("whole"), whole)
     return whole
 
 
-def _describe(folder: Path) -> str:
+def description(folder: Path) -> str:
+    """How the files of a folder without damages were checked.
+
+    Raises:
+        UserError: they cannot be opened.
+    """
     sums = read_sums(folder)
     if sums is not None:
         return say("{files} match their checksums", files=counted(len(sums["files"]), "file"))

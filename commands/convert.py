@@ -25,7 +25,7 @@ from commands.new_folder import (
     refuse_not_finite,
     refuse_tensors_not_finite,
 )
-from devices.base import dtype_of
+from devices.base import dtype_of, name_of
 from engine.blockwise import Blockwise
 from engine.weights import weight_store_for
 from language import say
@@ -46,6 +46,7 @@ from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
+from storage import folder_bytes
 from training.report.progress import Progress
 from training.setup.base import with_head_of
 from training.setup.model_folders import ModelFolders
@@ -92,7 +93,7 @@ def convert(config: Config) -> Conversion | None:
     done = convert_folder(config, source)
     rows = [
         (say("folder"), f"{done.output}, {format_size(done.size)}"),
-        (say("weights"), str(done.dtype).removeprefix("torch.")),
+        (say("weights"), name_of(done.dtype)),
         (say("logits"), say("differ by {share} of their norm", share=f"{done.difference:.1e}")),
         (
             say("tokenizer"),
@@ -137,8 +138,7 @@ def convert_folder(config: Config, source: Path) -> Conversion:
         dtype, difference = _write_weights(config, source, partial)
         tokenizer = copy_companions(ModelFolders(source), partial)
     output = Path(str(config.answer.output))
-    size = sum(path.stat().st_size for path in output.iterdir())
-    return Conversion(output, dtype, difference, size, tokenizer)
+    return Conversion(output, dtype, difference, folder_bytes(output), tokenizer)
 
 
 def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dtype, float]:
@@ -168,7 +168,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
     hf_format.save(model, folder, settings.shard_size)
     del model
     written = probe_logits(hf_format.load(folder, dtype=target))
-    difference = float((written - expected).norm() / expected.norm())
+    difference = relative_difference(written, expected)
     tolerance = TOLERANCES[torch.float32 if target == native else target]
     if not difference <= tolerance:  # a difference that is no number fails as well
         raise UserError(
@@ -198,6 +198,11 @@ def probe_logits(model: T5) -> Tensor:
     decoder = Decoder(model, weight_store.in_compute_dtype, torch.float32)
     decoder.join(sources, STEPS)
     return torch.stack([decoder.step(ids) for ids in targets], dim=1)
+
+
+def relative_difference(logits: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, as a share of the norm of what is expected."""
+    return float((logits - expected).norm() / expected.norm())
 
 
 def fixed_ids(shape: T5ModelConfig) -> tuple[list[list[int]], list[Tensor]]:

@@ -19,6 +19,7 @@ from childproc import start
 from data.sources.dates import HELD_OUT_YEARS, SampleDates, build_sample_dates
 from data.sources.prompts import Prompt
 from language import say
+from run_files import METRICS_FILE, EventReader
 from settings.declared import Config
 from settings.loading import load
 from settings.program import FILE, IS_INSTALLED, PACKAGE, program, python, start_command
@@ -136,7 +137,7 @@ def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[
 
 def _memory(name: str, log: Path) -> tuple[str, str]:
     """What the plan of a run said, and what was measured."""
-    events = [json.loads(line) for line in (log / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
-    end = next(event for event in reversed(events) if event["event"] == "end")
-    planned, measured = (format_size(end[f"{word}_peak_bytes"]) for word in ("planned", "measured"))
+    (end,) = [event for event in EventReader(log / METRICS_FILE).events() if event["event"] == "end"]
+    planned = format_size(end["planned_peak_bytes"])
+    measured = format_size(end["measured_peak_bytes"])
     return name, say("planned {planned}, measured {measured}", planned=planned, measured=measured)

@@ -26,12 +26,12 @@ from language import join, say
 from model import hf_format
 from model.formats.answering import keep_answer_list
 from model.lora.adapter import merge as merge_adapters
-from model.quantization import is_int8
 from model.shapes import is_matrix, weight_counts
 from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
 from settings.program import python
+from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
 from units import MIB, format_size
@@ -64,26 +64,23 @@ def export(config: Config) -> float | None:
     """
     form = config.export.format
     if form is None:
-        told = "--format = none, is needed: the program to write for; allowed: {formats}"
-        raise UserError(say(told, formats=join(", ", FORMATS)))
+        raise UserError(
+            "--format = none, is needed: the program to write for; allowed: {formats}", formats=join(", ", FORMATS)
+        )
     write, check, use = FORMATS[form]
     folders = find_model(config)
     last, home, shape = folders.learnt, folders.base, folders.shape
     if not shape.is_text:
         raise UserError(
-            say(
-                "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
-                folder=folders.folder,
-                head=shape.head,
-                form=form,
-            )
+            "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
+            folder=folders.folder,
+            head=shape.head,
+            form=form,
         )
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):
         model = open_adapted(folders)
-        if is_int8(model.embedding):
-            raise UserError(say("--model = {home}, has int8 weights; give the model that it was made from", home=home))
         merge_adapters(model)
         refuse_not_finite(model, *folders.all)
         _cast(model, config.convert.dtype)
@@ -111,7 +108,7 @@ def export(config: Config) -> float | None:
     checked = say("read back and compared, tensor by tensor")
     if difference is not None:
         checked = say("run there: outputs differ by {difference}", difference=f"{difference:.1e}")
-    size = format_size(sum(path.stat().st_size for path in output.iterdir()))
+    size = format_size(folder_bytes(output))
     progress = Progress(1)
     progress.table(say("exported"), [(say("folder"), f"{output}, {size}"), (say("checked"), checked)])
     typed = {"python": python(), "folder": shlex.quote(str(output)), "file": shlex.quote(str(output / file.name))}

@@ -9,9 +9,10 @@ import shutil
 
 import torch
 
-from commands.convert import DTYPES, next_command, probe_logits
+from commands.convert import DTYPES, next_command, probe_logits, relative_difference
 from commands.loading import converting, find_model
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
+from devices.base import name_of
 from language import say
 from model import hf_format
 from model.formats.checksums import refuse_damaged
@@ -32,7 +33,7 @@ def open_adapted(folders: ModelFolders) -> T5:
     """Load a model with the first of its adapters on, its weights as they are stored, foreign kinds of them in fp32.
 
     Raises:
-        UserError: the folders do not go together.
+        UserError: the folders do not go together, or the weights are int8, which can be neither merged nor written otherwise.
     Memory: the model.
     """
     for place in folders.all:
@@ -40,6 +41,8 @@ def open_adapted(folders: ModelFolders) -> T5:
     stored = hf_format.stored_dtype(folders.base)
     is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
     model = hf_format.load(folders.base, dtype=torch.float32 if is_foreign else stored, expect=folders.shape)
+    if is_int8(model.embedding):
+        raise UserError("--model = {home}, has int8 weights; give the model that it was made from", home=folders.base)
     if folders.adapters:
         attach(model, folders.adapters[:1], folders.base)
     return model
@@ -56,24 +59,18 @@ def merge(config: Config) -> float:
     Memory: the model, and one matrix in fp32 twice.
     """
     folders = find_model(config)
-    home, shape = folders.base, read_config(folders.base)
+    if len(folders.adapters) != 1:
+        named = config.checkpoint.adapter or "none"
+        raise UserError("--adapter = {named}, merging takes one adapter; name its folder", named=named)
+    home = folders.base
+    shape = read_config(home)
     matrix = max(shape.d_model * max(shape.d_ff, inner_width(shape)), 1)
     with converting(config, shape, hf_format.stored_dtype(home), 2 * 4 * matrix):
         model = open_adapted(folders)
-        if len(folders.adapters) != 1:
-            named = config.checkpoint.adapter or "none"
-            raise UserError(say("--adapter = {named}, merging takes one adapter; name its folder", named=named))
-        if is_int8(model.embedding):
-            raise UserError(
-                say(
-                    "--model = {home}, has int8 weights, which cannot hold the sum; give the model that it was made from",
-                    home=home,
-                )
-            )
         before = probe_logits(model)
         merge_adapters(model)
         refuse_not_finite(model, *folders.all)
-        difference = float((probe_logits(model) - before).norm() / before.norm())
+        difference = relative_difference(probe_logits(model), before)
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             hf_format.save(model, made)
             copy_companions(folders, made)
@@ -83,7 +80,7 @@ def merge(config: Config) -> float:
         rows = [
             (say("folder"), str(output)),
             (say("base model"), str(home)),
-            (say("weights"), str(model.embedding.dtype).removeprefix("torch.")),
+            (say("weights"), name_of(model.embedding.dtype)),
             (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
             (say("next"), next_command(model.config, output)),
         ]

@@ -71,14 +71,25 @@ def held_output(output: Path, flag: str = "output") -> Iterator[None]:
             make_folder(real.parent)
             has_locks = stack.enter_context(exclusive(real.parent / f".{real.name}.lock"))
         except InUse:
-            told = "--{flag} = {path}, is in use: another process writes it; wait for its end, stop it, or choose another name"
-            raise UserError(say(told, flag=flag, path=output)) from None
+            raise UserError(
+                "--{flag} = {path}, is in use: another process writes it; wait for its end, stop it, or choose another name",
+                flag=flag,
+                path=output,
+            ) from None
         except OSError as error:
-            told = "--{flag} = {path}, cannot be written: {reason}; choose another folder"
-            raise UserError(say(told, flag=flag, path=output, reason=reason_of(error))) from None
+            raise UserError(
+                "--{flag} = {path}, cannot be written: {reason}; choose another folder",
+                flag=flag,
+                path=output,
+                reason=reason_of(error),
+            ) from None
         if not has_locks:
-            told = "--{flag} = {path}, is on a file system without locks: see that no other process writes it"
-            Progress(1, stream=sys.stderr).warn(say(told, flag=flag, path=output))
+            warning = say(
+                "--{flag} = {path}, is on a file system without locks: see that no other process writes it",
+                flag=flag,
+                path=output,
+            )
+            Progress(1, stream=sys.stderr).warn(warning)
         try:
             yield
         finally:
@@ -99,42 +110,44 @@ def new_folder(named: str | None, overwrite: bool, *sources: Path) -> Iterator[P
         UserError: no name, one that exists, is read or holds what others have written, or a disk that cannot be written.
     """
     if named is None:
-        raise UserError(say("--output = none, is needed: the folder to write"))
+        raise UserError("--output = none, is needed: the folder to write")
     output = Path(named)
     if not output.name or output.name == "..":
         raise UserError(
-            say("--output = {named}, has no name that another folder could take; give a folder in it", named=named)
+            "--output = {named}, has no name that another folder could take; give a folder in it", named=named
         )
     if output.is_symlink():  # what it leads to is replaced: the user has put it there, perhaps on another disk
         output = output.resolve()
     restore_folder(output)
     if any(source.resolve().is_relative_to(output.resolve()) for source in sources):
         raise UserError(
-            say("--output = {output}, is the folder that is read, or holds it; choose another one", output=output)
+            "--output = {output}, is the folder that is read, or holds it; choose another one", output=output
         )
     if output.exists() and not overwrite and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(
-            say("--output = {output}, exists; choose another folder or use --overwrite=True", output=output)
-        )
+        raise UserError("--output = {output}, exists; choose another folder or use --overwrite=True", output=output)
     if (output.exists() and not output.is_dir()) or os.path.ismount(output):
         what = say("a disk that is mounted there") if output.is_dir() else say("a file")
-        told = "--output = {output}, is {what} and can be no new folder; give a folder in it, or another one"
-        raise UserError(say(told, output=output, what=what))
+        raise UserError(
+            "--output = {output}, is {what} and can be no new folder; give a folder in it, or another one",
+            output=output,
+            what=what,
+        )
     if others := _others(output):
         raise UserError(
-            say(
-                "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose another folder",
-                output=output,
-                others=listed(others[:3]),
-            )
+            "--output = {output}, holds what this program has not written ({others}) and is not replaced; choose another folder",
+            output=output,
+            others=listed(others[:3]),
         )
     try:
         with atomic_folder(output) as folder:
             yield folder
             seal(folder)
     except OSError as error:
-        told = "--output = {output}, cannot be written: {reason}; choose another folder"
-        raise UserError(say(told, output=output, reason=reason_of(error))) from error
+        raise UserError(
+            "--output = {output}, cannot be written: {reason}; choose another folder",
+            output=output,
+            reason=reason_of(error),
+        ) from error
 
 
 def refuse_not_finite(model: T5, *sources: Path) -> None:
@@ -153,8 +166,11 @@ def refuse_tensors_not_finite(tensors: Mapping[str, Tensor], *sources: Path) -> 
     """The same of tensors by their names in the file."""
     lost = names_not_finite(tensors)
     if lost:
-        told = "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the folder again"
-        raise UserError(say(told, folder=", ".join(map(str, sources)), tensors=listed(lost)))
+        raise UserError(
+            "{folder}, holds inf or nan in {tensors}; nothing is written. Give an earlier checkpoint, or copy the folder again",
+            folder=", ".join(map(str, sources)),
+            tensors=listed(lost),
+        )
 
 
 def names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -169,8 +185,9 @@ def names_not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 def check_output(file: Path, overwrite: bool) -> None:
     """Refuse a file that exists and may not be replaced, or that cannot be written."""
     if file.exists() and not overwrite:
-        told = "--output = {path}, is there already; choose another file, or replace it with --overwrite=True"
-        raise UserError(say(told, path=file))
+        raise UserError(
+            "--output = {path}, is there already; choose another file, or replace it with --overwrite=True", path=file
+        )
     refuse(check_writable("output", file.parent))
 
 

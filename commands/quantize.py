@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import devices
-from commands.convert import next_command, probe_logits
+from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
 from commands.loading import Room, converting, find_model
 from commands.merge import open_adapted
@@ -27,11 +27,10 @@ from memory.estimate.generation import Weights
 from model import hf_format
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
-from model.quantization import is_int8, quantize_model
+from model.quantization import quantize_model
 from model.shapes import weight_counts
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
-from settings.errors import UserError
 from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
@@ -74,8 +73,6 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     rows_at_once = room.rows_of_loss(shape, weights, asked, loader.longest, EVALUATION_BATCH)
     with converting(settings, shape, stored, 0):
         model = open_adapted(folders)
-        if is_int8(model.embedding):
-            raise UserError(say("--model = {home}, has int8 weights already; use it unchanged", home=folders.base))
         merge_adapters(model)
         refuse_not_finite(model, *folders.all)
         before = _measure(model, settings, loader, rows_at_once)
@@ -110,7 +107,7 @@ def _measure(model: T5, config: Config, loader: StepLoader, rows_at_once: int) -
 
 def _show(before: Measured, after: Measured, rows: str, output: str, shape: T5ModelConfig) -> None:
     largest = float((after.logits - before.logits).abs().max())
-    share = float((after.logits - before.logits).norm() / before.logits.norm())
+    share = relative_difference(after.logits, before.logits)
     differ = say("differ by at most {largest}, {share} of their norm", largest=f"{largest:.3f}", share=f"{share:.1e}")
     losses = {
         "before": f"{before.loss:.4f}",

@@ -259,10 +259,6 @@ class Device(ABC):
         """The most that `memory_now_bytes` reached since `reset_peak`."""
         return 0
 
-    def tensor_peak_bytes(self) -> int:
-        """The most that tensors took since `reset_peak`, without what is cached; 0 where the backend does not say."""
-        return 0
-
     def reset_peak(self) -> None:
         """Start new peaks at what is held now."""
         return None
@@ -290,15 +286,6 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything started so far is done."""
         return None
-
-    @contextmanager
-    def counted_waits(self) -> Iterator[list[str] | None]:
-        """Collects, until the context ends, the lines at which the host waits for the device; None where the backend cannot say."""
-        yield None
-
-    def facts(self) -> dict[str, str]:
-        """What the hardware and its driver say of themselves, for people."""
-        return {"device": self.describe()}
 
     # -- speed and dtype
 

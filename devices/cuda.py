@@ -11,17 +11,13 @@ Source: PyTorch notes "CUDA semantics" (memory management, TF32, pinned buffers)
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from devices.base import Device, count_processors
 from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
 from language import join, say
-from units import KIB, MIB, format_size
+from units import KIB, MIB
 
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
 # Turing's smaller chips (TU116, TU117) have none, but the same capability. Source: NVIDIA's data sheets of these cards.
@@ -121,9 +117,6 @@ class CudaDevice(Device):
     def memory_peak_bytes(self) -> int:
         return torch.cuda.max_memory_reserved(self.torch_device)
 
-    def tensor_peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.torch_device)
-
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
@@ -146,32 +139,6 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
-
-    @contextmanager
-    def counted_waits(self) -> Iterator[list[str] | None]:
-        places: list[str] = []
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield places
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        found = [warning for warning in seen if str(warning.message).startswith("called a synchronizing")]
-        places += [f"{Path(warning.filename).name}:{warning.lineno}" for warning in found]
-
-    def facts(self) -> dict[str, str]:
-        major, minor = torch.cuda.get_device_capability(self.torch_device)
-        free, total = torch.cuda.mem_get_info(self.torch_device)
-        driver = Path("/proc/driver/nvidia/version")
-        lines = driver.read_text(encoding="utf8").splitlines() if driver.is_file() else []
-        return {
-            **super().facts(),
-            "compute capability": f"{major}.{minor}",
-            "kernels in this torch": f"{torch.__version__}: {' '.join(torch.cuda.get_arch_list())}",
-            "driver": " ".join(re.findall(r"\d+\.\d+(?:\.\d+)?", lines[0])[:1]) if lines else "",
-            "free memory": f"{format_size(free)} of {format_size(total)}",
-        }
 
     @property
     def computes_on(self) -> str:

@@ -2,7 +2,7 @@
 
 Everything is measured on the device itself in about a second: a name or a capability flag says nothing of the speed of
 a machine that is shared or throttled. The speeds are kept (`devices.machine_file`) for estimates of time; what a run
-computes in is told as it is decided, by facts.
+computes in is shown as it is decided, by facts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from settings.fields import AUTO
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def look(requested: str = AUTO) -> dict[str, Any]:
-    """`torch`: its build and threads. `devices`: every backend in the order of choice, what it is and does, or why it is missing.
+def device_report(requested: str = AUTO) -> dict[str, Any]:
+    """`torch`: its build and threads. `devices`: what every backend is and does, or why it is missing, missing ones first.
 
     Args:
-        requested: `device`: "auto" measures all, a name that one alone; where it is missing, the reason is told.
+        requested: the setting `device`; auto measures all backends, a name that one alone.
     """
-    reasons = {kind: kind.why_missing() for name, kind in backends().items() if requested in (AUTO, name)}
-    missing = [{"name": kind.name, "missing": reason} for kind, reason in reasons.items() if reason]
-    here = [kind(index) for kind, reason in reasons.items() if not reason for index in range(kind.count() or 1)]
+    missing: list[dict[str, Any]] = []
+    available: list[dict[str, Any]] = []
+    for name, backend in backends().items():
+        if requested not in (AUTO, name):
+            continue
+        if reason := backend.why_missing():
+            missing.append({"name": name, "missing": reason})
+        else:
+            available.extend(measured(backend(index)) for index in range(backend.count() or 1))
     build = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -38,31 +44,22 @@ def look(requested: str = AUTO) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "mac": mps.mac_hardware() or None,
     }
-    return {"torch": build, "devices": missing + [measured(device) for device in here]}
+    return {"torch": build, "devices": missing + available}
 
 
 def measured(device: Device) -> dict[str, Any]:
-    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would take.
-
-    `rates` are measured, `nominal` those of its class.
-    """
-    choice, date = device.choose_compute_dtype(), device.measure().date
+    """Memory in bytes, products in FLOP/s by dtype, copying in bytes/s, and the dtype that a run would compute in."""
+    device.measure()
     rates = {name_of(dtype): device.multiply_rate(dtype) for dtype in DTYPES}
     return {
         "name": device.name,
         "missing": "",
         "about": device.describe(),
-        "count": device.count() or 1,
         "is_separate_memory": device.is_separate_memory,
         "total_bytes": device.memory_total_bytes(),
         "free_bytes": device.memory_free_bytes(),
         "class": device.speed_class,
         "rates": rates,
-        "nominal": {name_of(dtype): device.nominal_rate(dtype) for dtype in device.rated_dtypes},
-        "measured": date,
-        "multiplies_fp16": device.multiplies_fp16(),
-        "copies_beside": device.copies_beside,
         "copy_rate": device.copy_rate(),
-        "compute": name_of(choice.dtype),
-        "reason": choice.reason,
+        "compute": name_of(device.choose_compute_dtype().dtype),
     }

@@ -89,10 +89,10 @@ FOLDER = "/content/drive/MyDrive/frugalt5"
     """from google.colab import drive
 
 drive.mount("/content/drive")""",
-    """## Check the GPU
+    """## Look at the GPU
 
-This takes about two minutes. The last line is the verdict; each finding names the setting that avoids it.""",
-    """!python -m frugalt5 doctor --check""",
+This shows what the machine offers, what limits it, and what to do about it.""",
+    """!python -m frugalt5 doctor""",
     """## Train
 
 The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. If a copy to
@@ -127,10 +127,10 @@ MIRROR = "/tmp/mirror"
 """,
     "",
     """%pip install -q frugalt5""",
-    """## Check the GPU
+    """## Look at the GPU
 
-This takes about two minutes. The last line is the verdict; each finding names the setting that avoids it.""",
-    """!python -m frugalt5 doctor --check""",
+This shows what the machine offers, what limits it, and what to do about it.""",
+    """!python -m frugalt5 doctor""",
     """## Train
 
 The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. A callback receives

@@ -107,8 +107,6 @@ class ProbeResult:
             about. step_seconds: of the last step.
         seconds: the whole probe took. is_cached: read from an earlier probe. failed: why there are no figures; "" where
             there are.
-        tensor_bytes: most that tensors took on a device with memory of its own. used_bytes: of that device, by all
-            programs, at the end of a phase.
     """
 
     base_bytes: int = 0
@@ -117,8 +115,6 @@ class ProbeResult:
     seconds: float = 0.0
     is_cached: bool = False
     failed: str = ""
-    tensor_bytes: int = 0
-    used_bytes: int = 0
 
     @property
     def was_killed(self) -> bool:

@@ -445,9 +445,6 @@ class PlanConfig:
         "separated by commas",
     )  # fmt: skip
     json: bool = setting(False, "print JSON, for programs (chat: also read it, one line per question)")
-    check: bool = setting(
-        False, "check a device against the CPU in about two minutes: numbers, waits, memory, speed; exit code 2 if it fails",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -700,7 +697,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,
     "plan": ("plan", *TRAIN),
     "doctor": (
-        "json", "check", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
+        "json", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
         "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
         "max_grad_norm", "lora", "memory", "run",
     ),

@@ -26,8 +26,8 @@ GROUND_FOLDERS = {"settings", "cli"}  # beside the files in the root folder
 ONLY = {"data": {"ground", "devices", "memory.observe"}, "board": {"ground", "web"}, "web": {"ground"}}
 # library -> the only parts, or modules, that may import it
 LIBRARIES: dict[str, set[str]] = {
-    # each of the three costs 65-100 MB; transformers is the peer of `doctor --check`, in a child of its own
-    "transformers": {"commands.diagnosis.device_speed"},
+    # each of the three costs 65-100 MB
+    "transformers": set(),
     "datasets": set(),
     "peft": set(),
     "torch": {"devices", "model", "memory", "engine", "training", "trainer_low_mem", "commands", "serving"},

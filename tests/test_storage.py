@@ -23,6 +23,7 @@ from storage import (
     OtherParts,
     Parts,
     atomic_folder,
+    folder_bytes,
     is_full,
     make_once,
     read_bytes,
@@ -264,3 +265,9 @@ def test_parts_of_other_work_are_refused_only_where_there_are_any(tmp_path: Path
         (tmp_path / "parts" / f"{part:08d}.bin").write_bytes(b"damaged")
     assert list(Parts(tmp_path / "parts", "of other work", ".bin")) == []
     assert not (tmp_path / "nothing").exists() and list(Parts(tmp_path / "nothing", "x")) == []
+
+
+def test_hard_links_count_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert folder_bytes(tmp_path) == 1000

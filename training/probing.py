@@ -73,7 +73,8 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     config, choice = request.config, request.choice
     Accelerator(cpu=device.name == "cpu")  # a run holds it too
     use_threads(config.run.num_threads)
-    cleaner, phases, tensors, used = Cleaner(device), dict[str, int](), list[int](), list[int]()
+    cleaner = Cleaner(device)
+    phases: dict[str, int] = {}
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -84,8 +85,6 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
         finally:
             host = 0 if device.is_separate_memory else high_water.peak_bytes()  # else one budget holds both
             phases[name] = max(host + device.memory_peak_bytes(), phases.get(name, 0))
-            tensors.append(device.tensor_peak_bytes())
-            used.append(device.memory_total_bytes() - device.memory_free_bytes() + device.memory_idle_bytes())
 
     def evaluate(name: str) -> None:
         cleaner.before("evaluation")
@@ -124,8 +123,7 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
                 with_weights=blockwise.weight_store.in_compute_dtype, compute_dtype=blockwise.weight_store.compute_dtype,
             )  # fmt: skip
     del data
-    of_device = {"tensor_bytes": max(tensors), "used_bytes": max(used) if device.is_separate_memory else 0}
-    return {"base_bytes": base, "phases": phases, "step_seconds": step_seconds, **of_device}
+    return {"base_bytes": base, "phases": phases, "step_seconds": step_seconds}
 
 
 def _read(request: ProbeRequest, data: ProbeData) -> list[Any]:

@@ -19,14 +19,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpus.works import PEERS, flops_of, works
 from benchmarks.throughput import saved_blocks
 from benchmarks.traced.traced_step import TracedWork, batches_of, engine_of, planned_bytes
-from commands.diagnosis.device_speed import peer_step
-from devices.base import Device, form_scores, name_of
+from data.batches.collate import Batch
+from devices.base import Device, form_scores, name_of, place
 from devices.choose import pick
 from engine.optimizers import Step
+from settings.declared import T5ModelConfig
 
 WARM_STEPS = 3  # libraries are loaded, kernels compiled, and the optimizer's state is made
 
@@ -42,6 +44,54 @@ def ours(work: TracedWork, device: Device) -> Callable[[int], float]:
         if not outcome.is_done:
             raise outcome.failure or RuntimeError("the loss is not finite")
         return outcome.loss / labels
+
+    return step
+
+
+def peer_step(
+    shape: T5ModelConfig, batch: Batch, device: Device, compute: torch.dtype, attention: str, is_compiled: bool
+) -> Callable[[int], float]:
+    """A step of Hugging Face T5: fp32 weights, autocast, fused AdamW. It gives the mean loss.
+
+    Args:
+        attention: "eager" or "sdpa" (torch's fused attention).
+        is_compiled: whether torch.compile compiles the model.
+    """
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=shape.vocab_size,
+        d_model=shape.d_model,
+        d_kv=shape.d_kv,
+        d_ff=shape.d_ff,
+        num_layers=shape.num_layers,
+        num_decoder_layers=shape.num_decoder_layers,
+        num_heads=shape.num_heads,
+        feed_forward_proj=shape.feed_forward_proj,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        dropout_rate=shape.dropout_rate,
+        use_cache=False,
+        decoder_start_token_id=0,
+        attn_implementation=attention,
+    )
+    torch.manual_seed(0)
+    torch_device = device.torch_device
+    model = T5ForConditionalGeneration(config).train().to(torch_device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run = torch.compile(model) if is_compiled else model
+    mask = (torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(batch.input_lengths)[:, None]).long()
+    host_inputs = {"input_ids": torch.from_numpy(batch.input_ids), "labels": torch.from_numpy(batch.labels)}
+    if not mask.all():
+        host_inputs["attention_mask"] = mask
+
+    def step(number: int) -> float:
+        inputs: dict[str, Tensor] = {name: place(tensor, torch_device) for name, tensor in host_inputs.items()}
+        optimizer.zero_grad()
+        with torch.autocast(torch_device.type, compute, enabled=compute != torch.float32):
+            loss = run(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
 
     return step
 

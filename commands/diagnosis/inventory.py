@@ -1,9 +1,7 @@
-"""What this machine offers, and what limits it, as far as can be told without torch.
+"""What this machine offers and what limits it, as far as it can be read without torch.
 
-Idea: a machine's RAM is not what a run may take: control groups, address-space limits, other programs, swap that would
-be used instead of an error, and CPU quotas stand in between. Each is read where the system keeps it; what a system does
-not tell is None, never a guess.
-Source: proc_meminfo(5), Linux admin-guide/cgroup-v2 (cpu.max) and the CFS bandwidth files of version 1.
+Control groups, limits of the process, other programs, swap and CPU quotas stand between a machine's RAM and what a run may
+take. Each is read where the system keeps it; what a system does not say is None, never a guess.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from devices import processor
+from devices import machine_file, processor
 from devices.cores import core_quota, usable_cores
 from devices.kernels import build
 from language import say
@@ -30,19 +28,19 @@ from memory.observe.system_limits import host_limits, margin_of
 from units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")
-# variables that change how much memory or how many cores a run takes
-VARIABLES = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO",
-    "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD",
-)  # fmt: skip
-LARGE_PROCESS_BYTES, SHOWN_PROCESSES = 512 * MIB, 3
+# Variables that change how much memory or how many cores a run takes:
+VARIABLES = re.compile(
+    "OMP_NUM_THREADS|MKL_NUM_THREADS|CUDA_VISIBLE_DEVICES|PYTORCH_(CUDA_)?ALLOC_CONF|PYTORCH_ENABLE_MPS_FALLBACK"
+    "|PYTORCH_MPS_(HIGH|LOW)_WATERMARK_RATIO|MALLOC_(ARENA_MAX|TRIM_THRESHOLD_|MMAP_THRESHOLD_)|GLIBC_TUNABLES|LD_PRELOAD"
+)
+LARGE_PROCESS_BYTES = 512 * MIB
+SHOWN_PROCESSES = 3
 DISK_SAMPLE_BYTES = 32 * MIB
 ROOT = Path("/")
 
 
 def take_inventory(folder: Path) -> dict[str, Any]:
-    """Look at the machine: group of facts -> fact -> value, all of it plain for JSON. Sizes in bytes.
+    """Facts of this machine as plain values for JSON: group -> fact -> value, sizes in bytes.
 
     Args:
         folder: where runs are written; its disk is measured. It need not exist.
@@ -53,121 +51,131 @@ def take_inventory(folder: Path) -> dict[str, Any]:
         "others": large_processes(),
         "disk": disk_facts(folder),
         "malloc": malloc_facts(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "packages": package_versions(),
+        "environment": {name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)},
     }
 
 
 def system_facts(root: Path = ROOT) -> dict[str, Any]:
-    """Platform, Python, processor, cores that this process may use, and the share of them that a quota leaves."""
-    flags = processor.flags_of(root)
-    kind, no_kernels = processor.here(root=root), build.why_impossible()
+    """Platform, Python, processor, the cores that this process may use, and the share of them that a quota leaves."""
+    kind = processor.here(root=root)
+    no_kernels = build.why_impossible()
+    if no_kernels:
+        kernels = say("none: {reason}", reason=no_kernels)
+    else:
+        kernels = say("by {compiler}", compiler=build.compiler_of(os.environ))
     return {
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "processor": processor.name_of(root),
         "class": kind.name,
         "instructions": kind.instructions,
-        "kernels": say("none: {reason}", reason=no_kernels)
-        if no_kernels
-        else say("by {compiler}", compiler=build.compiler_of(os.environ)),
+        "kernels": kernels,
         "cores": usable_cores(),
         "core_quota": core_quota(root),
-        "bf16_units": kind.name if flags and kind.multiplies_bf16_fast else None,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
 def memory_facts(root: Path = ROOT) -> dict[str, Any]:
-    """RAM, swap, and every limit between the two and a run; the lowest one binds."""
-    ram, swap = psutil.virtual_memory(), (0, 0)
-    with suppress(OSError, RuntimeError):  # containers that hide /proc/vmstat; Windows without performance counters
-        swap = psutil.swap_memory()[:2]
+    """RAM, swap, and every limit of the memory that a run may take; the lowest limit binds."""
+    ram = psutil.virtual_memory()
+    swap_total = 0
+    swap_used = 0
+    with suppress(OSError, RuntimeError):  # Containers may hide /proc/vmstat; Windows may have no performance counters.
+        swap_total, swap_used, *_ = psutil.swap_memory()
     limits = sorted(host_limits(root=root, pid=os.getpid()), key=lambda limit: limit.bytes)
     lowest = limits[0]
+    margin = margin_of(lowest.bytes)
     return {
         "total_bytes": ram.total,
         "available_bytes": ram.available,
-        "swap_total_bytes": swap[0],
-        "swap_used_bytes": swap[1],
-        "limits": [{"what": limit.what, "bytes": limit.bytes} for limit in limits],
+        "swap_total_bytes": swap_total,
+        "swap_used_bytes": swap_used,
+        "limits": [limit._asdict() for limit in limits],
         "binding": lowest.what,
-        "budget_bytes": lowest.bytes - margin_of(lowest.bytes),
-        "margin_bytes": margin_of(lowest.bytes),
+        "budget_bytes": lowest.bytes - margin,
+        "margin_bytes": margin,
     }
 
 
 def large_processes() -> list[dict[str, Any]]:
     """Other programs that hold much memory, the largest first: pid, name, resident bytes."""
     own = {os.getpid(), os.getppid()}
-    found = []
+    processes = []
     for process in psutil.process_iter(["pid", "name", "memory_info"]):
-        info = process.info["memory_info"]
-        if info is not None and info.rss >= LARGE_PROCESS_BYTES and process.info["pid"] not in own:
-            found.append({"pid": process.info["pid"], "name": process.info["name"] or "?", "bytes": info.rss})
-    return sorted(found, key=lambda entry: -entry["bytes"])[:SHOWN_PROCESSES]
+        pid = process.info["pid"]
+        memory = process.info["memory_info"]  # None where the process belongs to another user.
+        if memory is not None and memory.rss >= LARGE_PROCESS_BYTES and pid not in own:
+            processes.append({"pid": pid, "name": process.info["name"] or "?", "bytes": memory.rss})
+    processes.sort(key=lambda entry: -entry["bytes"])
+    return processes[:SHOWN_PROCESSES]
 
 
 def malloc_facts() -> dict[str, Any]:
-    """Which allocator serves tensors, and whether the user has set it."""
-    library, version = platform.libc_ver() if sys.platform == "linux" else ("", "")
+    """Which allocator serves tensors; freed memory returns to the system only from glibc's."""
     preloaded = re.search(r"jemalloc|tcmalloc|mimalloc", os.environ.get("LD_PRELOAD", ""))
-    return {
-        "library": preloaded.group(0) if preloaded else f"{library} {version}".strip() or platform.system(),
-        "is_glibc": library == "glibc" and preloaded is None,
-        "set_by_user": sorted(name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"),
-    }
+    if preloaded:
+        return {"library": preloaded.group(0), "is_glibc": False}
+    library = " ".join(platform.libc_ver()).strip() if sys.platform == "linux" else ""
+    return {"library": library or platform.system(), "is_glibc": library.startswith("glibc")}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def disk_facts(folder: Path) -> dict[str, Any]:
-    """Free space where runs are written, and how fast that disk writes and reads, page cache left out.
+    """Free space where runs are written, and how fast that disk writes and reads without the page cache.
 
-    `read_rate` is None where the system gives no way around its page cache.
+    The speeds are kept for estimates of time. `read_rate` is None where the system cannot leave its page cache out.
     """
-    place = folder.absolute()
-    while not place.is_dir():
-        place = place.parent
-    facts: dict[str, Any] = {"folder": str(place), "free_bytes": shutil.disk_usage(place).free}
-    facts |= {"write_rate": None, "read_rate": None}
-    if facts["free_bytes"] > 4 * DISK_SAMPLE_BYTES:
-        with suppress(OSError):  # a folder that cannot be written is reported by the run itself
-            facts["write_rate"], facts["read_rate"] = _time_disk(place)
-    return facts
+    existing = folder.absolute()
+    while not existing.is_dir():
+        existing = existing.parent
+    free_bytes = shutil.disk_usage(existing).free
+    write_rate = None
+    read_rate = None
+    if free_bytes > 4 * DISK_SAMPLE_BYTES:
+        with suppress(OSError):  # A run itself reports a folder that cannot be written.
+            write_rate, read_rate = time_disk(existing)
+    if write_rate and read_rate:
+        machine_file.keep_disk(folder, read_rate, write_rate)
+    return {"folder": str(existing), "free_bytes": free_bytes, "write_rate": write_rate, "read_rate": read_rate}
 
 
-def _time_disk(place: Path) -> tuple[float, float | None]:
+def time_disk(folder: Path) -> tuple[float, float | None]:
+    """Bytes a second that are written to a new file and read from it again."""
     block = os.urandom(MIB)
-    with tempfile.TemporaryFile(dir=place) as file:
-        began = time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
         for _ in range(DISK_SAMPLE_BYTES // MIB):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        written = DISK_SAMPLE_BYTES / (time.perf_counter() - began)
-        if not _leave_page_cache(file.fileno()):
-            return written, None
+        write_rate = DISK_SAMPLE_BYTES / (time.perf_counter() - start)
+        if not bypass_page_cache(file.fileno()):
+            return write_rate, None
         file.seek(0)
-        began = time.perf_counter()
+        start = time.perf_counter()
         while file.read(MIB):
             pass
-        return written, DISK_SAMPLE_BYTES / (time.perf_counter() - began)
+        return write_rate, DISK_SAMPLE_BYTES / (time.perf_counter() - start)
 
 
-def _leave_page_cache(handle: int) -> bool:
-    """Make the next read come from the disk; False where the system cannot."""
+def bypass_page_cache(handle: int) -> bool:
+    """Make the next read of a file come from its disk. Returns whether the system can."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         return True
     try:
         import fcntl
 
-        return fcntl.fcntl(handle, fcntl.F_NOCACHE, 1) != -1  # type: ignore[attr-defined,unused-ignore]  # macOS
+        return fcntl.fcntl(handle, fcntl.F_NOCACHE, 1) != -1  # type: ignore[attr-defined,unused-ignore]  # macOS alone
     except (ImportError, AttributeError, OSError):
         return False
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -132,11 +132,6 @@ def is_in_memory(folder: Path) -> bool:
     return next((mounts[above] for above in (place, *place.parents) if above in mounts), "") in IN_MEMORY
 
 
-def bytes_below(folder: Path) -> int:
-    """What the files below a folder take; 0 where there is none."""
-    return sum(os.lstat(os.path.join(base, name)).st_size for base, _, names in os.walk(folder) for name in names)
-
-
 def too_full(need: DiskNeed, output_dir: str | Path, held_bytes: int = 0) -> tuple[list[str], list[str]]:
     """Compare what a run writes with what is free.
 

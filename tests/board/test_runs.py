@@ -15,7 +15,7 @@ import pytest
 
 from board import commands
 from board.places import Outside, Places
-from board.runs import delete_run, folder_bytes, list_runs, run_facts
+from board.runs import delete_run, list_runs, run_facts
 from settings.errors import UserError
 from settings.loading import load
 from tests.board.recorded import BEGAN, beat, places, start, step, write
@@ -203,12 +203,6 @@ def test_those_that_live_come_first(where: Places) -> None:
     for name, told, began in (("a", "done", 9), ("b", "running", 1), ("c", "done", 5)):
         beat(where, name, told, time=BEGAN, started=BEGAN + began)
     assert [run["name"] for run in list_runs(where, BEGAN + 1)] == ["b", "a", "c"]
-
-
-def test_hard_links_count_once(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 1000)
-    os.link(tmp_path / "a", tmp_path / "b")
-    assert folder_bytes(tmp_path) == 1000
 
 
 def test_a_deleted_run_is_gone_and_one_that_lives_stays(where: Places) -> None:

@@ -15,6 +15,7 @@ from commands.demo import demo
 from data.sources.dates import build_sample_dates
 from settings.declared import Config
 from settings.loading import load
+from settings.program import FILE, ROOT
 
 SHORT = ("--max_steps=2", "--eval_steps=2", "--save_steps=2", "--num_threads=1", "--compiled_kernels=False")
 SMALL = ("--d_model=16", "--d_ff=16", "--num_layers=1", "--num_decoder_layers=1")
@@ -104,7 +105,7 @@ def test_an_answer_is_right_letter_by_letter(tmp_path: Path, monkeypatch: pytest
 def test_the_whole_of_it_reads_dates_of_years_never_seen(tmp_path: Path) -> None:
     places = [f"--{name}={tmp_path / name}" for name in ("cache_dir", "output_dir", "log_dir")]
     done = subprocess.run(
-        [sys.executable, str(module.ROOT / module.FILE), "demo", *places], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / FILE), "demo", *places], capture_output=True, text=True, check=True
     )
     right = re.search(r"years not in training .*?([\d.]+)%", done.stdout)
     assert right is not None and float(right[1]) >= 95.0, done.stdout

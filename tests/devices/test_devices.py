@@ -18,7 +18,7 @@ from devices.base import FIRST_SIDE, LAST_SIDE, Device, place
 from devices.choose import passed_over
 from devices.cpu import CpuDevice
 from devices.cuda import CudaDevice
-from devices.inventory import look
+from devices.inventory import device_report
 from devices.mps import MpsDevice
 from devices.processor import AVX2, AVX512_BF16, Processor
 from memory import budget
@@ -131,7 +131,7 @@ def test_the_doctor_does_not_touch_mps_on_an_intel_mac(monkeypatch: pytest.Monke
     asked = become_mac(monkeypatch, "intel")
     monkeypatch.setattr(CpuDevice, "multiply_rate", lambda self, dtype: 1e11)
     monkeypatch.setattr(CpuDevice, "copy_rate", lambda self: 1e10)
-    found = look()
+    found = device_report()
     assert [device["name"] for device in found["devices"] if not device["missing"]] == ["cpu"]
     assert found["torch"]["mac"] == "intel" and asked == []
 

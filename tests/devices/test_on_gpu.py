@@ -7,26 +7,29 @@ Face; tolerances are those of another order of summation.
 from __future__ import annotations
 
 import gc
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from commands.diagnosis.device_numbers import comparisons, measured
+from data.batches.collate import Row, collate
 from devices.base import Device, place, placed_together
-from devices.cuda import CudaDevice
-from devices.mps import MpsDevice
 from devices.pointwise import COMPILED_DTYPES, why_not_compiled
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.optimizers.rounding import round_stochastically
+from engine.step import Engine
 from engine.weights import WeightStore, weight_store_for
 from memory.cleanup import free_failed
+from memory.estimate.workload import ExecutionPlan
 from model.attention import attend
 from model.dropout import Dropout
 from model.loss import LossSettings
@@ -39,27 +42,7 @@ from tests.engine.small_models import Rectangle, small_model
 MIB = 2**20
 
 
-def on(kind: type[CudaDevice | MpsDevice]) -> Any:
-    """A parameter: a device of this kind, where it is here."""
-    reason = kind.why_missing()
-    skip = pytest.mark.skipif(bool(reason), reason="no GPU to test on: " + reason)
-    return pytest.param(kind, id=kind.name, marks=[getattr(pytest.mark, kind.name), skip])
-
-
-CUDA, MPS = on(CudaDevice), on(MpsDevice)
-
-
-@pytest.fixture(params=[CUDA, MPS])
-def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """The first GPU, with exact fp32 products, and empty before and after."""
-    device = request.param(0)
-    device.set_exact_fp32(True)
-    gc.collect()
-    device.cleanup()
-    device.reset_peak()
-    yield device
-    gc.collect()
-    device.cleanup()
+ONLY_CUDA = pytest.mark.parametrize("gpu", [pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
 
 
 def moved(model: T5, device: Device, dtype: torch.dtype = torch.float32) -> T5:
@@ -97,11 +80,6 @@ def blockwise_of(model: T5, saved: int, weight_store: WeightStore | None = None,
     return Blockwise(model, saved, weight_store or WeightStore(torch.float32), LossSettings(), dropout)
 
 
-def test_the_numbers_of_a_step_are_those_of_the_cpu(gpu: Device) -> None:
-    found = [measured(what, avoid, bar, run, gpu) for what, avoid, bar, run in comparisons(gpu)]
-    assert [finding for finding in found if not finding.is_right] == []
-
-
 def test_what_is_placed_together_arrives_as_it_was(gpu: Device) -> None:
     sent = [torch.arange(7), torch.tensor([True, False]), torch.randn(30, 2).t(), torch.tensor(5, dtype=torch.int32)]
     with placed_together():
@@ -125,7 +103,7 @@ def fp16_blockwise(model: T5, saved: int, scaling: LossScaling) -> Blockwise:
     return Blockwise(model, saved, store, LossSettings(), 0.0, scaling=scaling)
 
 
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 @pytest.mark.parametrize(
     ("family", "saved", "wo"), [("t5", 0, 1.0), ("t5", 99, 4e4), ("t5-v1.1", 2, 4e4), ("umt5", 2, 1.0)]
 )
@@ -142,7 +120,7 @@ def test_fp16_gradients_are_those_of_the_cpu_in_fp32(gpu: Device, family: str, s
     assert on_gpu == pytest.approx(loss, rel=1e-2) and error < 1e-2
 
 
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 @pytest.mark.parametrize("name", ["adafactor", "adamw"])
 def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Device, name: str) -> None:
     def run(scale: float, steps: int) -> tuple[list[float], list[torch.Tensor], LossScaling]:
@@ -166,8 +144,28 @@ def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Devi
     assert (scaling.scale, scaling.skipped_steps) == (2.0**59, 1)
 
 
+@ONLY_CUDA
+def test_the_host_waits_once_a_step(gpu: Device) -> None:
+    model = moved(small_model("t5"), gpu, torch.bfloat16)
+    choice = ExecutionPlan(4, 1, 1, 0, 4, "bfloat16", "bfloat16", 2**20)
+    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
+    engine = Engine(blockwise_of(model, 0, weight_store_for(torch.bfloat16, torch.bfloat16)), update, gpu, choice)
+    draw = np.random.default_rng(0)
+    batch = collate([Row(draw.integers(2, 61, 9 + key), draw.integers(2, 61, 5), key) for key in range(4)], 0)
+    engine.attempt(Step(1, 0.01), [batch], batch.num_labels)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            engine.attempt(Step(2, 0.01), [batch], batch.num_labels)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(warning) for warning in caught if str(warning.message).startswith("called a synchronizing")]
+    assert len(waits) <= 1, waits
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch's word on its own switch
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 def test_fp16_waits_once_a_step(gpu: Device) -> None:
     (_, model), batch, scaling = fp16_model(gpu, "t5"), Rectangle(16, 60, 30), LossScaling()
     micro_batch = moved_micro_batch(batch.micro_batch(model, list(range(16))), gpu)
@@ -224,7 +222,7 @@ def test_the_same_weights_of_attention_are_dropped(gpu: Device, dtype: torch.dty
     assert torch.equal(found == 0, expected == 0) and 0.2 < (found[:32] == 0).float().mean() < 0.4
 
 
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 def test_small_tensors_arrive_whole_and_rates_are_those_of_a_gpu_and_leave_nothing_behind(gpu: Device) -> None:
     sent = [torch.arange(number * 1000, number * 1000 + 777) for number in range(50)]
     arrived = [place(tensor, gpu.torch_device) for tensor in sent]
@@ -250,7 +248,7 @@ def limited(gpu: Device) -> Iterator[Callable[[int], None]]:
     gpu.limit_memory(gpu.memory_total_bytes())
 
 
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 def test_a_step_that_did_not_fit_is_freed_and_a_smaller_one_runs(gpu: Device, limited: Callable[[int], None]) -> None:
     model = moved(small_model("t5", d_model=256, d_ff=1024, num_heads=8, d_kv=32, vocab_size=512), gpu)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
@@ -318,8 +316,19 @@ def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> 
     assert 0.1 * planned < measured < 1.1 * planned + 64 * MIB  # cuBLAS takes a workspace of up to 32 MiB
 
 
-@pytest.mark.parametrize("gpu", [CUDA], indirect=True)
+@ONLY_CUDA
 def test_a_budget_of_the_device_is_kept(gpu: Device, tmp_path: Path) -> None:
     larger = ("--effective_batch_size=256", "--max_seq_len=512", "--max_steps=3")  # with all blocks saved some 10 GiB
     _, events, _ = trained(tmp_path, "tight", f"--device={gpu.name}", *larger, "--memory_budget=2G")
     assert events["plan"]["peak_bytes"] > 256 * MIB and events["end"]["measured_peak_bytes"] <= 2048 * MIB
+
+
+@ONLY_CUDA
+def test_two_cards_have_the_losses_of_one(gpu: Device, tmp_path: Path) -> None:
+    if (gpu.count() or 1) < 2:
+        pytest.skip("there is one card")
+    one, _, place_of = trained(tmp_path, "one", "--device=cuda", "--mixed_precision=no")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    flags = (f"--train_file={tmp_path / 'text.txt'}", *SMALL, "--device=cuda", "--mixed_precision=no", "--run_name=two")
+    place_of.do("train", *flags, launcher=launcher)
+    assert place_of.losses("two") == pytest.approx(one, rel=1e-4)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from data.sources.places import public
 from language import say
-from memory.estimate.disk import bytes_below, disk_need, too_full
+from memory.estimate.disk import disk_need, too_full
 from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
-from storage import atomic_file, writing
+from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import create_run, resume_run
@@ -99,7 +99,7 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
     if run.state.step >= run.spec.counted.max_steps:
         return []  # what is left is published, which takes no room
     with writing("output_dir", config.run.output_dir):
-        held = bytes_below(run.run_dir / "checkpoints")
+        held = folder_bytes(run.run_dir / "checkpoints")
         need = disk_need(config, choice.storage, choice)
         problems, notes = too_full(need, config.run.output_dir, held)
     refuse(problems)

@@ -9,7 +9,7 @@ import pytest
 
 from commands.diagnosis.advice import advice_for
 from settings.declared import settings_by_name
-from tests.commands.diagnosis.reports import CPU, GIB, GPU, report, trial
+from tests.commands.diagnosis.reports import CPU, GIB, GPU, model, report
 
 BUSY = {"pid": 77, "name": "browser", "bytes": 6 * GIB}
 SLOW = {"float32": 1e11, "bfloat16": 2e9, "float16": 2e9}
@@ -24,8 +24,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a quota": ({"system__core_quota": 2.0}, ("a CPU quota allows 2 of 4 cores", "--num_threads=2")),
     "few threads": ({"torch__threads": 1}, ("torch uses 1 of 4 cores", "--num_threads=4")),
     "a busy machine": ({"system__load": 9.0}, ("load 9 on 4 cores",)),
-    "bf16 units that torch does not use": ({"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no fast bf16 units: bf16 takes 50 times",)),
-    "no bf16 units": ({"system__bf16_units": None, "devices": [{**CPU, "rates": SLOW, "compute": "float32"}]}, ("no AMX or AVX512-BF16", "50 times as long", "--mixed_precision=bf16")),
+    "no bf16 units": (
+        {"devices": [{**CPU, "rates": SLOW, "compute": "float32"}]},
+        ("no fast bf16 units: bf16 takes 50 times as long", "--mixed_precision=bf16"),
+    ),
     "a full disk": ({"disk__free_bytes": GIB}, ("/data has 1.00 GiB free", "--output_dir")),
     "a slow disk": ({"disk__read_rate": 2e7}, ("the disk reads", "--cache_dir")),
     "another allocator": ({"malloc__is_glibc": False, "malloc__library": "Darwin"}, ("the allocator is Darwin",)),
@@ -35,19 +37,19 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("no MPS: install",),
     ),
     "fragments": (
-        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, ("without expandable_segments:True",)
+        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}},
+        ("without expandable_segments:True",),
     ),
     "a GPU in use": (
         {"devices": [{**GPU, "free_bytes": 8 * GIB}, CPU]},
         ("other processes use 16.00 GiB of cuda:0 (NVIDIA Test)",),
     ),
     "torch is broken": ({"problem": "ImportError: no", "devices": []}, ("torch cannot be used: ImportError: no",)),
-    "a killed trial": (
-        {"trials": [trial(), trial(label="64", outcome="killed by the system for its memory", measured_bytes=None, seconds=None)]},
-        ("failed: LoRA rank 64",),
-    ),
-    "too low": ({"trials": [trial(measured_bytes=2 * GIB)]}, ("up to 100% too low", "--memory_budget")),
-}  # fmt: skip
+    "a case that does not fit": ({"model": model("does not fit: more")}, ("does not fit: LoRA rank 4; `plan`",)),
+    "a killed step": ({"model": model(measured="killed for its memory")}, ("the step failed (killed for its memory)",)),
+    "too low": ({"model": model(peak_bytes=2 * GIB)}, ("100% too low", "--memory_budget")),
+    "as predicted": ({"model": model()}, ("the prediction held: the measured peak differs by +0%",)),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -51,8 +51,7 @@ def test_processor_and_its_units_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     for name in (*processor.ISA_VARIABLES, "ATEN_CPU_CAPABILITY"):
         monkeypatch.delenv(name, raising=False)
     facts = system_facts(root)
-    assert (facts["processor"], facts["class"], facts["bf16_units"]) == ("Xeon Test", "amx_bf16", "amx_bf16")
-    assert system_facts(tmp_path / "empty")["bf16_units"] is None
+    assert (facts["processor"], facts["class"]) == ("Xeon Test", "amx_bf16")
 
 
 @pytest.mark.parametrize(
@@ -96,11 +95,9 @@ def test_large_processes_are_named_largest_first_and_our_own_left_out(monkeypatc
     assert [(entry["pid"], entry["bytes"]) for entry in large_processes()] == [(third, 3 * GIB), (first, GIB)]
 
 
-def test_a_preloaded_allocator_and_the_users_own_settings_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preloaded_allocator_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    facts = malloc_facts()
-    assert (facts["library"], facts["is_glibc"]) == ("jemalloc", False) and "MALLOC_ARENA_MAX" in facts["set_by_user"]
+    assert malloc_facts() == {"library": "jemalloc", "is_glibc": False}
     monkeypatch.delenv("LD_PRELOAD")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not malloc_facts()["is_glibc"]
