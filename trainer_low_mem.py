@@ -256,12 +256,6 @@ class LowMemTrainer:
         log.memory(live.state.step, "end")
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
-        if live.mirror is not None and (step := live.mirror.uncopied_step) is not None:
-            told = (
-                "the mirror has no copy of the last checkpoint, step {step} (reason above); copy {folder} elsewhere "
-                "yourself"
-            )
-            log.tell(say(told, step=step, folder=run.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(run.run_dir, run.run_dir)

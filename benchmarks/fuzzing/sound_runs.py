@@ -142,26 +142,6 @@ def use_checkpoints(folder: Path) -> None:
         raise UserError(*told)
 
 
-def mirror_folder(folder: Path) -> None:
-    from training.checkpoints.folder import Checkpoints
-    from training.checkpoints.mirror import Mirror
-
-    run_folder(folder / "here")
-    latest = Checkpoints(folder / "here" / "a", keep_latest=2).latest()
-    assert latest is not None
-    assert Mirror((folder / "there").as_uri(), "a").push(folder / "here" / "a", latest) is None
-
-
-def use_mirror(folder: Path) -> None:
-    from training.checkpoints.mirror import Mirror
-
-    kept = folder / "kept"
-    kept.write_text("of somebody else")
-    Mirror((folder / "there").as_uri(), "a").restore(folder / "new" / "a", 1)
-    assert kept.read_text() == "of somebody else"
-    assert {path.name for path in folder.iterdir()} <= {"here", "there", "new", "kept"}
-
-
 def metrics_file(path: Path) -> None:
     lines = [{"event": "step", "step": step, "loss": 2.0} for step in range(9)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -263,9 +243,6 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "owner": (run_folder, use_record, "a/owner.json"),
     "sums": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/checksums.json"),
     "checkpoint": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/model.safetensors"),
-    "mirror": (mirror_folder, use_mirror, "there/a/LATEST"),
-    "mirrored sums": (mirror_folder, use_mirror, "there/a/checkpoints/step_00000020/checksums.json"),
-    "mirrored settings": (mirror_folder, use_mirror, "there/a/settings.json"),
     "metrics.jsonl": (metrics_file, use_metrics, ""),
     "speeds.json": (speeds_file, use_speeds, ""),
     "target.yaml": (target_file, use_target, ""),

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources.places import public
 from language import say
 from memory.estimate.disk import bytes_below, disk_need, too_full
 from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
-from settings.errors import UserError, refuse
+from settings.errors import refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, writing
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import create_run, resume_run
 from training.processes.launch import launch_marks
 from training.setup.hub import create_repository
@@ -31,8 +29,7 @@ WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat
 
 
 def commit(run: ResolvedRun) -> None:
-    """Check disk, mirror and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
-    run.mirror = _mirror(run)
+    """Check disk and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
     run.notes += warnings_of(run)
     run.notes += run.group.run_on_main(lambda: _room_on_disk(run))
     if (repository := run.config.run.push_to_hub) is not None:
@@ -49,18 +46,6 @@ def headline(run: ResolvedRun) -> str:
         steps=counted(run.spec.counted.max_steps, "step"), device=run.device.describe(),
         processes=counted(run.group.size, "process"), budget=run.budget.describe(),
     )  # fmt: skip
-
-
-def _mirror(run: ResolvedRun) -> Mirror | None:
-    settings = run.config.run
-    if settings.checkpoint_mirror is None:
-        return None
-    mirror = Mirror(settings.checkpoint_mirror, settings.run_name)
-    if mirror.is_at(run.run_dir):
-        raise UserError("{what}, is where the run itself is saved; choose another disk, or a service", what=mirror.what)
-    # `overwrite` as this start was told, which a restart that goes on was as well
-    run.group.run_on_main(lambda: mirror.check(run.resumed_dir, run.asked.run.overwrite))
-    return mirror
 
 
 def warnings_of(run: ResolvedRun) -> Iterator[str]:
@@ -108,8 +93,6 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
 
 def _open_folder(run: ResolvedRun) -> None:
     config = settings = run.config
-    if config.run.checkpoint_mirror is not None:  # without its keys: where the file is copied, each start says anew
-        settings = settings.changed(checkpoint_mirror=public(config.run.checkpoint_mirror))
     if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
         settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
     if config.train.is_keep_training:

@@ -101,9 +101,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
         refuse(group.run_on_main(lambda: run.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
-    with group.first_here():
-        resumes = goes_on(config, group.is_first_here)
-    config = config.changed(is_keep_training=group.broadcast(resumes))
+    config = config.changed(is_keep_training=group.broadcast(goes_on(config)))
     if config.train.is_keep_training:
         stopped = group.run_on_main(lambda: found.name if is_stopped(found := find_run_to_resume(config)) else None)
         if stopped is not None:  # which to torchrun was a failure

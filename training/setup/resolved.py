@@ -16,7 +16,6 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from settings.consistency import PREFERENCES
 from settings.declared import Config
-from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState
 from training.evaluation.scores import OwnMetric
@@ -43,7 +42,6 @@ class ResolvedRun:
         state: how far the run is.
         metrics: the user's own, by name.
         tree: the answers that there are; None: any. listed_in: the folder with their list, under `cache_dir`.
-        mirror: where checkpoints are copied; None: nowhere.
         base_bytes: what the process held before the weights.
     """
 
@@ -59,7 +57,6 @@ class ResolvedRun:
     metrics: Mapping[str, OwnMetric] = field(default_factory=dict)
     tree: AnswerTree | None = None
     listed_in: Path | None = None
-    mirror: Mirror | None = None
     # each is set by its stage, and read by later ones alone
     budget: Budget = field(init=False)
     monitor: Monitor = field(init=False)

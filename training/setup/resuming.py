@@ -19,35 +19,19 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.precedence import model_presets
-from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
 from training.processes.launch import num_processes, restarts
 
 
-def goes_on(config: Config, brings: bool = True) -> bool:
-    """Whether to resume; brings the copies at `checkpoint_mirror` where this machine lacks them.
-
-    Args:
-        brings: whether this process does that: one on every machine, before the others. The main process's answer counts.
-    Raises:
-        UserError: the mirror cannot be read.
-    """
-    asked, run = config.train.is_keep_training, config.run
+def goes_on(config: Config) -> bool:
+    """Whether this start resumes a run."""
+    wish = config.train.is_keep_training
+    run = config.run
     if run.run_name == AUTO:
-        wishes = asked is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
-        known = _last_run(run.output_dir) if wishes else None
-        if known is not None and brings and run.checkpoint_mirror is not None:
-            Mirror(run.checkpoint_mirror, known.name).restore(known, config.train.keep_latest_n_ckp)
-        return wishes
-    if asked is False and not restarts():
-        return False
+        return wish is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
     folder = Path(run.output_dir) / run.run_name
-    if brings and run.checkpoint_mirror is not None:
-        mirror = Mirror(run.checkpoint_mirror, run.run_name)
-        if asked is not False or is_own(read_run(folder) or mirror.record()):
-            mirror.restore(folder, config.train.keep_latest_n_ckp)
     is_there = os.path.isfile(folder / SETTINGS_FILE)  # which a name too long for a file is not, either
-    return asked is True or (is_there and (asked == AUTO or is_own(read_run(folder))))
+    return wish is True or (is_there and (wish == AUTO or is_own(read_run(folder))))
 
 
 def find_run_to_resume(config: Config) -> Path:

@@ -102,7 +102,7 @@ def test_a_job_on_several_machines_goes_on_from_any_of_them(tmp_path: Path, monk
 def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     theirs = {
         "log_dir": "/theirs/logs",
-        "checkpoint_mirror": "s3://theirs/runs",
+        "weights_dir": "/theirs/weights",
         "cache_dir": "/theirs/cache",
         "seed": "7",
     }
@@ -112,10 +112,10 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     config = now(tmp_path / "runs", cache_dir="mine")
     resumed = resumed_config(config, run_dir)
     assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
-    assert (resumed.run.log_dir, resumed.run.checkpoint_mirror, resumed.data.cache_dir) == ("logs", None, "mine")
+    assert (resumed.run.log_dir, resumed.memory.weights_dir, resumed.data.cache_dir) == ("logs", AUTO, "mine")
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
     told = unused_places(config, run_dir)
-    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
+    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "/theirs/weights" in told[0] + told[1]
 
 
 def test_one_process_goes_on_with_what_several_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
