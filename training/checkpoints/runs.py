@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from storage import (
     writing,
 )
 from training.checkpoints.folder import Checkpoints
-from training.processes.launch import is_restart_of
+from training.processes.launch import launch_folder
 
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
+ATTEMPT_FILE = "frugalt5_run.json"  # in torchrun's folder for a launch
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -98,7 +99,7 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
 
 def create_run(
     output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, fill: Callable[[Path], object] = lambda folder: None,
-    objective: str = "", launch: Sequence[str] = (),
+    objective: str = "",
 ) -> Path:  # fmt: skip
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
@@ -107,7 +108,6 @@ def create_run(
         kind: one of `KINDS`.
         overwrite: replace an existing run of that name; it lies beside until `delete_replaced_run`.
         fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
-        launch: see `training.processes.launch.launch_marks`.
     Returns:
         the run's folder.
     Raises:
@@ -120,7 +120,7 @@ def create_run(
         problems = check_new_run(output_dir, name, overwrite)
     refuse(problems)
     with writing("output_dir", output_dir), atomic_folder(run_dir, keeps_replaced=True) as folder:
-        about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
+        about = {"name": name, "kind": kind, "objective": objective}
         _write_record(folder, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
         fill(folder)
     return run_dir
@@ -141,11 +141,9 @@ def restore_replaced_run(run_dir: Path) -> bool:
     return restore_folder(run_dir)
 
 
-def resume_run(run_dir: str | Path, launch: Sequence[str] = ()) -> Path:
+def resume_run(run_dir: str | Path) -> Path:
     """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
 
-    Args:
-        launch: see `training.processes.launch.launch_marks`.
     Raises:
         UserError: it cannot be written.
     """
@@ -155,33 +153,31 @@ def resume_run(run_dir: str | Path, launch: Sequence[str] = ()) -> Path:
         for path in run_dir.glob(f"{TEMPORARY}*"):
             remove(path)
         record = read_run(run_dir) or {}
-        earlier = record["launch"] if is_own(record) else []  # of the same torchrun, on other machines
-        now = {"launch": sorted({*launch, *earlier}), "is_stopped": False, "resumed": time.time()}
-        _write_record(run_dir, {**record, **now, "order": _next_order(run_dir.parent)})
+        _write_record(run_dir, {**record, "resumed": time.time(), "order": _next_order(run_dir.parent)})
     return run_dir
 
 
-def note_stop(run_dir: str | Path) -> None:
-    """Note that a run was stopped as asked, so that its launcher does not start it again."""
-    with suppress(OSError):  # a full disk: then it does
-        _write_record(Path(run_dir), {**(read_run(run_dir) or {}), "is_stopped": True})
+def note_attempt(run_dir: Path) -> None:
+    """Let the next attempt of this torchrun know which run this one has begun or continued."""
+    folder = launch_folder()
+    if folder is not None:
+        note = {"name": run_dir.name, "started": (read_run(run_dir) or {}).get("started")}
+        with suppress(OSError):  # Without the note, the next attempt begins as this one did.
+            write_text(folder / ATTEMPT_FILE, json.dumps(note))
 
 
-def run_of_launch(output_dir: str | Path) -> Path | None:
-    """The run that this torchrun has begun and starts again now."""
-    return next((run_dir for run_dir, record in _newest_first(output_dir) if is_own(record)), None)
+def run_of_attempt(output_dir: str | Path) -> str | None:
+    """The name of the run that an earlier attempt of this torchrun has begun or continued; None if there is none.
 
-
-def is_own(record: Mapping[str, Any] | None, by_job: bool = True) -> bool:
-    """Whether this torchrun has begun the run with this `run.json`, and starts it again now; `by_job`: see `is_restart_of`."""
-    marks = (record or {}).get("launch")
-    return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks], by_job)
-
-
-def is_stopped(run_dir: Path) -> bool:
-    """Whether a run of this torchrun was stopped as asked, and is started again now."""
-    record = read_run(run_dir) or {}
-    return record.get("is_stopped") is True and is_own(record, by_job=False)
+    A run of that name that began at another time is another one: it was replaced by that attempt, and is back since.
+    """
+    folder = launch_folder()
+    if folder is None:
+        return None
+    note = read_record(folder / ATTEMPT_FILE)
+    name = str(note.get("name"))
+    run = read_run(Path(output_dir) / name)
+    return name if run is not None and run["started"] == note.get("started") else None
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:

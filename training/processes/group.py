@@ -1,13 +1,12 @@
 """The processes of a run: sums over all of them, and the main one's word for the others. One process is a group of one.
 
 Numbers and objects go over the hosts (gloo), so that no GPU is waited for. Where a process fails, its launcher ends the others on
-its machine, and the connections that break end those elsewhere; `liveness` finds machines that are lost without a word.
+its machine, and the connections that break end those elsewhere.
 """
 
 from __future__ import annotations
 
 import signal
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -15,14 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from language import say
 from settings.errors import UserError
-from training.processes.launch import local_processes
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from accelerate import Accelerator
-
-    from training.processes.liveness import Liveness
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(hours=12)  # longer than preparing and saving ever take
@@ -46,7 +42,6 @@ class Group:
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self.rank, self.size, self.is_main, self.is_first_here = 0, 1, True, True
         self.hosts: dist.ProcessGroup | None = None
-        self._liveness: Liveness | None = None
         self.resumes_by("")
         if accelerator is not None and accelerator.num_processes > 1:
             import torch.distributed as dist
@@ -57,11 +52,6 @@ class Group:
                 self.hosts = dist.new_group(timeout=PATIENCE, backend="gloo")
 
     def __enter__(self) -> Group:
-        if self.size > local_processes():
-            from training.processes.liveness import Liveness
-
-            name = self.broadcast(uuid.uuid4().hex)
-            self._liveness = Liveness(self.rank, self.size, name, lambda: self._gone)
         return self
 
     def resumes_by(self, command: str) -> None:
@@ -76,9 +66,7 @@ class Group:
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Make a broken connection a sentence: what broke it is told by the process that failed, or by its launcher."""
-        if self._liveness is not None:
-            self._liveness.leave()
+        """Make a broken connection a sentence: what broke it is said by the process that failed, or by its launcher."""
         words = str(error).lower()
         if self.size > 1 and isinstance(error, RuntimeError) and any(sign in words for sign in BROKEN_CONNECTION):
             with suppress(ValueError):  # the launcher's signal must not cut the explanation short

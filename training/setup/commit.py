@@ -15,8 +15,7 @@ from settings.errors import refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, writing
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import create_run, resume_run
-from training.processes.launch import launch_marks
+from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
 from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun, kind_of
@@ -35,6 +34,8 @@ def commit(run: ResolvedRun) -> None:
     if (repository := run.config.run.push_to_hub) is not None:
         run.group.run_on_main(lambda: create_repository(repository))
     run.group.run_on_main(lambda: _open_folder(run))
+    if run.group.is_first_here:
+        note_attempt(run.run_dir)
     run.notes += [run.lock.warning] if run.lock.warning else []
 
 
@@ -96,7 +97,7 @@ def _open_folder(run: ResolvedRun) -> None:
     if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
         settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
     if config.train.is_keep_training:
-        resume_run(run.run_dir, launch=launch_marks())
+        resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
                 settings.save(fresh)
@@ -105,7 +106,7 @@ def _open_folder(run: ResolvedRun) -> None:
         refuse(run.lock.acquire(run.run_dir))
         create_run(
             config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
+            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective,
         )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
         keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
