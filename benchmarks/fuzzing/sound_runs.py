@@ -115,14 +115,15 @@ def use_settings(folder: Path) -> None:
 
 def use_record(folder: Path) -> None:
     from training.checkpoints.run_lock import RunLock
-    from training.checkpoints.runs import newest_run, read_run, resume_run
+    from training.checkpoints.runs import read_run, resume_run, runs_newest_first
 
-    newest_run(folder, needs_model=True)
+    for run in runs_newest_first(folder):
+        assert run.model_folder is not None or not run.is_finished
     with RunLock() as owner, RunLock() as other:
         owner.acquire(folder / "a")
         assert other.acquire(folder / "a")
     resume_run(folder / "a")
-    assert read_run(folder / "a") is None or newest_run(folder) == folder / "a"
+    assert read_run(folder / "a") is None or runs_newest_first(folder)[0].folder == folder / "a"
 
 
 def use_checkpoints(folder: Path) -> None:

@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,56 +202,51 @@ def only_pretrained(model: str | Path) -> bool:
     return record is not None and record.get("objective") in STREAM_OBJECTIVES
 
 
-def newest_run(
-    output_dir: str | Path,
-    kind: str | None = None,
-    needs_model: bool = False,
-    is_finished: bool = False,
-    is_of_text: bool = False,
-) -> Path | None:
-    """The run that was started or resumed last.
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as its folder says.
 
     Args:
-        output_dir: folder of all runs; may be missing.
-        kind: one of `KINDS`; None: any.
-        needs_model: pass over runs that have saved nothing yet. is_finished: and over those that have published no model.
-        is_of_text: and over those that have trained on pairs or labels.
+        kind: one of `KINDS`.
+        objective: what it has trained on; empty where it does not say.
+        order: grows with each start and resume, whatever the clock says.
     """
-    for run_dir, record in _newest_first(output_dir):
-        if kind not in (None, record["kind"]) or (is_of_text and not _is_of_text(record)):
-            continue
-        if not needs_model and not is_finished:
-            return run_dir
-        model = model_folder(run_dir)
-        if model == run_dir or (model is not None and not is_finished):
-            return run_dir
-    return None
+
+    folder: Path
+    kind: str
+    objective: str
+    order: float
+
+    @property
+    def model_folder(self) -> Path | None:
+        """See `model_folder`."""
+        return model_folder(self.folder)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has published its model."""
+        return self.model_folder == self.folder
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it has pretrained on text; a run that does not say is taken to have done so."""
+        return self.kind == "pretrain" and self.objective in ("", *STREAM_OBJECTIVES)
 
 
-def finished_pretraining(output_dir: str | Path) -> list[Path]:
-    """The runs that have pretrained on text and published their model, the newest first."""
-    return [
-        run_dir
-        for run_dir, record in _newest_first(output_dir)
-        if record["kind"] == "pretrain" and _is_of_text(record) and model_folder(run_dir) == run_dir
-    ]
-
-
-def _is_of_text(record: Mapping[str, Any]) -> bool:
-    """Whether a run has trained on text; of one that does not say it is taken to be so."""
-    return record.get("objective", "") in ("", *STREAM_OBJECTIVES)
-
-
-def _newest_first(output_dir: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Folder and record of each run, in the order in which they were started or resumed last."""
-    found = [(folder, record) for folder in saved_runs(Path(output_dir)) if (record := read_run(folder)) is not None]
-    return sorted(found, key=lambda run: (run[1]["order"], run[0]), reverse=True)
+def runs_newest_first(output_dir: str | Path) -> list[SavedRun]:
+    """The runs of a folder, which may be missing, in the order in which they were started or resumed last."""
+    runs = []
+    for folder in saved_runs(Path(output_dir)):
+        record = read_run(folder)
+        if record is not None:
+            runs.append(SavedRun(folder, record["kind"], record.get("objective", ""), record["order"]))
+    return sorted(runs, key=lambda run: (run.order, run.folder), reverse=True)
 
 
 def _next_order(output_dir: Path) -> float:
     """The time, but after every run that is there: a clock that is set back does not change which is the newest."""
-    newest = [float(record["order"]) for _, record in _newest_first(output_dir)[:1]]
-    return max([time.time(), *(order + 1e-3 for order in newest)])
+    runs = runs_newest_first(output_dir)
+    return max(time.time(), runs[0].order + 1e-3) if runs else time.time()
 
 
 def model_folder(run_dir: str | Path) -> Path | None:

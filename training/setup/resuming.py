@@ -18,7 +18,7 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.precedence import model_presets
-from training.checkpoints.runs import newest_run
+from training.checkpoints.runs import runs_newest_first
 from training.processes.launch import num_processes
 
 
@@ -39,13 +39,13 @@ def find_run_to_resume(config: Config) -> Path:
             told = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
             raise UserError(say(told, run=config.run.run_name, folder=output_dir))
         return folder
-    run = newest_run(output_dir)
-    if run is None:
+    runs = runs_newest_first(output_dir)
+    if not runs:
         raise UserError(
             "--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one",
             output_dir=output_dir,
         )
-    return run
+    return runs[0].folder
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:
