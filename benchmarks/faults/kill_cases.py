@@ -202,7 +202,7 @@ class Case:
         for path in (run / "checkpoints").glob("step_*"):
             if found := damages(path):
                 verdict.problems.append(f"{path.name} is torn: {found[0]}")
-        latest = Checkpoints(run, 1).whole()
+        latest = Checkpoints(run, 1).latest()
         if latest is None:
             return 0
         ours = contents(latest)
