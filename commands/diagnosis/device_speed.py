@@ -60,7 +60,7 @@ def steps(request: ProbeRequest) -> tuple[list[Finding], Timed]:
     """Waits, speed, answers and a recovered out-of-memory error of the step that a plan has chosen."""
     config, choice = request.config, request.choice
     device = devices.pick(config.run.device)
-    run = ResolvedRun(config, config)
+    run = ResolvedRun(config)
     run.device = device
     engine = build(run, choice)
     lengths = [pair for micro_batch in request.steps[0] for pair in micro_batch]

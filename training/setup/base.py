@@ -88,8 +88,9 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         if config.model.is_text:
             # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
             config = _with_answers_of(config, run.notes if is_new else [], home, base)
-        is_gone = not is_new and not run.asked.given("tokenizer_dir") and not Path(config.data.tokenizer_dir).exists()
-        # resumed on another machine it may be gone; the checkpoint has the same files
+        # Resumed on another machine, it may be gone unless this start names it; the checkpoint has the same files.
+        is_from_record = not is_new and config.origin("tokenizer_dir") != "flag"
+        is_gone = is_from_record and not Path(config.data.tokenizer_dir).exists()
         if config.data.tokenizer_dir == AUTO or is_gone:
             has_tokens = is_adapter(base) and read_info(base).settings.tokens is not None
             config = config.changed(tokenizer_dir=str(base if has_tokens else home))

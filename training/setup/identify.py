@@ -88,7 +88,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     Raises:
         UserError: the run is another process's, or there is none to resume.
     """
-    run = ResolvedRun(config, config, group)
+    run = ResolvedRun(config, group)
     run.budget = host_budget(config.memory.memory_budget, local_processes())
     run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     run.lock = held.enter_context(RunLock())

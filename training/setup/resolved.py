@@ -33,8 +33,8 @@ class ResolvedRun:
     """A run as far as it is decided; after the last stage nothing in `config` that counts for the whole run is auto.
 
     Args:
-        asked: the settings as this start was given them. config: those of the run, with what was decided in them; what the machine decides stays as it was asked for, since the run may
-            go on on another.
+        config: the settings of the run, with what was decided in them; what the machine decides stays as it was asked for, since
+            the run may go on on another.
         group: the processes of the run.
         notes: warnings, shown when the log is open. told: what is shown before, since preparing data may take hours.
         resumed_dir: folder of the run that goes on; None: a new run.
@@ -45,7 +45,6 @@ class ResolvedRun:
         base_bytes: what the process held before the weights.
     """
 
-    asked: Config
     config: Config
     group: Group = field(default_factory=Group)
     notes: list[str] = field(default_factory=list)
