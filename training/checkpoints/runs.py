@@ -99,16 +99,22 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
 
 
 def create_run(
-    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, fill: Callable[[Path], object] = lambda folder: None,
+    output_dir: str | Path,
+    name: str,
+    kind: str,
+    *,
+    overwrite: bool = False,
+    fill: Callable[[Path], object] = lambda folder: None,
     objective: str = "",
-) -> Path:  # fmt: skip
+) -> Path:
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
     Args:
         output_dir: folder of all runs; made if missing.
         kind: one of `KINDS`.
         overwrite: replace an existing run of that name; it lies beside until `delete_replaced_run`.
-        fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
+        fill: puts further files into the folder it is given.
+        objective: what the run trains on, for those who use the model.
     Returns:
         the run's folder.
     Raises:
@@ -121,8 +127,16 @@ def create_run(
         problems = check_new_run(output_dir, name, overwrite)
     refuse(problems)
     with writing("output_dir", output_dir), atomic_folder(run_dir, keeps_replaced=True) as folder:
-        about = {"name": name, "kind": kind, "objective": objective}
-        _write_record(folder, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
+        _write_record(
+            folder,
+            {
+                "name": name,
+                "kind": kind,
+                "objective": objective,
+                "started": time.time(),
+                "order": _next_order(run_dir.parent),
+            },
+        )
         fill(folder)
     return run_dir
 
