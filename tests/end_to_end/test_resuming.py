@@ -42,6 +42,7 @@ def test_a_launchers_restart_goes_on_and_replaces_nothing(
     assert {"step_00000010", "step_00000012"} <= names and f"step_{STEPS:08}" not in names
     (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_ERROR_FILE", str(launch / "attempt_1" / "0" / "error.json"))
+    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")
     done = place.do("train", *flags, "--overwrite=True")
     assert f"continuing from step {12}" not in done.stdout, "nothing was damaged"
     assert place.losses("cut") == pretrained.place.losses("whole")

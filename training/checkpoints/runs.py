@@ -18,6 +18,7 @@ from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from run_files import RUN_FILE, read_record, saved_runs
 from settings.errors import UserError, reason_of, refuse
+from settings.fields import AUTO
 from settings.names import name_problem, shown_name
 from storage import (
     TEMPORARY,
@@ -31,7 +32,7 @@ from storage import (
     writing,
 )
 from training.checkpoints.folder import Checkpoints
-from training.processes.launch import launch_folder
+from training.processes.launch import launch_folder, restarts
 
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
@@ -181,18 +182,23 @@ def note_attempt(run_dir: Path) -> None:
             write_text(folder / ATTEMPT_FILE, json.dumps(note))
 
 
-def run_of_attempt(output_dir: str | Path) -> str | None:
+def run_of_attempt(output_dir: str | Path, name: str) -> str | None:
     """The name of the run that an earlier attempt of this torchrun has begun or continued; None if there is none.
 
-    A run of that name that began at another time is another one: it was replaced by that attempt, and is back since.
+    A run that began at another time is another one: it was replaced by that attempt, and is back since.
+
+    Args:
+        name: as this start gives it, or "auto".
     """
     folder = launch_folder()
-    if folder is None:
+    if folder is None or restarts() == 0:
         return None
     note = read_record(folder / ATTEMPT_FILE)
-    name = str(note.get("name"))
-    run = read_run(Path(output_dir) / name)
-    return name if run is not None and run["started"] == note.get("started") else None
+    noted_name = str(note.get("name"))
+    if name not in (AUTO, noted_name):
+        return None
+    run = read_run(Path(output_dir) / noted_name)
+    return noted_name if run is not None and run["started"] == note.get("started") else None
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:

@@ -96,12 +96,16 @@ def is_first_to_end() -> bool:
         return rank() == 0
     try:
         store = dist.distributed_c10d._get_default_store()
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return bool(store.add(f"ended/{attempt}", 1) == 1)
+        return bool(store.add(f"ended/{restarts()}", 1) == 1)
     except RuntimeError:  # The process with the store is gone.
         return True
     except KeyboardInterrupt:  # The launcher ends this process, because another one has ended.
         return False
+
+
+def restarts() -> int:
+    """How often torchrun has started this run again."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def launch_folder() -> Path | None:

@@ -93,7 +93,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     run.lock = held.enter_context(RunLock())
     run.heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
-    earlier = group.first_of(run_of_attempt(config.run.output_dir))
+    earlier = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))
     if earlier is not None:
         config = config.changed(run_name=earlier, is_keep_training=True)
     name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)

@@ -68,6 +68,7 @@ def test_a_restart_of_torchrun_continues_the_run_of_its_first_attempt(
     run_dir = saved_run(tmp_path, overwrite="True")
     note_attempt(run_dir)
     create_run(tmp_path, "newer", "pretrain")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     resumed = identified(now(tmp_path, **flags))
     assert (resumed.run.run_name, resumed.train.is_keep_training, resumed.run.overwrite) == ("r", True, False)
 
@@ -87,10 +88,13 @@ def test_a_restart_takes_no_run_that_its_first_attempt_has_not_begun(
     (tmp_path / "none_y").mkdir()
     run_dir = saved_run(tmp_path)
     note_attempt(run_dir)
-    assert run_of_attempt(tmp_path) == "r"
+    assert run_of_attempt(tmp_path, "r") is None, "the first attempt may train several runs in turn"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert run_of_attempt(tmp_path, "r") == run_of_attempt(tmp_path, "auto") == "r"
+    assert run_of_attempt(tmp_path, "other") is None
     record = json.loads((run_dir / "run.json").read_text())
     (run_dir / "run.json").write_text(json.dumps({**record, "started": 1.0}))
-    assert run_of_attempt(tmp_path) is None
+    assert run_of_attempt(tmp_path, "r") is None
 
 
 def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
