@@ -220,7 +220,6 @@ class RunConfig:
 
     run_name = "auto"  # folder under output_dir and log_dir; auto: pretrain_ or finetune_ plus the time
     output_dir = "model_save"  # folder for models and checkpoints
-    checkpoint_mirror = None  # address to copy checkpoints to and restore them from, such as s3://bucket/folder
     log_dir = "logs"  # folder for logs and metrics
     overwrite = False  # replace an existing run of that name
     seed = 42  # seed of initial weights, data order, masks and dropout

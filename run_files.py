@@ -14,22 +14,26 @@ from typing import Any
 
 from storage import open_plain, read_text
 
-METRICS_FILE, HEARTBEAT_FILE, REQUEST_FILE, LAUNCH_FILE = "metrics.jsonl", "heartbeat.json", "request", "launch.json"
-# numbers of an `eval` event that are no score: which step, and of how much
+METRICS_FILE = "metrics.jsonl"
+HEARTBEAT_FILE = "heartbeat.json"
+REQUEST_FILE = "request"
+LAUNCH_FILE = "launch.json"
+RUN_FILE = "run.json"
+SETTINGS_FILE = "settings.json"
+OWNER_FILE = "owner.json"
+# The numbers of an `eval` event that are no score: which step, and of how much.
 EVAL_COUNTS = ("step", "rows", "tokens", "answered_rows", "averaged_checkpoints")
-LESS_IS_BETTER = ("loss", "mse")  # of its scores, also of one validation set: news/loss
-RUN_FILE, SETTINGS_FILE, OWNER_FILE = "run.json", "settings.json", "owner.json"
+LESS_IS_BETTER = ("loss", "mse")  # Scores, also those of one validation set, such as news/loss.
 LONGEST_LINE = 2**20
-MOST_DIGITS = 20  # of a whole number; no count has more
+MOST_DIGITS = 20  # A whole number with more is no count.
 
 
 def run_names(log_dir: Path, output_dir: Path) -> list[str]:
     """Names of all runs, sorted; hidden folders are none."""
-    found = [
-        path.parent.name for file in (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE) for path in log_dir.glob(f"*/{file}")
-    ]
-    found += [folder.name for folder in saved_runs(output_dir)]
-    return sorted({name for name in found if not name.startswith(".")})
+    names = {folder.name for folder in saved_runs(output_dir)}
+    for file in (METRICS_FILE, LAUNCH_FILE, HEARTBEAT_FILE):
+        names |= {path.parent.name for path in log_dir.glob(f"*/{file}")}
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def saved_runs(output_dir: Path) -> list[Path]:
@@ -76,16 +80,16 @@ class EventReader:
                 if not is_ended and len(line) < LONGEST_LINE:
                     return
                 self.offset, self._last = self.offset + len(line), line
-                event = event_of(line) if is_begun and is_ended else None
+                event = _event_of(line) if is_begun and is_ended else None
                 is_begun = is_ended
                 if event is not None:
                     yield event
 
 
-def event_of(line: bytes) -> dict[str, Any] | None:
+def _event_of(line: bytes) -> dict[str, Any] | None:
     """The event of a line; None where it holds none."""
     try:
-        event = plain_json(line)
+        event = _json_of(line)
     except (ValueError, RecursionError):
         return None
     is_event = isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("step", 0)) is int
@@ -95,13 +99,13 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 def read_record(path: Path) -> dict[str, Any]:
     """A small JSON object that somebody may be replacing; empty where there is none."""
     try:
-        content = plain_json(read_text(path))
+        content = _json_of(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def plain_json(text: str | bytes) -> Any:
+def _json_of(text: str | bytes) -> Any:
     """JSON with null for numbers that are not finite, and for whole ones of more digits than any count has.
 
     Raises:

@@ -105,7 +105,7 @@ def _answered(arguments: list[str]) -> int:
 def _interrupted(interruption: KeyboardInterrupt) -> int:
     from training.report.endings import Interrupted  # light
 
-    _print_once("\n" + (reason_of(interruption) or say("interrupted")))
+    _print_end("\n" + (reason_of(interruption) or say("interrupted")))
     return interruption.code if isinstance(interruption, Interrupted) else INTERRUPTED
 
 
@@ -173,9 +173,9 @@ def _run(name: str, config: Config) -> None:
         library_here()  # compiled now, while this process is small
     learns_pairs, data = config.train.is_finetune and config.train.is_keep_training is False, config.data.train_file
     if name == "train" and learns_pairs and data is None:
-        _print_once(say("no --train_file: finetuning on the built-in samples, pairs from the Python standard library"))
+        _print_note(say("no --train_file: finetuning on the built-in samples, pairs from the Python standard library"))
     for note in (*edit_notes(config, name), *unheeded(config, name)):
-        _print_once(note)
+        _print_note(note)
     if name in ("train", "dpo"):
         _train(config)
         return
@@ -234,7 +234,7 @@ def _load(name: str, words: Sequence[str]) -> Config:
         value, positive = values[-1], flag.removeprefix("no").lstrip("_")
         if len(set(values)) > 1:  # the last one counts, as scripts that add theirs at the end expect
             told = "{name} is given {count} times; the last one, {name}={value}, applies"
-            _print_once(say(told, name=f"--{flag}", count=len(values), value=value or ""))
+            _print_note(say(told, name=f"--{flag}", count=len(values), value=value or ""))
         facts = taken.get(flag)
         if facts is None and flag.startswith("no") and positive in switches:
             problems.append(say("--{flag}: no such flag; write --{positive}=False", flag=flag, positive=positive))
@@ -269,18 +269,31 @@ def _print_refusal(name: str, error: UserError) -> None:
         room = min(WIDEST, shutil.get_terminal_size().columns)
         lines = [part for line in lines for part in paragraphs(line, room)]
     told = "\n".join([str(join(": ", [name or NAME, heading])), *lines])
-    _print_once(told, is_cause=error.exit_code > 1)
+    _print_end(told)
 
 
-def _print_once(text: str, is_cause: bool = True, is_own: bool = False) -> None:
-    """Tell how it ended, where no other process of a launch does or it is this one's own, and somebody still listens."""
-    from training.processes.launch import is_told_elsewhere, num_processes, rank  # light
+def _print_note(text: str) -> None:
+    """Print what all processes know, once."""
+    from training.processes.launch import rank  # light
 
-    if not is_told_elsewhere(text, is_cause) or is_own:
-        who = "process {rank} of {count} on {host}: "
-        facts = {"rank": rank(), "count": num_processes(), "host": platform.node()}
-        with suppress(OSError, ValueError):  # how it ended is told by the exit code
-            print((say(who, **facts) if rank() else "") + text, file=sys.stderr)
+    if rank() == 0:
+        _print(text)
+
+
+def _print_end(text: str) -> None:
+    """Print why this process ends, unless another process of its run has done so, or nobody reads it any more."""
+    from training.processes.launch import is_first_to_end, num_processes, rank  # light
+
+    if not is_first_to_end():
+        return
+    facts = {"rank": rank(), "count": num_processes(), "host": platform.node()}
+    who = say("process {rank} of {count} on {host}: ", **facts) if rank() else ""
+    _print(who + text)
+
+
+def _print(text: str) -> None:
+    with suppress(OSError, ValueError):  # Nobody reads it; the exit code says how it ended.
+        print(text, file=sys.stderr)
 
 
 def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
@@ -303,7 +316,7 @@ def _report_crash(error: BaseException, arguments: Sequence[str]) -> None:
             return
     summary = reason_of(error)
     told = "unexpected {error}: {summary}; the traceback is in {place}"
-    _print_once(say(told, error=type(error).__name__, summary=summary, place=place), is_own=True)
+    _print_end(say(told, error=type(error).__name__, summary=summary, place=place))
 
 
 def _typed(arguments: Sequence[str], flag: str, otherwise: str) -> str:

@@ -33,17 +33,24 @@ from settings.errors import refuse
 from settings.fields import AUTO
 from storage import writing
 from training.averaging import publish_mean
-from training.checkpoints.runs import delete_replaced_run, note_stop, publish, restore_replaced_run
+from training.checkpoints.runs import delete_replaced_run, publish, restore_replaced_run
 from training.evaluating import evaluate, show_predictions, show_samples
 from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
 from training.processes.interrupts import Interrupts
-from training.processes.launch import foreign_engines, launch_problems, local_processes, local_rank, num_processes
+from training.processes.launch import (
+    foreign_engines,
+    launch_problems,
+    local_processes,
+    local_rank,
+    may_be_restarted,
+    num_processes,
+)
 from training.recording import Recorder, announce
 from training.recovering import after_unsound, end_sharded, give_up, recover
 from training.report.card import write_card
-from training.report.endings import SAVE, STOP, Interrupted
+from training.report.endings import SAVE, STOP, Interrupted, StaysStopped
 from training.report.history import plot
 from training.report.run_log import Listener, RunLog
 from training.report.summary import Summary, resume_command
@@ -70,6 +77,7 @@ class Requests(NamedTuple):
     stops: bool  # by a signal, the page or a callback
     saves: bool
     is_exhausted: bool  # by the memory controller, which has nothing left to reduce
+    stays_stopped: bool  # by the page or a callback, unlike by a signal, which may mean one machine only
 
     @property
     def ends_run(self) -> bool:
@@ -175,7 +183,8 @@ class LowMemTrainer:
         if self.group.is_main:
             delete_replaced_run(run.run_dir)
         self.recorder = Recorder(self.live, plan)
-        self.interrupts, self.stays_stopped = held.enter_context(Interrupts(self.group.is_main)), False
+        self.interrupts = held.enter_context(Interrupts(self.group.is_main))
+        self.stays_stopped = False
         log.start()
         run.threads.look_anew()
 
@@ -211,13 +220,12 @@ class LowMemTrainer:
             if requests.is_exhausted and not is_last:
                 give_up(live)
             if requests.stops and not is_last:
-                told = say(
+                ending = StaysStopped if requests.stays_stopped and may_be_restarted() else Interrupted
+                text = say(
                     "stopped after step {step}, saved in {folder}; continue with\n  {command}",
                     step=number, folder=live.run.run_dir, command=resume_command(self.config),
                 )  # fmt: skip
-                if live.is_main and self.stays_stopped:
-                    note_stop(live.run.run_dir)
-                raise Interrupted(told)
+                raise ending(text)
         for remark in live.best.remarks(live.state.step):
             self.log.tell(remark)
 
@@ -241,8 +249,9 @@ class LowMemTrainer:
         request = self.log.poll_request()
         if request == STOP:
             self.interrupts.stop()
-            self.stays_stopped = True  # unlike after a signal, which may mean this machine only
-        here = (self.interrupts.stop_requested, request == SAVE, self.live.controller.exhausted is not None)
+            self.stays_stopped = True
+        is_exhausted = self.live.controller.exhausted is not None
+        here = (self.interrupts.stop_requested, request == SAVE, is_exhausted, self.stays_stopped)
         return Requests(*(count > 0 for count in self.group.all_reduce_sum(*map(float, here))))
 
     def _finish(self) -> Summary:
@@ -256,12 +265,6 @@ class LowMemTrainer:
         log.memory(live.state.step, "end")
         self.monitor.stop()
         summary = self.recorder.end(prompt or "...")
-        if live.mirror is not None and (step := live.mirror.uncopied_step) is not None:
-            told = (
-                "the mirror has no copy of the last checkpoint, step {step} (reason above); copy {folder} elsewhere "
-                "yourself"
-            )
-            log.tell(say(told, step=step, folder=run.run_dir))
         if live.is_main and best is not None:
             with writing("output_dir", self.config.run.output_dir):
                 write_card(run.run_dir, run.run_dir)

@@ -57,7 +57,7 @@ from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
 from settings.fields import AUTO, counted, near_path, parse, read_settings_file
-from training.checkpoints.runs import model_folder, newest_run
+from training.checkpoints.runs import model_folder, runs_newest_first
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
 from training.evaluation.prompt_parts import PromptParts
@@ -410,15 +410,15 @@ def find_models(config: Config) -> list[ModelFolders]:
     if named == AUTO and adapter is not None:
         return [ModelFolders.of(base_of(ModelFolders.of(Path(), adapter).learnt), adapter)]
     if named == AUTO:
-        run = newest_run(config.run.output_dir, needs_model=True)
-        if run is None:
+        folders = [run.folder for run in runs_newest_first(config.run.output_dir) if run.model_folder is not None]
+        if not folders:
             raise UserError(
                 say(
                     "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
                     output_dir=config.run.output_dir,
                 )
             )
-        named = str(run)
+        named = str(folders[0])
     is_one = model_folder(named) is not None or Path(named).exists()
     names = [named] if is_one else [name.strip() for name in named.split(",") if name.strip()]
     folders = [_existing(name) for name in names or [named]]

@@ -100,8 +100,8 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     Raises:
         UserError: what was named is not there, and no --model_preset says what it is like.
     """
-    run, train = ResolvedRun(config, config), config.train
-    if goes_on(config, brings=False):
+    run, train = ResolvedRun(config), config.train
+    if goes_on(config):
         run.resumed_dir = find_run_to_resume(config)
         run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
     elif config.run.run_name != AUTO:

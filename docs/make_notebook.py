@@ -73,7 +73,7 @@ Hugging Face folder; its `README.md` says how it was made.""",
 COLAB = (
     """# Finetune Flan-T5 on Colab
 
-Choose *Runtime > Change runtime type > T4 GPU*, then *Runtime > Run all*. Checkpoints are copied to Google Drive. When the session
+Choose *Runtime > Change runtime type > T4 GPU*, then *Runtime > Run all*. Checkpoints are written to Google Drive. When the session
 ends before the run does, open this notebook again and run all cells: training continues after the last checkpoint.
 
 The first cell has what you may want to change. `DATA` may also be a file on Drive, such as `f"{FOLDER}/pairs.jsonl"`; each line has a
@@ -95,19 +95,18 @@ This shows what the machine offers, what limits it, and what to do about it.""",
     """!python -m frugalt5 doctor""",
     """## Train
 
-The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. If a copy to
-Drive fails, the run continues, tries again at the next checkpoint, and says at its end if one is missing.""",
+The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. The run's folder is
+`flan` in `FOLDER`.""",
     """!python -m frugalt5 train --is_finetune=True --is_keep_training=auto --run_name=flan \\
     --finetune_from={MODEL} --train_file={DATA} --source_prefix="summarize: " \\
     --max_seq_len=512 --max_target_len=128 --effective_batch_size=32 --max_steps={STEPS} \\
-    --checkpoint_mirror=file://{FOLDER}""",
+    --output_dir={FOLDER}""",
     """## Use it
 
-`evaluate` measures on held-out rows. The last line copies the finished model to Drive; `transformers` loads this folder.""",
-    """!python -m frugalt5 evaluate --model=model_save/flan
-!python -m frugalt5 generate --model=model_save/flan \\
-    --input="Ann: Are you coming on Friday? Ben: Only if Carla drives. Ann: She does."
-!mkdir -p {FOLDER}/finished && cp model_save/flan/*.* {FOLDER}/finished""",
+`evaluate` measures on held-out rows. The model stays on Drive; `transformers` loads its folder.""",
+    """!python -m frugalt5 evaluate --model={FOLDER}/flan
+!python -m frugalt5 generate --model={FOLDER}/flan \\
+    --input="Ann: Are you coming on Friday? Ben: Only if Carla drives. Ann: She does." """.rstrip(),
 )
 
 KAGGLE = (
@@ -123,7 +122,6 @@ DATA = "hf://knkarthick/dialogsum"  # dialogues and their summaries; or a file b
 STEPS = 1000
 KEPT = "YOUR-NAME/flan-checkpoints"
 CONTINUE = False
-MIRROR = "/tmp/mirror"
 """,
     "",
     """%pip install -q frugalt5""",
@@ -134,25 +132,25 @@ This shows what the machine offers, what limits it, and what to do about it.""",
     """## Train
 
 The memory budget is what is free on the card, and the plan chooses batch size and checkpointing to stay inside it. A callback receives
-each event of the run; this one uploads the mirror after each checkpoint.""",
+each event of the run; this one uploads the folder of runs after each checkpoint.""",
     """import shutil
 
 import kagglehub
 from frugalt5 import LowMemTrainer, load
 
 if CONTINUE:
-    shutil.copytree(kagglehub.dataset_download(KEPT), MIRROR, dirs_exist_ok=True)
+    shutil.copytree(kagglehub.dataset_download(KEPT), "model_save", dirs_exist_ok=True)
 
 
 def upload(event):
     if event["event"] == "checkpoint":
-        kagglehub.dataset_upload(KEPT, MIRROR, version_notes=f"step {event['step']}")
+        kagglehub.dataset_upload(KEPT, "model_save", version_notes=f"step {event['step']}")
 
 
 config = load("train", {
     "is_finetune": True, "is_keep_training": "auto", "run_name": "flan", "finetune_from": MODEL, "train_file": DATA,
     "source_prefix": "summarize: ", "max_seq_len": 512, "max_target_len": 128, "effective_batch_size": 32, "max_steps": STEPS,
-    "save_steps": max(STEPS // 4, 1), "checkpoint_mirror": f"file://{MIRROR}",
+    "save_steps": max(STEPS // 4, 1), "keep_latest_n_ckp": 1,
 })
 summary = LowMemTrainer(config, callbacks=[upload]).train()""",
     """## Use it

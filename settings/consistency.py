@@ -194,12 +194,6 @@ def _of_training(config: Config) -> Iterator[str]:
     if os.path.abspath(config.run.log_dir) == os.path.abspath(config.run.output_dir):
         told = "--log_dir = {folder}, is the output_dir too, where the run has a folder of the same name; give it another one"
         yield say(told, folder=config.run.log_dir)
-    mirror = config.run.checkpoint_mirror
-    if mirror is not None and "://" not in mirror:
-        yield say(
-            "--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///..",
-            mirror=mirror,
-        )
 
 
 def _preferences(config: Config) -> Iterator[str]:

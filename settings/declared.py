@@ -370,9 +370,6 @@ class RunConfig:
         AUTO, "folder under output_dir and log_dir; auto: pretrain_ or finetune_ plus the time"
     )
     output_dir: str = setting("model_save", "folder for models and checkpoints", is_place=True)
-    checkpoint_mirror: str | None = setting(
-        None, "address to copy checkpoints to and restore them from, such as s3://bucket/folder", is_place=True
-    )
     log_dir: str = setting("logs", "folder for logs and metrics", is_place=True)
     overwrite: bool = setting(False, "replace an existing run of that name")
     seed: int = defining(42, "seed of initial weights, data order, masks and dropout", low=0, high=2**63 - 1)
@@ -783,6 +780,6 @@ def unlisted(command: str) -> frozenset[str]:
         return frozenset()
     groups = ("metrics", "generate", "cleaning")
     names = (
-        "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub", "answers", "num_answers",
+        "prepare_workers", "seed", "log_dir", "overwrite", "run_name", "push_to_hub", "answers", "num_answers",
     )  # fmt: skip
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)

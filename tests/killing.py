@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 from benchmarks.faults.disk_faults import watch_changes
-from benchmarks.faults.mirror_faults import watch_mirrors
 
 DIED = 77
 
@@ -23,8 +22,8 @@ def run_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def die_at(number: int, is_after: bool, is_mirror: bool = False) -> None:
-    """Let this process die before, or after, the call of this number that changes the disk, or any mirror."""
+def die_at(number: int, is_after: bool) -> None:
+    """Let this process die before, or after, the call of this number that changes the disk."""
     calls = iter(range(1_000_000))
 
     def around(name: str, plain: Callable[..., object], *arguments: object, **named: object) -> object:
@@ -37,4 +36,4 @@ def die_at(number: int, is_after: bool, is_mirror: bool = False) -> None:
             if is_last:
                 os._exit(DIED)
 
-    (watch_mirrors if is_mirror else watch_changes)(around)
+    watch_changes(around)

@@ -18,12 +18,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def run_ranks(script: Path, count: int, *words: str, kill_last: bool = False) -> list[tuple[int, str]]:
-    """Exit code and messages of each process. The store lives in process 0.
-
-    Args:
-        kill_last: end all others once process 0 has ended.
-    """
+def run_ranks(script: Path, count: int, *words: str) -> list[tuple[int, str]]:
+    """Exit code and messages of each process. The store lives in process 0."""
     shared = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true",
@@ -36,8 +32,6 @@ def run_ranks(script: Path, count: int, *words: str, kill_last: bool = False) ->
         ]
         try:
             for child in children:
-                if kill_last and child is not children[0]:
-                    child.kill()
                 child.join(100)
             codes = [child.exitcode if child.exitcode is not None else -1 for child in children]
             return [(code, error.read_text(encoding="utf8")) for code, error in zip(codes, errors, strict=True)]

@@ -1,5 +1,5 @@
-"""What happens around the step. In front: `ahead`, all before torch; `opening`, all before the first step; `live`, what is in
-training now, and what is done with it: `evaluating`, `saving`, `averaging`, `recovering`, `recording`, `divergence`. Rooms, each of which may
-import those before it: `report`, `processes`, `evaluation`, `checkpoints`, `start`, `budget`. The trainer and the commands import
-from here, nothing below.
+"""What happens around the step. `live` is a run while it trains; beside it stands what is done with one: `evaluating`, `saving`,
+`averaging`, `recovering` (after `divergence`, too) and `recording`; `probing` measures the largest steps before the first one.
+Rooms: `report`, `processes`, `evaluation`, `checkpoints` and `setup`, of which the last imports from the others. The trainer and the
+commands import from here, nothing below does.
 """

@@ -98,7 +98,7 @@ def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
     base = 0 if device.is_separate_memory else high_water.peak_bytes()
     tune_malloc(choice.malloc)
     with phase("load"):
-        run = ResolvedRun(config, config, base=request.base)
+        run = ResolvedRun(config, base=request.base)
         run.device = device
         if request.data is not None and request.data.answers is not None:
             run.tree = AnswerTree.load(request.data.answers / TREE_FILE)

@@ -23,7 +23,7 @@ from training.processes.group import Group
 
 
 def save(live: LiveRun, is_best: bool) -> bool:
-    """Write a checkpoint, and copy it where a mirror is named; False: the model is not finite, nothing was written.
+    """Write a checkpoint. False: the model is not finite, nothing was written.
 
     Raises:
         UserError: the disk is full or cannot be written.
@@ -47,11 +47,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
             held = engine.blockwise.weight_store.loaded
             checkpoints.save(step, lambda folder: write_checkpoint(folder, model, optimizer, companions, held), is_best)
     logger.info("step {} saved to {}", step, path)
-    if live.mirror is not None and live.is_main:
-        problem = live.mirror.push(live.run.run_dir, path)
-        if problem is not None:
-            live.log.tell(problem)
-    live.log.event("checkpoint", step=step, path=path, best=is_best)  # a callback finds the copy too
+    live.log.event("checkpoint", step=step, path=path, best=is_best)
     live.last_good, live.has_saved = step, True
     return True
 

@@ -42,7 +42,6 @@ class Fault:
         log: file for what was counted. rank: of the process that is meant, where several run; None: whichever reads this.
         below: the folder whose state is traced, or that loses power.
         undoes: whether a loss of power undoes what was renamed or made and not waited for.
-        is_mirror: changes at the run's mirror are meant, not those of the disk.
     """
 
     kind: str
@@ -56,7 +55,6 @@ class Fault:
     rank: str | None = None
     below: str = ""
     undoes: bool = False
-    is_mirror: bool = False
 
     def text(self) -> str:
         """For the environment of a child."""
@@ -71,10 +69,6 @@ def start(fault: Fault) -> None:
         _around(fault.function, _Timer(fault).run)
     elif fault.kind == "power":
         watch_changes(PowerLoss(fault).change)
-    elif fault.is_mirror:
-        from benchmarks.faults.mirror_faults import watch_mirrors
-
-        watch_mirrors(_Counter(fault).change)
     else:
         watch_changes(_Counter(fault).change)
 

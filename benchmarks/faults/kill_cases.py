@@ -41,7 +41,7 @@ WORDS = (
     "the", "river", "runs", "under", "a", "stone", "bridge", "where", "small", "boats", "wait", "for", "morning", "light",
 )  # fmt: skip
 Words = tuple[str, ...]
-OUTSIDE = ("logs/", "there/")  # of a run's folder: what times are in, and the mirror
+LOGS = "logs/"  # The files of a folder with times in them.
 
 
 @dataclass
@@ -106,9 +106,8 @@ class Case:
 
     Args:
         words: the command for a folder. begin: fills that folder before. until: of the changes of the disk, those up to
-            the first that holds this text are killed at; none: all. is_mirror: changes of the mirror are.
+            the first that holds this text are killed at; none: all.
         timed: functions inside which it is killed at random: `module:name` -> word for it.
-        loses: what is gone with the machine, besides the process.
     """
 
     name: str
@@ -117,8 +116,6 @@ class Case:
     timed: dict[str, str]
     begin: Callable[[Path], None] = lambda folder: folder.mkdir()
     until: str = ""
-    is_mirror: bool = False
-    loses: Words = ()
     trace: list[dict[str, Any]] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
     _every: dict[str, str] = field(default_factory=dict)
@@ -131,7 +128,7 @@ class Case:
         folder = self.world.folder / f"{self.name}-whole"
         self.begin(folder)
         log = self.world.folder / f"{self.name}.trace"
-        fault = Fault("trace", log=str(log), below=str(folder), is_mirror=self.is_mirror)
+        fault = Fault("trace", log=str(log), below=str(folder))
         code = self.world.run(f"{self.name}-whole", *self.words(folder), fault=fault)
         assert code == 0, f"{self.name}: the unbroken run ended with {code}"
         self.trace = read_rows(log)
@@ -166,7 +163,7 @@ class Case:
 
     def verdict(self, folder: Path) -> Verdict:
         """The same, where no kill before has left the very same disk."""
-        left = f"{steps_done(folder)} {sorted(contents(folder, but=OUTSIDE[:1]).items())}"
+        left = f"{steps_done(folder)} {sorted(contents(folder).items())}"
         if left not in self._judged:
             self._judged[left] = self.judge(folder)
         return self._judged[left]
@@ -177,8 +174,6 @@ class Case:
         trains = self.words(folder)[0] in ("train", "dpo")
         chosen = self._look(folder, verdict) if trains else 0
         done = steps_done(folder)
-        for name in self.loses:
-            shutil.rmtree(folder / name, ignore_errors=True)
         code, screen = self.to_end(folder, self.words(folder))
         if code != 0:
             verdict.problems.append(f"given again, it ended with {code}: {screen[-300:]}")
@@ -197,7 +192,7 @@ class Case:
             verdict.repeated = max(0, done - begun)
             if verdict.repeated > SAVE_STEPS:
                 verdict.problems.append(f"{verdict.repeated} steps were done twice")
-            if begun != chosen and not self.loses:
+            if begun != chosen:
                 verdict.problems.append(f"went on from step {begun}, where {chosen} is whole")
         return verdict
 
@@ -207,7 +202,7 @@ class Case:
         for path in (run / "checkpoints").glob("step_*"):
             if found := damages(path):
                 verdict.problems.append(f"{path.name} is torn: {found[0]}")
-        latest = Checkpoints(run, 1).whole()
+        latest = Checkpoints(run, 1).latest()
         if latest is None:
             return 0
         ours = contents(latest)
@@ -228,14 +223,14 @@ class Case:
         return self._every
 
 
-def contents(folder: Path, but: Words = OUTSIDE) -> dict[str, str]:
+def contents(folder: Path) -> dict[str, str]:
     """Name -> digest of each file below a folder, or where a link leads; what tells times and places left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = os.readlink(path)
-        elif path.is_file() and path.name not in CHANGING and not name.startswith(but) and path.suffix != ".lock":
+        elif path.is_file() and path.name not in CHANGING and not name.startswith(LOGS) and path.suffix != ".lock":
             found[name] = hashlib.sha256(_lasting(path)).hexdigest()
     return found
 

@@ -14,7 +14,6 @@ TRAIN_TIMED = {
     STEP: "step", SAVE: "save", "trainer_low_mem:evaluate": "evaluation",
     f"{CHECKPOINTS}._rotate": "rotation", "trainer_low_mem:publish": "publishing", "memory.cleanup:clean_all": "cleanup",
 }  # fmt: skip
-MIRROR_TIMED = {"training.checkpoints.mirror:Mirror.push": "mirror push"}
 DPO_TIMED = {STEP: "DPO", "trainer_low_mem:attach_reference": "DPO reference"}
 
 
@@ -35,10 +34,6 @@ class Commands:
         if not source.is_dir():
             self.world.run("cut", *self.train(source), fault=Fault("kill", function=STEP, call=4))
         shutil.copytree(source, folder, symlinks=True)
-
-    def mirrored(self, folder: Path) -> Words:
-        """With a mirror beside the run."""
-        return self.train(folder, f"--checkpoint_mirror={(folder / 'there').as_uri()}")
 
     def tokenizer(self, folder: Path) -> Words:
         """Train one."""
@@ -77,7 +72,6 @@ def cases_of(world: World) -> list[Case]:
             one.cut,
             until="symlink step_00000006",
         ),
-        Case("mirror", world, one.mirrored, MIRROR_TIMED, is_mirror=True, loses=("runs", "logs")),
         Case("prepare", world, one.prepare, {"data.prepare.writing:Writing.run": "prepare"}),
         Case("tokenizer", world, one.tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
         Case("dpo", world, one.dpo, DPO_TIMED, one.prepared, until="step_0"),

@@ -109,7 +109,7 @@ def at_every_change(case: Case) -> Iterator[Moment]:
     """Before and after each change of the disk."""
     for number, is_after in case.moments():
         moment = f"{'after' if is_after else 'before'} {case.trace[number]['change']}"
-        yield moment, partial(kill, case, Fault("kill", number, is_after, is_mirror=case.is_mirror))
+        yield moment, partial(kill, case, Fault("kill", number, is_after))
 
 
 def without_power(case: Case) -> Iterator[Moment]:

@@ -115,14 +115,15 @@ def use_settings(folder: Path) -> None:
 
 def use_record(folder: Path) -> None:
     from training.checkpoints.run_lock import RunLock
-    from training.checkpoints.runs import newest_run, read_run, resume_run
+    from training.checkpoints.runs import read_run, resume_run, runs_newest_first
 
-    newest_run(folder, needs_model=True)
+    for run in runs_newest_first(folder):
+        assert run.model_folder is not None or not run.is_finished
     with RunLock() as owner, RunLock() as other:
         owner.acquire(folder / "a")
         assert other.acquire(folder / "a")
     resume_run(folder / "a")
-    assert read_run(folder / "a") is None or newest_run(folder) == folder / "a"
+    assert read_run(folder / "a") is None or runs_newest_first(folder)[0].folder == folder / "a"
 
 
 def use_checkpoints(folder: Path) -> None:
@@ -140,26 +141,6 @@ def use_checkpoints(folder: Path) -> None:
     publish(chosen, folder / "a")
     if told:
         raise UserError(*told)
-
-
-def mirror_folder(folder: Path) -> None:
-    from training.checkpoints.folder import Checkpoints
-    from training.checkpoints.mirror import Mirror
-
-    run_folder(folder / "here")
-    latest = Checkpoints(folder / "here" / "a", keep_latest=2).latest()
-    assert latest is not None
-    assert Mirror((folder / "there").as_uri(), "a").push(folder / "here" / "a", latest) is None
-
-
-def use_mirror(folder: Path) -> None:
-    from training.checkpoints.mirror import Mirror
-
-    kept = folder / "kept"
-    kept.write_text("of somebody else")
-    Mirror((folder / "there").as_uri(), "a").restore(folder / "new" / "a", 1)
-    assert kept.read_text() == "of somebody else"
-    assert {path.name for path in folder.iterdir()} <= {"here", "there", "new", "kept"}
 
 
 def metrics_file(path: Path) -> None:
@@ -263,9 +244,6 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "owner": (run_folder, use_record, "a/owner.json"),
     "sums": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/checksums.json"),
     "checkpoint": (run_folder, use_checkpoints, "a/checkpoints/step_00000020/model.safetensors"),
-    "mirror": (mirror_folder, use_mirror, "there/a/LATEST"),
-    "mirrored sums": (mirror_folder, use_mirror, "there/a/checkpoints/step_00000020/checksums.json"),
-    "mirrored settings": (mirror_folder, use_mirror, "there/a/settings.json"),
     "metrics.jsonl": (metrics_file, use_metrics, ""),
     "speeds.json": (speeds_file, use_speeds, ""),
     "target.yaml": (target_file, use_target, ""),

@@ -43,7 +43,7 @@ def how(config: Config, names: tuple[str, ...] = tuple(KEPT)) -> dict[str, Any]:
 def begun(**flags: Any) -> Config:
     """The settings of a training run once its base is known."""
     config = settings("train", **flags)
-    run = ResolvedRun(config, config)
+    run = ResolvedRun(config)
     find_base(run)
     return run.config
 

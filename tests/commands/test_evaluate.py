@@ -252,7 +252,7 @@ def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
 
 def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None:
     """The settings beside a model from elsewhere say how its rows were made, and not where anything is written."""
-    theirs = {"cache_dir": "/theirs/cache", "log_dir": "/theirs/logs", "checkpoint_mirror": "s3://theirs/runs"}
+    theirs = {"cache_dir": "/theirs/cache", "log_dir": "/theirs/logs", "weights_dir": "/theirs/weights"}
     saved = load("train", {"train_file": str(folder / "pairs.jsonl"), "max_seq_len": "64", **theirs})
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -263,7 +263,7 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
     merged = _data_settings(settings(folder, tmp_path, model=run_dir), ModelFolders(run_dir))
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
-    assert merged.run.checkpoint_mirror is None
+    assert merged.memory.weights_dir == "auto"
 
 
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

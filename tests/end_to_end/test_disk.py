@@ -49,7 +49,7 @@ def test_a_save_that_fails_is_told_and_the_run_goes_on_with_room(
         patch.setitem(ENVIRONMENT, VARIABLE, Fault("error", IN_THE_SECOND_SAVE, error=failure).text())
         refused = place.run("train", *flags)
     is_told(refused, f"--output_dir = {place.runs}", os.strerror(failure), "is whole; ", "--is_keep_training=True")
-    assert Checkpoints(place.runs / "r", 1).whole() is not None
+    assert Checkpoints(place.runs / "r", 1).latest() is not None
     goes_on(pretrained, place, *flags)
 
 

@@ -17,5 +17,3 @@ def test_a_lost_host_rejoins(world: World, tmp_path: Path) -> None:
     expected, found = rehearse(tmp_path, world.text, world.place.cache)
     assert list(found) == list(range(1, STEPS + 1)) == list(expected)
     assert max(abs(found[step] / expected[step] - 1) for step in expected) < SAME
-    messages = (tmp_path / "host_0.txt").read_text("utf8", errors="replace")
-    assert "another process of this run is gone" in messages, messages

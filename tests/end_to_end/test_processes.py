@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,30 @@ def test_the_same_flags_train_the_same_model_on_two_processes(world: World, tmp_
     assert two["choice"]["batch_size_per_gpu"] == one["choice"]["batch_size_per_gpu"] // 2
     saved = json.loads((place.runs / "two" / "settings.json").read_text("utf8"))
     assert saved["effective_batch_size"] == one["effective_batch_size"], "a run that goes on keeps it"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_to_stop(
+    pretrained: World, tmp_path: Path
+) -> None:
+    """Though the run has no name: its first attempt gives it one."""
+    place = pretrained.beside(tmp_path)
+    script = Path(__file__).parent / "children" / "restarted_child.py"
+    words = place.command("train", *pretrained.train_flags, "--save_steps=4", "--log_steps=1")[1:]
+    torchrun = (*launcher(2), "--max_restarts=3", str(script))
+    environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(
+        [*torchrun, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = place.runs.glob("pretrain_*")
+    starts = [event["step"] for event in place.events(run.name) if event["event"] == "start"]
+    assert len(starts) == 2 and starts[0] == 0 < starts[1] < 9, "torchrun starts nothing after the stop"
+    assert done.stderr.count("another process of this run is gone") == 1, done.stderr
+    assert done.stderr.count("stopped after step") == 1, done.stderr
+    losses = place.losses(run.name)
+    assert losses == pytest.approx({step: pretrained.place.losses("whole")[step] for step in losses}, rel=SAME)
+    assert max(losses) < STEPS
 
 
 @slow

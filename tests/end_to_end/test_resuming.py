@@ -34,11 +34,14 @@ def test_a_launchers_restart_goes_on_and_replaces_nothing(
     pretrained: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=3")
-    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "0")
+    launch = tmp_path / "torchelastic_x" / "none_y"
+    launch.mkdir(parents=True)
+    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_ERROR_FILE", str(launch / "attempt_0" / "0" / "error.json"))
     place.stop_at(13, signal.SIGKILL, "train", *flags)
     names = {path.name for path in (place.runs / "cut" / "checkpoints").iterdir()}
     assert {"step_00000010", "step_00000012"} <= names and f"step_{STEPS:08}" not in names
     (place.runs / "cut" / "checkpoints" / ".tmp-step_00000015").mkdir()
+    monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_ERROR_FILE", str(launch / "attempt_1" / "0" / "error.json"))
     monkeypatch.setitem(running.ENVIRONMENT, "TORCHELASTIC_RESTART_COUNT", "1")
     done = place.do("train", *flags, "--overwrite=True")
     assert f"continuing from step {12}" not in done.stdout, "nothing was damaged"

@@ -14,7 +14,7 @@ PLENTY = Budget(1 << 40, None, 1 << 40, (), "flag", 0)
 
 def opened(config: Config, **facts: object) -> ResolvedRun:
     """Base and data of a run on the CPU; `facts` are set before."""
-    run = ResolvedRun(config, config)
+    run = ResolvedRun(config)
     run.budget, run.device = PLENTY, devices.pick("cpu")
     for name, value in facts.items():
         setattr(run, name, value)

@@ -1,4 +1,4 @@
-"""What is written so that nothing is lost: runs, checkpoints, their state, copies elsewhere.
-`folder` writes, `content` and `state` say what, `runs` and `run_lock` who; `mirror` copies.
+"""What is written so that nothing is lost: runs, checkpoints and their state.
+`folder` writes, `content` and `state` say what, `runs` and `run_lock` who.
 Imports `report`, `processes` and `evaluation`; rooms after it and the commands import from here.
 """

@@ -95,10 +95,6 @@ class Checkpoints:
         """The newest checkpoint that has all its files, in full length; None before the first."""
         return next((path for path in self._all() if not self._damages(path, deep=False)), None)
 
-    def whole(self) -> Path | None:
-        """The newest checkpoint of which every byte is as it was written; changes nothing."""
-        return next((path for path in self._all() if not self._damages(path)), None)
-
     def last(self, count: int) -> list[Path]:
         """The last checkpoints, oldest first: so many, or as many as are kept, of which every byte is as it was written."""
         return [path for path in self._all()[: min(count, self.keep_latest)][::-1] if not self._damages(path)]

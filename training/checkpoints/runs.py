@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from run_files import RUN_FILE, read_record, saved_runs
 from settings.errors import UserError, reason_of, refuse
+from settings.fields import AUTO
 from settings.names import name_problem, shown_name
 from storage import (
     TEMPORARY,
@@ -30,10 +32,11 @@ from storage import (
     writing,
 )
 from training.checkpoints.folder import Checkpoints
-from training.processes.launch import is_restart_of
+from training.processes.launch import launch_folder, restarts
 
 KINDS = ("pretrain", "finetune", "dpo")
 MODEL_FILES = ("config.json", "model.safetensors")
+ATTEMPT_FILE = "frugalt5_run.json"  # in torchrun's folder for a launch
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -97,17 +100,22 @@ def check_writable(flag: str, folder: str | Path) -> list[str]:
 
 
 def create_run(
-    output_dir: str | Path, name: str, kind: str, *, overwrite: bool = False, fill: Callable[[Path], object] = lambda folder: None,
-    objective: str = "", launch: Sequence[str] = (),
-) -> Path:  # fmt: skip
+    output_dir: str | Path,
+    name: str,
+    kind: str,
+    *,
+    overwrite: bool = False,
+    fill: Callable[[Path], object] = lambda folder: None,
+    objective: str = "",
+) -> Path:
     """Make the folder of a new run; it appears with all that it begins with, or not at all.
 
     Args:
         output_dir: folder of all runs; made if missing.
         kind: one of `KINDS`.
         overwrite: replace an existing run of that name; it lies beside until `delete_replaced_run`.
-        fill: puts further files into the folder it is given. objective: what is learnt, for those who use the model.
-        launch: see `training.processes.launch.launch_marks`.
+        fill: puts further files into the folder it is given.
+        objective: what the run trains on, for those who use the model.
     Returns:
         the run's folder.
     Raises:
@@ -120,8 +128,16 @@ def create_run(
         problems = check_new_run(output_dir, name, overwrite)
     refuse(problems)
     with writing("output_dir", output_dir), atomic_folder(run_dir, keeps_replaced=True) as folder:
-        about = {"name": name, "kind": kind, "objective": objective, "launch": list(launch)}
-        _write_record(folder, {**about, "started": time.time(), "order": _next_order(run_dir.parent)})
+        _write_record(
+            folder,
+            {
+                "name": name,
+                "kind": kind,
+                "objective": objective,
+                "started": time.time(),
+                "order": _next_order(run_dir.parent),
+            },
+        )
         fill(folder)
     return run_dir
 
@@ -141,11 +157,9 @@ def restore_replaced_run(run_dir: Path) -> bool:
     return restore_folder(run_dir)
 
 
-def resume_run(run_dir: str | Path, launch: Sequence[str] = ()) -> Path:
+def resume_run(run_dir: str | Path) -> Path:
     """Note that a run continues, which makes it the newest one, and clear away what a killed process has left of it.
 
-    Args:
-        launch: see `training.processes.launch.launch_marks`.
     Raises:
         UserError: it cannot be written.
     """
@@ -155,33 +169,36 @@ def resume_run(run_dir: str | Path, launch: Sequence[str] = ()) -> Path:
         for path in run_dir.glob(f"{TEMPORARY}*"):
             remove(path)
         record = read_run(run_dir) or {}
-        earlier = record["launch"] if is_own(record) else []  # of the same torchrun, on other machines
-        now = {"launch": sorted({*launch, *earlier}), "is_stopped": False, "resumed": time.time()}
-        _write_record(run_dir, {**record, **now, "order": _next_order(run_dir.parent)})
+        _write_record(run_dir, {**record, "resumed": time.time(), "order": _next_order(run_dir.parent)})
     return run_dir
 
 
-def note_stop(run_dir: str | Path) -> None:
-    """Note that a run was stopped as asked, so that its launcher does not start it again."""
-    with suppress(OSError):  # a full disk: then it does
-        _write_record(Path(run_dir), {**(read_run(run_dir) or {}), "is_stopped": True})
+def note_attempt(run_dir: Path) -> None:
+    """Let the next attempt of this torchrun know which run this one has begun or continued."""
+    folder = launch_folder()
+    if folder is not None:
+        note = {"name": run_dir.name, "started": (read_run(run_dir) or {}).get("started")}
+        with suppress(OSError):  # Without the note, the next attempt begins as this one did.
+            write_text(folder / ATTEMPT_FILE, json.dumps(note))
 
 
-def run_of_launch(output_dir: str | Path) -> Path | None:
-    """The run that this torchrun has begun and starts again now."""
-    return next((run_dir for run_dir, record in _newest_first(output_dir) if is_own(record)), None)
+def run_of_attempt(output_dir: str | Path, name: str) -> str | None:
+    """The name of the run that an earlier attempt of this torchrun has begun or continued; None if there is none.
 
+    A run that began at another time is another one: it was replaced by that attempt, and is back since.
 
-def is_own(record: Mapping[str, Any] | None, by_job: bool = True) -> bool:
-    """Whether this torchrun has begun the run with this `run.json`, and starts it again now; `by_job`: see `is_restart_of`."""
-    marks = (record or {}).get("launch")
-    return isinstance(marks, list) and is_restart_of([str(mark) for mark in marks], by_job)
-
-
-def is_stopped(run_dir: Path) -> bool:
-    """Whether a run of this torchrun was stopped as asked, and is started again now."""
-    record = read_run(run_dir) or {}
-    return record.get("is_stopped") is True and is_own(record, by_job=False)
+    Args:
+        name: as this start gives it, or "auto".
+    """
+    folder = launch_folder()
+    if folder is None or restarts() == 0:
+        return None
+    note = read_record(folder / ATTEMPT_FILE)
+    noted_name = str(note.get("name"))
+    if name not in (AUTO, noted_name):
+        return None
+    run = read_run(Path(output_dir) / noted_name)
+    return noted_name if run is not None and run["started"] == note.get("started") else None
 
 
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
@@ -205,56 +222,51 @@ def only_pretrained(model: str | Path) -> bool:
     return record is not None and record.get("objective") in STREAM_OBJECTIVES
 
 
-def newest_run(
-    output_dir: str | Path,
-    kind: str | None = None,
-    needs_model: bool = False,
-    is_finished: bool = False,
-    is_of_text: bool = False,
-) -> Path | None:
-    """The run that was started or resumed last.
+@dataclass(frozen=True)
+class SavedRun:
+    """A run as its folder says.
 
     Args:
-        output_dir: folder of all runs; may be missing.
-        kind: one of `KINDS`; None: any.
-        needs_model: pass over runs that have saved nothing yet. is_finished: and over those that have published no model.
-        is_of_text: and over those that have trained on pairs or labels.
+        kind: one of `KINDS`.
+        objective: what it has trained on; empty where it does not say.
+        order: grows with each start and resume, whatever the clock says.
     """
-    for run_dir, record in _newest_first(output_dir):
-        if kind not in (None, record["kind"]) or (is_of_text and not _is_of_text(record)):
-            continue
-        if not needs_model and not is_finished:
-            return run_dir
-        model = model_folder(run_dir)
-        if model == run_dir or (model is not None and not is_finished):
-            return run_dir
-    return None
+
+    folder: Path
+    kind: str
+    objective: str
+    order: float
+
+    @property
+    def model_folder(self) -> Path | None:
+        """See `model_folder`."""
+        return model_folder(self.folder)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has published its model."""
+        return self.model_folder == self.folder
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it has pretrained on text; a run that does not say is taken to have done so."""
+        return self.kind == "pretrain" and self.objective in ("", *STREAM_OBJECTIVES)
 
 
-def finished_pretraining(output_dir: str | Path) -> list[Path]:
-    """The runs that have pretrained on text and published their model, the newest first."""
-    return [
-        run_dir
-        for run_dir, record in _newest_first(output_dir)
-        if record["kind"] == "pretrain" and _is_of_text(record) and model_folder(run_dir) == run_dir
-    ]
-
-
-def _is_of_text(record: Mapping[str, Any]) -> bool:
-    """Whether a run has trained on text; of one that does not say it is taken to be so."""
-    return record.get("objective", "") in ("", *STREAM_OBJECTIVES)
-
-
-def _newest_first(output_dir: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Folder and record of each run, in the order in which they were started or resumed last."""
-    found = [(folder, record) for folder in saved_runs(Path(output_dir)) if (record := read_run(folder)) is not None]
-    return sorted(found, key=lambda run: (run[1]["order"], run[0]), reverse=True)
+def runs_newest_first(output_dir: str | Path) -> list[SavedRun]:
+    """The runs of a folder, which may be missing, in the order in which they were started or resumed last."""
+    runs = []
+    for folder in saved_runs(Path(output_dir)):
+        record = read_run(folder)
+        if record is not None:
+            runs.append(SavedRun(folder, record["kind"], record.get("objective", ""), record["order"]))
+    return sorted(runs, key=lambda run: (run.order, run.folder), reverse=True)
 
 
 def _next_order(output_dir: Path) -> float:
     """The time, but after every run that is there: a clock that is set back does not change which is the newest."""
-    newest = [float(record["order"]) for _, record in _newest_first(output_dir)[:1]]
-    return max([time.time(), *(order + 1e-3 for order in newest)])
+    runs = runs_newest_first(output_dir)
+    return max(time.time(), runs[0].order + 1e-3) if runs else time.time()
 
 
 def model_folder(run_dir: str | Path) -> Path | None:

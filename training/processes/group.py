@@ -1,13 +1,12 @@
 """The processes of a run: sums over all of them, and the main one's word for the others. One process is a group of one.
 
 Numbers and objects go over the hosts (gloo), so that no GPU is waited for. Where a process fails, its launcher ends the others on
-its machine, and the connections that break end those elsewhere; `liveness` finds machines that are lost without a word.
+its machine, and the connections that break end those elsewhere.
 """
 
 from __future__ import annotations
 
 import signal
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -15,14 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from language import say
 from settings.errors import UserError
-from training.processes.launch import local_processes
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from accelerate import Accelerator
-
-    from training.processes.liveness import Liveness
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(hours=12)  # longer than preparing and saving ever take
@@ -44,46 +40,48 @@ class Group:
     """
 
     def __init__(self, accelerator: Accelerator | None = None) -> None:
-        self.rank, self.size, self.is_main, self.is_first_here = 0, 1, True, True
+        self.rank = 0
+        self.size = 1
+        self.is_main = True
+        self.is_first_here = True
         self.hosts: dist.ProcessGroup | None = None
-        self._liveness: Liveness | None = None
-        self.resumes_by("")
+        self._resume_command = ""
         if accelerator is not None and accelerator.num_processes > 1:
             import torch.distributed as dist
 
-            self.rank, self.size = accelerator.process_index, accelerator.num_processes
-            self.is_main, self.is_first_here = accelerator.is_main_process, accelerator.is_local_main_process
+            self.rank = accelerator.process_index
+            self.size = accelerator.num_processes
+            self.is_main = accelerator.is_main_process
+            self.is_first_here = accelerator.is_local_main_process
             if accelerator.device.type != "cpu":
                 self.hosts = dist.new_group(timeout=PATIENCE, backend="gloo")
 
     def __enter__(self) -> Group:
-        if self.size > local_processes():
-            from training.processes.liveness import Liveness
-
-            name = self.broadcast(uuid.uuid4().hex)
-            self._liveness = Liveness(self.rank, self.size, name, lambda: self._gone)
         return self
 
     def resumes_by(self, command: str) -> None:
         """Note how the run is continued, for whoever has to say that a process is gone."""
-        way_on = (
-            say("continue with\n  {command}", command=command) if command else say("start it again by the same command")
-        )
-        self._gone = say(
-            "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says "
-            "so), or its machine is gone; {way_on}",
-            way_on=way_on,
-        )
+        self._resume_command = command
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Make a broken connection a sentence: what broke it is told by the process that failed, or by its launcher."""
-        if self._liveness is not None:
-            self._liveness.leave()
+        """Make a broken connection a sentence: what broke it is said by the process that failed, or by its launcher."""
         words = str(error).lower()
-        if self.size > 1 and isinstance(error, RuntimeError) and any(sign in words for sign in BROKEN_CONNECTION):
-            with suppress(ValueError):  # the launcher's signal must not cut the explanation short
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            raise RankFailed(self._gone) from error
+        if (
+            self.size == 1
+            or not isinstance(error, RuntimeError)
+            or not any(sign in words for sign in BROKEN_CONNECTION)
+        ):
+            return
+        with suppress(ValueError):  # The launcher's signal must not cut the explanation short.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        advice = say("start it again by the same command")
+        if self._resume_command:
+            advice = say("continue with\n  {command}", command=self._resume_command)
+        raise RankFailed(
+            "another process of this run is gone: killed, most likely for lack of memory (the kernel's log says "
+            "so), or its machine is gone; {advice}",
+            advice=advice,
+        ) from error
 
     def gather(self, value: Value) -> list[Value]:
         """The value of each process, on all of them."""
@@ -139,16 +137,17 @@ class Group:
         """What the main process finds out, on all; what it refuses, all refuse."""
         if self.size == 1:
             return work()
-        result: tuple[Value | None, type[UserError], list[str]] = (None, UserError, [])
+        value: Value | None = None
+        refusal: UserError | None = None
         if self.is_main:
             try:
-                result = (work(), UserError, [])
+                value = work()
             except UserError as error:
-                result = (None, type(error), error.problems)
-        found, kind, problems = self.broadcast(result)
-        if problems:
-            raise kind(*problems)
-        return found  # type: ignore[return-value]
+                refusal = error
+        value, refusal = self.broadcast((value, refusal))
+        if refusal is not None:
+            raise refusal
+        return value  # type: ignore[return-value]
 
     @contextmanager
     def first_here(self) -> Iterator[None]:

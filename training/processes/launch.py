@@ -1,27 +1,19 @@
-"""This process's rank and place among the processes of a run, from the launcher's environment.
+"""What a launcher's environment says: which process of the run this is, and which attempt of the launch.
 
-accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports nothing to begin
-with, so that a refusal can ask before torch is loaded.
+accelerate and torchrun set the same variables; without a launcher there is one process, number 0. Imports no torch, so that
+a refusal can ask before torch is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from language import join, say
 
-RESTARTS, JOB = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")  # which accelerate hands a whole run over to
-CAUSE = "told/cause"  # a key in the store of the run
-SAME_WORD_SECONDS = 2.0  # in which processes come to the same end
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
@@ -94,64 +86,40 @@ def launch_problems() -> list[str]:
     return [say(text, signs=join(", ", signs))]
 
 
-def is_told_elsewhere(text: str, is_cause: bool = True) -> bool:
-    """Whether another process of this run tells the same: process 0, or without its word the first of the others.
+def is_first_to_end() -> bool:
+    """Whether this process ends before all others of its run, and so says why: what ends the others follows from that.
 
-    Until the processes have met, process 0 speaks for all.
-
-    Args:
-        is_cause: whether it is why the run ends. What only follows from that is told where nobody has told a cause.
+    Before the processes have met, all come to the same end, and process 0 says so.
     """
     dist = sys.modules.get("torch.distributed")
-    if num_processes() == 1:
-        return False
     if dist is None or not dist.is_initialized():
-        return rank() > 0
-    store, key = dist.distributed_c10d._get_default_store(), f"told/{hashlib.sha256(text.encode()).hexdigest()}"
+        return rank() == 0
     try:
-        if not is_cause and store.check([CAUSE]):
-            return True
-        if is_cause:
-            store.set(CAUSE, "")
-        if rank() == 0:
-            store.set(key, "")
-            return False
-        deadline = time.monotonic() + SAME_WORD_SECONDS
-        while time.monotonic() < deadline:
-            if store.check([key]):
-                return True
-            time.sleep(0.05)
-        return int(store.add(f"{key}/others", 1)) > 1
-    except RuntimeError:  # the process that had the store is gone
-        return False
-    except KeyboardInterrupt:  # the launcher ends this process, since one has told it and gone
+        store = dist.distributed_c10d._get_default_store()
+        return bool(store.add(f"ended/{restarts()}", 1) == 1)
+    except RuntimeError:  # The process with the store is gone.
         return True
+    except KeyboardInterrupt:  # The launcher ends this process, because another one has ended.
+        return False
 
 
 def restarts() -> int:
     """How often torchrun has started this run again."""
-    return _number(RESTARTS, 0)
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
 
 
-def launch_marks() -> list[str]:
-    """What the attempts of this torchrun have in common: its own process on this machine, which no other start has, and
-    between machines the name of its job, which another may have too. None without torchrun.
+def launch_folder() -> Path | None:
+    """torchrun's folder for this launch on this machine: the same for each of its attempts, and no other launch has it.
+
+    Source: torch 2.13, distributed/elastic/multiprocessing/api.py, `DefaultLogsSpecs.reify`: FOLDER/attempt_0/0/error.json.
     """
-    if RESTARTS not in os.environ:
-        return []
-    several = _number("GROUP_WORLD_SIZE", 1) > 1
-    return [_launcher(), *([os.environ[JOB]] if several and _named_job() else [])]
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(error_file).parents[2] if error_file else None
 
 
-def is_restart_of(marks: Sequence[str], by_job: bool = True) -> bool:
-    """Whether torchrun has started this process again after the attempt that left these `launch_marks`.
-
-    Args:
-        by_job: whether the name of the job is enough.
-    """
-    if restarts() == 0:
-        return False
-    return _launcher() in marks or (by_job and _named_job() and os.environ[JOB] in marks)
+def may_be_restarted() -> bool:
+    """Whether torchrun starts the run again after an exit code that is not 0."""
+    return _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
 
 
 def meets_where_the_last_met() -> bool:
@@ -159,27 +127,8 @@ def meets_where_the_last_met() -> bool:
 
     Source: torch 2.13, distributed/rendezvous.py, which counts on a new store for each attempt.
     """
-    restarts_allowed = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get(OWN_STORES) != "1"
-    return num_processes() > 1 and restarts_allowed and is_shared
-
-
-def _named_job() -> bool:
-    return os.environ.get(JOB, "none") != "none"
-
-
-def _launcher() -> str:
-    """The process of torchrun: the nearest above this one that was not started by it. A script may lie between them."""
-    import psutil
-
-    try:
-        above = next(parent for parent in psutil.Process().parents() if RESTARTS not in parent.environ())
-        begun = f"{above.create_time():.2f}"
-        with suppress(OSError):  # by a clock that nobody sets, under Linux
-            begun = Path(f"/proc/{above.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{platform.node()} {above.pid} {begun}"
-    except (psutil.Error, OSError, StopIteration):  # in a container of its own, or another user's
-        return f"{platform.node()} unknown"
+    return num_processes() > 1 and may_be_restarted() and is_shared
 
 
 def _number(name: str, default: int) -> int:

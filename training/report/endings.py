@@ -14,6 +14,6 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StaysStopped(Interrupted):
-    """The run was stopped as asked, and its launcher, to which that is a failure, has started it again: now it is none."""
+    """The run was stopped by the page or a callback, and torchrun would start it again after any exit code but this."""
 
     code = 0

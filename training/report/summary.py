@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.sources.places import public_values
 from language import say
 from memory.plan import Plan
 from settings.consistency import PREFERENCES
@@ -254,7 +253,7 @@ def next_commands(model_dir: str, is_finetune: bool, prompt: str, writes: bool =
 def resume_command(config: Config) -> str:
     """The whole command that continues a run, with the folders, and the device, that have to be named again."""
     command = "dpo" if config.data.objective == PREFERENCES else "train"
-    values, defaults = public_values(config.as_dict()), Config().as_dict()
+    values, defaults = config.as_dict(), Config().as_dict()
     # several processes have their device before they have read what the run has saved
     asked = (*places(), "device", "log_with")
     named = [f"--{name}={shlex.quote(str(values[name]))}" for name in asked if values[name] != defaults[name]]

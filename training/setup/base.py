@@ -31,7 +31,7 @@ from settings.fields import AUTO, counted, near_path
 from settings.loading import label
 from settings.program import program
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.runs import ADAPTER_FILES, finished_pretraining, model_folder, newest_run
+from training.checkpoints.runs import ADAPTER_FILES, runs_newest_first
 from training.evaluation.scores import check_decisive, metric_names
 from training.setup.adapter_settings import check_trained, with_form_of
 from training.setup.hub import ADDRESS, MODELS_DIR, download, how_to_fetch
@@ -88,8 +88,9 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
         if config.model.is_text:
             # where it goes on, its checkpoint alone knows how long an answer may be; what its first start has told is not repeated
             config = _with_answers_of(config, run.notes if is_new else [], home, base)
-        is_gone = not is_new and not run.asked.given("tokenizer_dir") and not Path(config.data.tokenizer_dir).exists()
-        # resumed on another machine it may be gone; the checkpoint has the same files
+        # Resumed on another machine, it may be gone unless this start names it; the checkpoint has the same files.
+        is_from_record = not is_new and config.origin("tokenizer_dir") != "flag"
+        is_gone = is_from_record and not Path(config.data.tokenizer_dir).exists()
         if config.data.tokenizer_dir == AUTO or is_gone:
             has_tokens = is_adapter(base) and read_info(base).settings.tokens is not None
             config = config.changed(tokenizer_dir=str(base if has_tokens else home))
@@ -215,15 +216,19 @@ def _first_base(config: Config) -> tuple[Path | None, list[str]]:
     if named is None:
         return None, [_random(say("because of --finetune_from=none"), config)]
     why_not = list[str]()
-    for folder in finished_pretraining(config.run.output_dir):
-        problem = _unmet_condition(config, folder)
+    pretrained = [run for run in runs_newest_first(config.run.output_dir) if run.is_of_text]
+    for run in pretrained:
+        if not run.is_finished:
+            continue
+        problem = _unmet_condition(config, run.folder)
         if not problem:
-            return folder, [_taken(folder)]
+            return run.folder, [_taken(run.folder)]
         why_not.append(problem)
     if not why_not:
         why_not.append(say("there is no finished pretraining run in {folder}", folder=config.run.output_dir))
-        if begun := newest_run(config.run.output_dir, "pretrain", needs_model=True, is_of_text=True):
-            why_not = [say("{run} is not finished and is used only if named explicitly", run=str(model_folder(begun)))]
+        unfinished = [run.model_folder for run in pretrained if run.model_folder is not None]
+        if unfinished:
+            why_not = [say("{run} is not finished and is used only if named explicitly", run=str(unfinished[0]))]
     return None, [_random(why_not[0], config)]
 
 
@@ -320,16 +325,16 @@ def _holds_model(folder: Path) -> bool:
 
 def _preference_base(config: Config) -> tuple[Path, list[str]]:
     folder = config.run.output_dir
-    found = newest_run(folder, "finetune", is_finished=True) or newest_run(folder, "pretrain", is_finished=True)
-    if found is None:
-        begun = newest_run(folder, needs_model=True)
-        hint = (
-            ""
-            if begun is None
-            else say(
-                " ({model_folder} is not finished, and is taken only if it is named)", model_folder=model_folder(begun)
+    runs = runs_newest_first(folder)
+    finished = [run for run in runs if run.is_finished and run.kind in ("finetune", "pretrain")]
+    finished.sort(key=lambda run: run.kind != "finetune")
+    if not finished:
+        unfinished = [run.model_folder for run in runs if run.model_folder is not None]
+        hint = ""
+        if unfinished:
+            hint = say(
+                " ({model_folder} is not finished, and is taken only if it is named)", model_folder=unfinished[0]
             )
-        )
         raise UserError(
             "--finetune_from = {finetune_from}, there is no finished run in {folder}{hint}, and preferences need "
             "a model to continue from; give a model folder, or finetune first",
@@ -338,4 +343,5 @@ def _preference_base(config: Config) -> tuple[Path, list[str]]:
             hint=hint,
         )
     told = "starting from {model}, the newest finished run, which is also the reference model; {others}"
-    return found, [say(told, model=str(found), others=_others())]
+    base = finished[0].folder
+    return base, [say(told, model=str(base), others=_others())]

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources.places import public
 from language import say
 from memory.estimate.disk import disk_need, too_full
 from model.formats.answering import keep_answer_list
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from run_files import SETTINGS_FILE
-from settings.errors import UserError, refuse
+from settings.errors import refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
-from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import create_run, resume_run
-from training.processes.launch import launch_marks
+from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
 from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun, kind_of
@@ -31,13 +28,14 @@ WIDE_BYTES = 3  # a weight and more: float32, where half of them would be bfloat
 
 
 def commit(run: ResolvedRun) -> None:
-    """Check disk, mirror and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
-    run.mirror = _mirror(run)
+    """Check disk and the hub's repository, collect the warnings, then make the run's folder, or reopen it."""
     run.notes += warnings_of(run)
     run.notes += run.group.run_on_main(lambda: _room_on_disk(run))
     if (repository := run.config.run.push_to_hub) is not None:
         run.group.run_on_main(lambda: create_repository(repository))
     run.group.run_on_main(lambda: _open_folder(run))
+    if run.group.is_first_here:
+        note_attempt(run.run_dir)
     run.notes += [run.lock.warning] if run.lock.warning else []
 
 
@@ -49,18 +47,6 @@ def headline(run: ResolvedRun) -> str:
         steps=counted(run.spec.counted.max_steps, "step"), device=run.device.describe(),
         processes=counted(run.group.size, "process"), budget=run.budget.describe(),
     )  # fmt: skip
-
-
-def _mirror(run: ResolvedRun) -> Mirror | None:
-    settings = run.config.run
-    if settings.checkpoint_mirror is None:
-        return None
-    mirror = Mirror(settings.checkpoint_mirror, settings.run_name)
-    if mirror.is_at(run.run_dir):
-        raise UserError("{what}, is where the run itself is saved; choose another disk, or a service", what=mirror.what)
-    # `overwrite` as this start was told, which a restart that goes on was as well
-    run.group.run_on_main(lambda: mirror.check(run.resumed_dir, run.asked.run.overwrite))
-    return mirror
 
 
 def warnings_of(run: ResolvedRun) -> Iterator[str]:
@@ -108,12 +94,10 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
 
 def _open_folder(run: ResolvedRun) -> None:
     config = settings = run.config
-    if config.run.checkpoint_mirror is not None:  # without its keys: where the file is copied, each start says anew
-        settings = settings.changed(checkpoint_mirror=public(config.run.checkpoint_mirror))
     if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
         settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
     if config.train.is_keep_training:
-        resume_run(run.run_dir, launch=launch_marks())
+        resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
                 settings.save(fresh)
@@ -122,7 +106,7 @@ def _open_folder(run: ResolvedRun) -> None:
         refuse(run.lock.acquire(run.run_dir))
         create_run(
             config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective, launch=launch_marks(),
+            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective,
         )  # fmt: skip
     with writing("output_dir", config.run.output_dir):
         keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))

@@ -23,13 +23,11 @@ from settings.fields import AUTO
 from storage import writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import check_new_run, check_writable, is_stopped, new_run_name
+from training.checkpoints.runs import check_new_run, check_writable, new_run_name, run_of_attempt
 from training.processes.group import Group
 from training.processes.interrupts import interrupt_main_thread
 from training.processes.launch import local_processes, local_rank
-from training.report.endings import StaysStopped
 from training.report.heartbeat import Heartbeat
-from training.report.summary import resume_command
 from training.report.trackers import tracker_names
 from training.setup.hub import check_push
 from training.setup.resolved import ResolvedRun, kind_of
@@ -88,29 +86,25 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     Args:
         held: holds lock, monitor and sign of life until the run ends.
     Raises:
-        UserError: the run is another process's, or there is none to resume. StaysStopped: it was stopped as asked, and its
-            launcher's restart must leave it so.
+        UserError: the run is another process's, or there is none to resume.
     """
-    run = ResolvedRun(config, config, group)
+    run = ResolvedRun(config, group)
     run.budget = host_budget(config.memory.memory_budget, local_processes())
     run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
     run.lock = held.enter_context(RunLock())
     run.heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
+    earlier = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))
+    if earlier is not None:
+        config = config.changed(run_name=earlier, is_keep_training=True)
     name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
         refuse(group.run_on_main(lambda: run.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
-    with group.first_here():
-        resumes = goes_on(config, group.is_first_here)
-    config = config.changed(is_keep_training=group.broadcast(resumes))
+    config = config.changed(is_keep_training=group.broadcast(goes_on(config)))
     if config.train.is_keep_training:
-        stopped = group.run_on_main(lambda: found.name if is_stopped(found := find_run_to_resume(config)) else None)
-        if stopped is not None:  # which to torchrun was a failure
-            told = "{run} was stopped on request and stays stopped after the launcher's restart; continue with\n  {command}"
-            raise StaysStopped(say(told, run=stopped, command=resume_command(config.changed(run_name=stopped))))
         name, run.notes = group.run_on_main(partial(_lock_and_clean, config, run.lock))
-        run.resumed_dir = find_run_to_resume(config)
+        run.resumed_dir = Path(config.run.output_dir) / name
         run.config = resumed_config(config, run.resumed_dir)
         run.notes += unused_places(config, run.resumed_dir)
     else:

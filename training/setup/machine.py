@@ -44,7 +44,7 @@ def fit_machine(run: ResolvedRun, device: Device) -> None:
     if len(set(group.gather(run.state.step))) > 1:
         raise UserError(
             "--output_dir = {output_dir}, the machines of this run hold checkpoints of different steps; name a "
-            "folder that all see, or a --checkpoint_mirror",
+            "folder that all see",
             output_dir=config.run.output_dir,
         )
     run.notes += [*passed_over(config.run.device, device), *unlike_processors(device, group)]

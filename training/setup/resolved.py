@@ -16,7 +16,6 @@ from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from settings.consistency import PREFERENCES
 from settings.declared import Config
-from training.checkpoints.mirror import Mirror
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState
 from training.evaluation.scores import OwnMetric
@@ -34,8 +33,8 @@ class ResolvedRun:
     """A run as far as it is decided; after the last stage nothing in `config` that counts for the whole run is auto.
 
     Args:
-        asked: the settings as this start was given them. config: those of the run, with what was decided in them; what the machine decides stays as it was asked for, since the run may
-            go on on another.
+        config: the settings of the run, with what was decided in them; what the machine decides stays as it was asked for, since
+            the run may go on on another.
         group: the processes of the run.
         notes: warnings, shown when the log is open. told: what is shown before, since preparing data may take hours.
         resumed_dir: folder of the run that goes on; None: a new run.
@@ -43,11 +42,9 @@ class ResolvedRun:
         state: how far the run is.
         metrics: the user's own, by name.
         tree: the answers that there are; None: any. listed_in: the folder with their list, under `cache_dir`.
-        mirror: where checkpoints are copied; None: nowhere.
         base_bytes: what the process held before the weights.
     """
 
-    asked: Config
     config: Config
     group: Group = field(default_factory=Group)
     notes: list[str] = field(default_factory=list)
@@ -59,7 +56,6 @@ class ResolvedRun:
     metrics: Mapping[str, OwnMetric] = field(default_factory=dict)
     tree: AnswerTree | None = None
     listed_in: Path | None = None
-    mirror: Mirror | None = None
     # each is set by its stage, and read by later ones alone
     budget: Budget = field(init=False)
     monitor: Monitor = field(init=False)

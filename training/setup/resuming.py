@@ -1,9 +1,8 @@
 """Whether this start continues an earlier run, which one, and with which settings.
 
-As asked, or because a launcher has started the same command again: torchrun restarts
-all processes of a run when one fails or a machine joins again, with the very same command line, and a
-batch system does the same a day later. So the command itself has to be able to go on: `--is_keep_training=auto`.
-Under torchrun's own restarts the run that it has begun continues without being asked to, and no other.
+As asked, or because a batch system has started the same command again: so the command itself has to be able to go on,
+`--is_keep_training=auto`. What torchrun starts again continues the run of its first attempt without being asked to
+(`training.checkpoints.runs.run_of_attempt`).
 """
 
 from __future__ import annotations
@@ -19,35 +18,16 @@ from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.precedence import model_presets
-from training.checkpoints.mirror import Mirror
-from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
-from training.processes.launch import num_processes, restarts
+from training.checkpoints.runs import runs_newest_first
+from training.processes.launch import num_processes
 
 
-def goes_on(config: Config, brings: bool = True) -> bool:
-    """Whether to resume; brings the copies at `checkpoint_mirror` where this machine lacks them.
-
-    Args:
-        brings: whether this process does that: one on every machine, before the others. The main process's answer counts.
-    Raises:
-        UserError: the mirror cannot be read.
-    """
-    asked, run = config.train.is_keep_training, config.run
-    if run.run_name == AUTO:
-        wishes = asked is True or (restarts() > 0 and run_of_launch(run.output_dir) is not None)
-        known = _last_run(run.output_dir) if wishes else None
-        if known is not None and brings and run.checkpoint_mirror is not None:
-            Mirror(run.checkpoint_mirror, known.name).restore(known, config.train.keep_latest_n_ckp)
-        return wishes
-    if asked is False and not restarts():
-        return False
-    folder = Path(run.output_dir) / run.run_name
-    if brings and run.checkpoint_mirror is not None:
-        mirror = Mirror(run.checkpoint_mirror, run.run_name)
-        if asked is not False or is_own(read_run(folder) or mirror.record()):
-            mirror.restore(folder, config.train.keep_latest_n_ckp)
-    is_there = os.path.isfile(folder / SETTINGS_FILE)  # which a name too long for a file is not, either
-    return asked is True or (is_there and (asked == AUTO or is_own(read_run(folder))))
+def goes_on(config: Config) -> bool:
+    """Whether this start resumes a run."""
+    wish = config.train.is_keep_training
+    settings = Path(config.run.output_dir) / config.run.run_name / SETTINGS_FILE
+    # A name may be too long for a file, which `Path.is_file` does not answer.
+    return wish is True or (wish == AUTO and os.path.isfile(settings))
 
 
 def find_run_to_resume(config: Config) -> Path:
@@ -59,17 +39,13 @@ def find_run_to_resume(config: Config) -> Path:
             told = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
             raise UserError(say(told, run=config.run.run_name, folder=output_dir))
         return folder
-    run = _last_run(output_dir)
-    if run is None:
+    runs = runs_newest_first(output_dir)
+    if not runs:
         raise UserError(
             "--is_keep_training = True, there is no run in {output_dir} to resume; omit it to start one",
             output_dir=output_dir,
         )
-    return run
-
-
-def _last_run(output_dir: str | Path) -> Path | None:
-    return run_of_launch(output_dir) or newest_run(output_dir)
+    return runs[0].folder
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:

@@ -25,7 +25,7 @@ def stages_before_torch(
         metrics: the user's own, by name.
     Raises:
         UserError: settings or data are wrong, the run is another process's, or it cannot be continued, before anything is written.
-        DoesNotFit: preparing was stopped for its memory. StaysStopped: the run was stopped as asked.
+        DoesNotFit: preparing was stopped for its memory.
     """
     run = identify(config, held, group or Group())
     run.metrics = metrics or {}

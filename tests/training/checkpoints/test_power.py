@@ -83,7 +83,7 @@ def test_a_new_run_and_its_first_checkpoint(tmp_path: Path, how: str) -> None:
     for disk in disks:
         run_dir = disk / "runs" / "r"
         assert not run_dir.exists() or (read_run(run_dir) and (run_dir / "settings.json").read_text() == "new")
-        found = Checkpoints(run_dir, 1).whole()
+        found = Checkpoints(run_dir, 1).latest()
         assert found is None or (found / "model.safetensors").read_text() == "1"
     assert found is not None, "a save that has returned is on the disk"
 

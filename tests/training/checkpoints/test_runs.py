@@ -18,11 +18,11 @@ from training.checkpoints.runs import (
     create_run,
     delete_replaced_run,
     model_folder,
-    newest_run,
     publish,
     read_run,
     restore_replaced_run,
     resume_run,
+    runs_newest_first,
 )
 
 
@@ -41,16 +41,19 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ticking")
 def test_newest_run_by_kind(tmp_path: Path) -> None:
-    assert newest_run(tmp_path / "missing") is None
+    assert runs_newest_first(tmp_path / "missing") == []
     for name, kind in [("z", "pretrain"), ("a", "pretrain"), ("m", "finetune")]:
         create_run(tmp_path, name, kind)
     (tmp_path / "stranger").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
-    assert newest_run(tmp_path) == tmp_path / "m"
-    assert newest_run(tmp_path, "pretrain") == tmp_path / "a"
+    assert [(run.folder.name, run.kind) for run in runs_newest_first(tmp_path)] == [
+        ("m", "finetune"),
+        ("a", "pretrain"),
+        ("z", "pretrain"),
+    ]
     resume_run(tmp_path / "z")
-    assert newest_run(tmp_path) == newest_run(tmp_path, "pretrain") == tmp_path / "z"
+    assert [run.folder.name for run in runs_newest_first(tmp_path)] == ["z", "m", "a"]
     record = read_run(tmp_path / "z")
     assert record is not None and record["name"] == "z" and record["started"] < record["resumed"]
 
@@ -60,21 +63,23 @@ def test_a_clock_that_is_set_back_does_not_change_which_run_is_the_newest(
 ) -> None:
     for name, clock in (("first", 5_000.0), ("second", 1_000.0), ("third", 999.0)):
         monkeypatch.setattr("time.time", lambda clock=clock: clock)
-        assert newest_run(tmp_path) != create_run(tmp_path, name, "pretrain") == newest_run(tmp_path)
+        run_dir = create_run(tmp_path, name, "pretrain")
+        assert runs_newest_first(tmp_path)[0].folder == run_dir
     resume_run(tmp_path / "first")
-    assert newest_run(tmp_path) == tmp_path / "first"
+    assert runs_newest_first(tmp_path)[0].folder == tmp_path / "first"
 
 
 @pytest.mark.usefixtures("ticking")
-def test_runs_without_a_model_can_be_passed_over(tmp_path: Path) -> None:
-    first, second = create_run(tmp_path, "first", "pretrain"), create_run(tmp_path, "second", "pretrain")
-    assert newest_run(tmp_path, needs_model=True) is None
-    checkpoints = Checkpoints(first, keep_latest=2)
-    checkpoints.save(1, write_model, is_best=True)
+def test_a_run_has_the_model_of_its_best_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
+    folder = create_run(tmp_path, "first", "pretrain")
+    (run,) = runs_newest_first(tmp_path)
+    assert run.model_folder is None and not run.is_finished
+    checkpoints = Checkpoints(folder, keep_latest=2)
+    best = checkpoints.save(1, write_model, is_best=True)
     checkpoints.save(2, write_model)
-    assert newest_run(tmp_path) == second and newest_run(tmp_path, "pretrain", needs_model=True) == first
-    assert model_folder(first) == first / "checkpoints" / "step_00000001", "the best one"
-    assert model_folder(second) is None
+    assert run.model_folder == best and not run.is_finished
+    publish(best, folder)
+    assert run.model_folder == folder and run.is_finished
 
 
 def test_an_existing_name_is_refused_unless_overwritten(tmp_path: Path) -> None:

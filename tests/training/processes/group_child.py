@@ -10,16 +10,12 @@ from accelerate import Accelerator
 
 import train_low_mem
 from settings.errors import DoesNotFit, UserError
-from training.processes import liveness
 from training.processes.group import Group
 
 
 def act(words: list[str]) -> int:
     """Rank 1 does the deed; the others wait for it, as they would in a step."""
     (deed,) = words
-    if deed == "stop":
-        os.environ["LOCAL_WORLD_SIZE"] = "1"  # two machines
-        liveness.BEAT_SECONDS = 0.1
     with Group(Accelerator(cpu=True)) as group:
         group.resumes_by("train --is_keep_training=True --run_name=ours")
         check(group)
@@ -31,8 +27,6 @@ def act(words: list[str]) -> int:
             raise UserError("--train_file = x, is torn on this machine")
         elif group.rank == 1 and deed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif group.rank == 1 and deed == "stop":  # as on a machine that does not answer: threads stop with it
-            os.kill(os.getpid(), signal.SIGSTOP)
         group.wait()
     return 0
 

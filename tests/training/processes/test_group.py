@@ -10,7 +10,6 @@ import pytest
 
 from settings.errors import UserError
 from tests.end_to_end.running import ENVIRONMENT
-from tests.ranks import run_ranks
 from training.processes.group import Group
 
 CHILD = Path(__file__).with_name("group_child.py")
@@ -44,12 +43,6 @@ def test_a_killed_process_ends_all(tmp_path: Path) -> None:
     assert done.stderr.count("another process of this run is gone") == 1, done.stderr
     assert "continue with\n    train --is_keep_training=True --run_name=ours" in done.stderr
     assert "SIGKILL" in done.stderr, "the launcher names it"
-
-
-@pytest.mark.slow
-def test_a_machine_that_gives_no_sign_ends_all() -> None:
-    (code, told), _ = run_ranks(CHILD, 2, "stop", kill_last=True)
-    assert code == 1 and "another process of this run is gone" in told, told
 
 
 def test_one_process_needs_nobody() -> None:

@@ -20,6 +20,7 @@ from training.setup import base
 from training.setup.base import choose_base, find_base
 from training.setup.hub import name_on_hub
 from training.setup.resolved import ResolvedRun
+from training.setup.resuming import resumed_config
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
 
@@ -104,7 +105,7 @@ def test_a_run_does_not_replace_what_it_starts_from(
     named = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
     with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
-        find_base(ResolvedRun(config, config))
+        find_base(ResolvedRun(config))
     assert (pretrained / "model.safetensors").is_file()
 
 
@@ -139,7 +140,7 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
     assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
-    run = ResolvedRun(flags := settings(tmp_path, finetune_from="hf://google/flan-t5-base"), flags)
+    run = ResolvedRun(settings(tmp_path, finetune_from="hf://google/flan-t5-base"))
     find_base(run)
     assert run.base == Path("models/google--flan-t5-base") and run.config.train.finetune_from == str(run.base)
     with pytest.raises(UserError, match="write hf://OWNER/NAME"):
@@ -152,15 +153,16 @@ def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path
     kept = {name: value for name, value in load_file(path).items() if not name.startswith("decoder.")}
     save_file(kept, path)
     with pytest.raises(UserError, match=r"--finetune_from = .*has no decoder"):
-        find_base(ResolvedRun(flags := settings(tmp_path, finetune_from=folder), flags))
+        find_base(ResolvedRun(settings(tmp_path, finetune_from=folder)))
 
 
 def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path / "runs", "mine", "finetune")
     checkpoint = save_trained(run_dir / "checkpoints" / "step_00000001")
-    config = settings(tmp_path, tokenizer_dir=tmp_path / "left")
-    for asked, expected in ((settings(tmp_path), checkpoint), (config, tmp_path / "left")):
-        run = ResolvedRun(asked, config, resumed_dir=run_dir)
+    left = tmp_path / "left"
+    settings(tmp_path, tokenizer_dir=left, vocab_size=384, **SHAPED).save(run_dir / SETTINGS_FILE)
+    for config, expected in ((settings(tmp_path), checkpoint), (settings(tmp_path, tokenizer_dir=left), left)):
+        run = ResolvedRun(resumed_config(config, run_dir), resumed_dir=run_dir)
         find_base(run)
         assert run.base == checkpoint and run.config.data.tokenizer_dir == str(expected)
 
@@ -169,7 +171,7 @@ def test_a_new_model_says_that_it_answers_in_parts_as_its_base_does(tmp_path: Pa
     folder = save_trained(tmp_path / "base")
     (folder / "generation_config.json").write_text('{"split_prompts": 60, "num_beams": 5}')
     for flags, expected in (({}, 60), ({"split_prompts": 0}, 0)):
-        run = ResolvedRun(asked := settings(tmp_path, finetune_from=folder, **flags), asked)
+        run = ResolvedRun(settings(tmp_path, finetune_from=folder, **flags))
         find_base(run)
         assert (run.config.generate.split_prompts, run.config.generate.num_beams) == (expected, 5)
         assert [note for note in run.notes if "--split_prompts=0" in note] == run.notes[: bool(expected)]

@@ -30,7 +30,7 @@ def built(base: Path | None, storage: str = "float32", **flags: object) -> Engin
 
 def begun(base: Path | None = None, state: TrainingState | None = None, **flags: object) -> ResolvedRun:
     config = run_config(**flags)
-    run = ResolvedRun(config, config, base=base, state=state or TrainingState())
+    run = ResolvedRun(config, base=base, state=state or TrainingState())
     run.device = devices.pick("cpu")
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +22,12 @@ from settings.fields import AUTO
 from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.run_lock import RunLock
-from training.checkpoints.runs import create_run, is_stopped, note_stop, resume_run
+from training.checkpoints.runs import create_run, note_attempt, run_of_attempt
 from training.processes.group import Group
-from training.processes.launch import launch_marks
 from training.setup.commit import warnings_of
-from training.setup.identify import _lock_and_clean
+from training.setup.identify import _lock_and_clean, identify
 from training.setup.machine import unlike_processors
-from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
+from training.setup.resuming import goes_on, resumed_config, unused_places
 from training.setup.schedules import Steps
 
 
@@ -41,21 +41,60 @@ def now(folder: Path, **flags: Any) -> Config:
     return load("train", {"output_dir": str(folder), "run_name": "r", **flags})
 
 
-@pytest.mark.parametrize("flags", [{"overwrite": "True"}, {"is_keep_training": "False"}])
-def test_a_restart_goes_on_and_replaces_nothing(
+@pytest.mark.parametrize(
+    ("wish", "exists", "expected"),
+    [("False", True, False), ("auto", False, False), ("auto", True, True), ("True", False, True)],
+)
+def test_the_same_command_goes_on_with_its_run(tmp_path: Path, wish: str, exists: bool, expected: bool) -> None:
+    if exists:
+        saved_run(tmp_path)
+    assert goes_on(now(tmp_path, is_keep_training=wish)) is expected
+
+
+def identified(config: Config) -> Config:
+    """The settings of the run that this start would train."""
+    with ExitStack() as held:
+        return identify(config, held, Group()).config
+
+
+@pytest.mark.parametrize("flags", [{"overwrite": "True"}, {"is_keep_training": "False"}, {"run_name": "auto"}])
+def test_a_restart_of_torchrun_continues_the_run_of_its_first_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.chdir(tmp_path)
+    attempt = tmp_path / "torchelastic_x" / "none_y" / "attempt_0" / "0"
+    attempt.mkdir(parents=True)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(attempt / "error.json"))
     run_dir = saved_run(tmp_path, overwrite="True")
-    resume_run(run_dir, launch=launch_marks())
+    note_attempt(run_dir)
+    create_run(tmp_path, "newer", "pretrain")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    config = now(tmp_path, **flags)
-    assert goes_on(config)
-    assert find_run_to_resume(now(tmp_path, run_name="auto", **flags)) == run_dir and goes_on(
-        now(tmp_path, run_name="auto")
-    )
-    resumed = resumed_config(config, run_dir)
-    assert resumed.train.is_keep_training is True and resumed.run.overwrite is False
+    resumed = identified(now(tmp_path, **flags))
+    assert (resumed.run.run_name, resumed.train.is_keep_training, resumed.run.overwrite) == ("r", True, False)
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "torchelastic_z" / "none_y" / "a" / "0" / "e.json"))
+    if flags == {"is_keep_training": "False"}:
+        with pytest.raises(UserError, match="--run_name = r, exists"):
+            identified(now(tmp_path, **flags))
+    else:
+        assert identified(now(tmp_path, **flags)).train.is_keep_training is False, "this is another launch"
+
+
+def test_a_restart_takes_no_run_that_its_first_attempt_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has begun to replace a run and failed before the new one had a model: the old one is back."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none_y" / "attempt_0" / "0" / "error.json"))
+    (tmp_path / "none_y").mkdir()
+    run_dir = saved_run(tmp_path)
+    note_attempt(run_dir)
+    assert run_of_attempt(tmp_path, "r") is None, "the first attempt may train several runs in turn"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert run_of_attempt(tmp_path, "r") == run_of_attempt(tmp_path, "auto") == "r"
+    assert run_of_attempt(tmp_path, "other") is None
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "started": 1.0}))
+    assert run_of_attempt(tmp_path, "r") is None
 
 
 def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
@@ -69,40 +108,10 @@ def test_a_shape_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
         resumed_config(now(tmp_path, model_preset="t5-base"), run_dir)
 
 
-@pytest.mark.parametrize("flags", [{}, {"run_name": "auto"}])
-def test_a_restart_takes_no_run_of_another_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
-) -> None:
-    """What was refused at first, or not yet replaced, is so after the restart."""
-    run_dir = saved_run(tmp_path)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    for launch in ([], ["another-machine 7 1.00"], ["none"]):
-        resume_run(run_dir, launch=launch)
-        assert not goes_on(now(tmp_path, **flags))
-
-
-def test_a_job_on_several_machines_goes_on_from_any_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RESTART_COUNT": "0", "RUN_ID": "job-7"}.items():
-        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    run_dir = saved_run(tmp_path)
-    resume_run(run_dir, launch=["another-machine 7 1.00", *launch_marks()[1:]])
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
-    assert goes_on(now(tmp_path)), "also where one machine is left"
-    resume_run(run_dir, launch=launch_marks())
-    assert {"another-machine 7 1.00", "job-7"} < set(json.loads((run_dir / "run.json").read_text())["launch"])
-    note_stop(run_dir)
-    assert is_stopped(run_dir), "the machine that was asked knows itself"
-    replaced = {**json.loads((run_dir / "run.json").read_text()), "launch": ["job-7"]}
-    (run_dir / "run.json").write_text(json.dumps(replaced))
-    assert goes_on(now(tmp_path)) and not is_stopped(run_dir), "a job's name may be that of another start"
-
-
 def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     theirs = {
         "log_dir": "/theirs/logs",
-        "checkpoint_mirror": "s3://theirs/runs",
+        "weights_dir": "/theirs/weights",
         "cache_dir": "/theirs/cache",
         "seed": "7",
     }
@@ -112,10 +121,10 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     config = now(tmp_path / "runs", cache_dir="mine")
     resumed = resumed_config(config, run_dir)
     assert (resumed.run.output_dir, resumed.run.run_name) == (str(tmp_path / "runs"), "r")
-    assert (resumed.run.log_dir, resumed.run.checkpoint_mirror, resumed.data.cache_dir) == ("logs", None, "mine")
+    assert (resumed.run.log_dir, resumed.memory.weights_dir, resumed.data.cache_dir) == ("logs", AUTO, "mine")
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
     told = unused_places(config, run_dir)
-    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
+    assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "/theirs/weights" in told[0] + told[1]
 
 
 def test_one_process_goes_on_with_what_several_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
