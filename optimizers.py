@@ -68,9 +68,6 @@ OPTIMIZERS = {
         together_bytes=32,
     ),
     "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
-    "sinkgd": OptimizerFacts(
-        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_factors=False, together_bytes=14
-    ),
     "muon": OptimizerFacts(
         "muon:Muon",
         "lowest loss per token",
@@ -88,6 +85,6 @@ DEFAULT = "adafactor"
 
 
 def described() -> str:
-    """All of them, in a line: `adafactor (T5's own), ... or sinkgd (no state for the blocks)`."""
+    """All of them, in a line: `adafactor (T5's own), ... or muon (lowest loss per token)`."""
     words = [f"{name} ({facts.help})" if facts.help else name for name, facts in OPTIMIZERS.items()]
     return f"{', '.join(words[:-1])}, or {words[-1]}"

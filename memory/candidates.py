@@ -48,7 +48,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     drops = config.model.dropout_rate > 0
     clips = train.max_grad_norm > 0
     return Workload(
-        config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
+        config.model, rows, source, target_tokens, drops, train.optimizer, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
         sample_rows=train.sample_rows, adapted=adapted_by(config), is_listed=train.loss_over != VOCABULARY,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Ite
 def optimizer_reasons(config: Config, work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """What would learn faster, where nobody has named an optimizer and weights are random."""
     train, faster = config.train, replace(work, optimizer=FASTER)
-    more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
+    more_bytes = state_bytes(faster) - state_bytes(work)
     times = typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank

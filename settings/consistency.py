@@ -72,7 +72,6 @@ def unheeded(config: Config, command: str) -> list[str]:
         **dict.fromkeys(("exclude_seen", "history_prompts"), (config.answer.candidates > 1, "--candidates=1")),
         **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
-        "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip
     told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
     told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one

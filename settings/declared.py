@@ -252,10 +252,6 @@ class TrainConfig:
     eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
     gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
     optimizer: str = defining(optimizers.DEFAULT, optimizers.described(), choices=tuple(optimizers.OPTIMIZERS))
-    bf16_rounding: str = defining(
-        "stochastic", "how bf16 weights take small updates: stochastic, compensated (one more byte per weight) or nearest (loses them)",
-        choices=("stochastic", "compensated", "nearest"),
-    )  # fmt: skip
     learning_rate: float | Auto = setting(
         AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
         above=0.0,
@@ -734,7 +730,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", *TRAIN),
     "doctor": (
         "json", "check", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
-        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
+        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer",
         "max_grad_norm", "lora", "memory", "run",
     ),
     "tokenizer": (

@@ -92,7 +92,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     """
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
-    work = Workload(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
+    work = Workload(model, 1, 1, 1, False, train.optimizer, trained=trained)
     adapters = trained.adapters + trained.embedding + trained.head if trained and config.lora.lora_rank else 0
     if adapters and token_range(config.lora.lora_tokens) is not None:  # PEFT takes a head of its own whole
         adapters += weight_counts(model)["head"]
@@ -103,7 +103,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
         often = [steps // int(every) for every in (train.save_steps, train.eval_steps) if every != AUTO]
         most = min(most, 1 + sum(often)) if len(often) == 2 else most
     beside = model.vocab_size * TOKEN_BYTES + BESIDE_BYTES
-    need = DiskNeed(weights + state_bytes(work, storage) + beside, most, steps * LOG_BYTES)
+    need = DiskNeed(weights + state_bytes(work) + beside, most, steps * LOG_BYTES)
     if choice is None or choice.weights_in != FILE:
         return need
     folder = None if config.memory.weights_dir == AUTO else config.memory.weights_dir

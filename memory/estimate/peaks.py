@@ -63,7 +63,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         "base": machine.base_bytes,
         "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + _fp32_beside(work, choice),
         "weights at work": slots_bytes(work, choice, machine),
-        "optimizer state": state_bytes(work, choice.storage),
+        "optimizer state": state_bytes(work),
         "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles * is_host,
     }
     if not fixed["weights at work"]:
@@ -306,7 +306,7 @@ class StepPeaks:
     @property
     def _updates_together(self) -> bool:
         """Whether matrices of one shape are updated together (`engine.optimizers.base`)."""
-        return self.choice.scores > 0 and self.work.rounding == "stochastic"
+        return self.choice.scores > 0
 
     def _kept_bytes(self, elements: int, is_block: bool = False) -> int:
         """Weights and their state as they were, where a gradient of a scaled loss may not count (`engine.optimizers.base`)."""
@@ -330,7 +330,7 @@ class StepPeaks:
         facts = OPTIMIZERS[self.work.optimizer]
         if self._updates_together:
             return elements * facts.together_bytes
-        if self.choice.kernels and self.work.rounding == "stochastic":
+        if self.choice.kernels:
             compiled = facts.compiled_update_bytes
             return elements * (facts.update_bytes if compiled is None else compiled)
         return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))

@@ -340,7 +340,7 @@ def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, sched
     evaluation += schedule.scored_batches * scored
     adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
-    saved = weights + state_bytes(work, choice.storage)
+    saved = weights + state_bytes(work)
     referred = replace(work, evaluation=work.step_shapes)
     checked = evaluation_seconds(referred, choice, machine, choice.batch_size_per_gpu)  # of a micro-batch
     around = (

@@ -185,7 +185,6 @@ class Workload:
     target_tokens: int
     dropout: bool
     optimizer: str
-    rounding: str = "stochastic"
     hold_gradients: bool = False
     shapes: Shapes | None = None
     evaluation: Shapes | None = None
@@ -298,10 +297,8 @@ def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in content.items()}
 
 
-def state_bytes(work: Workload, storage: str) -> int:
-    """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
+def state_bytes(work: Workload) -> int:
+    """Bytes of the optimizer's state; the engine's own classes say the same, a test holds it."""
     learning = work.learning
-    remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
     facts = OPTIMIZERS[work.optimizer]
-    state = facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)
-    return state + remainder
+    return facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)

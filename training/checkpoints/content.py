@@ -177,7 +177,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
             "checkpoint = {folder}, its optimizer state cannot be read: {error}", folder=folder, error=error
         ) from None
     missing = optimizer.incomplete() if loaded else []
-    if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
+    if not loaded:
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
         missing = [say("all of it")] if trained.step and trained.loss_scaling is None else []
     if missing:

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from data.tokenizers.training import byte_tokenizer
 from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
-from engine.optimizers.rounding import ROUNDINGS
 from memory.estimate.workload import ExecutionPlan, choice_fields
 from model.formats.answering import answers_by
 from model.t5 import T5
@@ -38,7 +37,7 @@ STATE = TrainingState(
 def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tuple[T5, Optimizer]:
     """A model after one update with drawn gradients."""
     model = T5(SHAPE, dtype=dtype).initialise(1)
-    optimizer = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+    optimizer = OPTIMIZERS[name](dict(model.named_parameters()))
     draw = torch.Generator().manual_seed(5)
     for weight in model.parameters():
         weight.grad = torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
@@ -68,7 +67,7 @@ def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.floa
 
 
 def empty(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:
-    return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()), ROUNDINGS["stochastic"]())
+    return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()))
 
 
 WRONG: list[tuple[str, Any]] = [
@@ -158,9 +157,9 @@ def test_state_in_parts_of_an_earlier_version_is_told(tmp_path: Path) -> None:
         load_optimizer(tmp_path / "c", empty(), CPU)
 
 
-@pytest.mark.parametrize("name, step, is_whole", [("sinkgd", 3, True), ("adamw", 0, True), ("adamw", 3, False)])
+@pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])
 def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, step: int, is_whole: bool) -> None:
-    """Adapters have none with SinkGD; and before the first step nobody has."""
+    """Before the first step no optimizer has any."""
     matrix = torch.nn.Parameter(torch.ones(4, 3))
     optimizer = OPTIMIZERS[name]({"encoder.blocks.0.attention.q.adapter.a": matrix})
     model, _ = trained()
