@@ -14,7 +14,6 @@ from typing import Any
 
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
-from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.consistency import PREFERENCES, VOCABULARY, writes_answers
@@ -25,7 +24,7 @@ from settings.program import SCRIPT
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
-EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing", "offload_boundaries")
+EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing")
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
 # 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured
 UNTRIMMED_BELOW = 512
@@ -74,12 +73,11 @@ def candidates(
                         evaluation = evaluation_batch(config, machine, batch_size)
                         # whether a scaled gradient is finite is not asked over shards
                         products = FLOAT32 if shards > 1 and compute == FLOAT16 else compute
-                        choice = ExecutionPlan(
+                        yield ExecutionPlan(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, products, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
                             scores=scores_of(machine),
                         )  # fmt: skip
-                        yield from _with_offload(config, machine, work, choice)
 
 
 def step_settings(config: Config) -> dict[str, Any]:
@@ -140,25 +138,6 @@ def kernels_of(config: Config, machine: Machine) -> bool:
             "compiler (apt install gcc); `doctor` says what is missing"
         )
     return machine.has_kernels and config.run.compiled_kernels is not False
-
-
-def _with_offload(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> Iterator[ExecutionPlan]:
-    """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
-    asked = config.memory.offload_boundaries
-    if asked is True and not machine.host_bytes:
-        raise UserError(
-            "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
-            "RAM itself or cannot copy while it computes; allowed here: auto or False"
-        )
-    recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
-    if asked is not True:
-        yield choice
-    if asked is True and recomputes:
-        yield replace(choice, offload_boundaries=True)
-    elif not machine.host_bytes or asked is False or choice.saved_blocks:
-        return
-    elif offloaded_bytes(work, moved := replace(choice, offload_boundaries=True), machine) <= machine.host_bytes:
-        yield moved
 
 
 def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool = False) -> list[tuple[int, int]]:

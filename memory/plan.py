@@ -22,7 +22,7 @@ from limits import MALLOCS
 from memory.batch_size import effective_batch
 from memory.candidates import as_asked, candidates, kernels_of, make_work, passes_and_shards, scores_of
 from memory.changes import refusal
-from memory.estimate.peaks import STEP_PHASES, offloaded_bytes, peak_of, predict
+from memory.estimate.peaks import STEP_PHASES, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import pace_of, predict_seconds, typical_seconds
@@ -214,7 +214,7 @@ def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]
 
 def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
     cut = way.batch_size_per_gpu, way.accumulation_passes
-    return *cut, way.storage, way.compute, way.shards, way.offload_boundaries, way.weights_in
+    return *cut, way.storage, way.compute, way.shards, way.weights_in
 
 
 def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
@@ -294,12 +294,11 @@ def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
 
 def _goes_on(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-    is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
     is_whole = choice.shards == 1 or choice.compute != FLOAT16
     shares_as_asked = is_whole and choice.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}
-    return is_beside and is_all and shares_as_asked
+    return is_all and shares_as_asked
 
 
 def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from language import say
 from memory.estimate.disk import is_in_memory
-from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
 from settings.declared import Config
@@ -96,5 +95,4 @@ def ways_at(
         moved = [replace(way, away_blocks=count) for way in few if is_worth(way) for count in range(1, total + 1)]
     if not machine.host_bytes:  # it computes in the RAM, which is the budget itself
         return moved
-    needs = [pinned_bytes(work, way) + offloaded_bytes(work, way, machine) for way in moved]
-    return [way for way, beside in zip(moved, needs, strict=True) if beside <= machine.host_bytes]
+    return [way for way in moved if pinned_bytes(work, way) <= machine.host_bytes]

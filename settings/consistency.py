@@ -367,12 +367,6 @@ def answer_problems(config: Config) -> Iterator[str]:
 
 def _of_memory(config: Config) -> Iterator[str]:
     memory, train = config.memory, config.train
-    recomputes_none = memory.memory_mode == "standard" or memory.gradient_checkpointing is False
-    if memory.offload_boundaries is True and recomputes_none:
-        yield say(
-            "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
-            "gradient_checkpointing=False recompute none; omit one"
-        )
     if memory.shard_weights is not True:
         return
     if config.lora.lora_rank or config.data.objective == PREFERENCES:

@@ -367,9 +367,6 @@ class MemoryConfig:
         choices=("no", "fp16", "bf16"),
     )  # fmt: skip
     gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
-    offload_boundaries: bool | Auto = setting(
-        AUTO, "offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU"
-    )
     shard_weights: bool | Auto = setting(
         AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit"
     )

@@ -15,7 +15,6 @@ import numpy as np
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import MOST_ROWS
-from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import moving_seconds
@@ -46,7 +45,7 @@ class Pace:
             reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
             differ, of rounding what learns, and of the casts of a walk; widening_passes: of a walk over quantized weights,
             of which a piece at a time is widened and stays in cache.
-        memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
+        memory_rate: bytes a second of those passes. copy_rate: between device and host.
         block_seconds: of a block and a micro-batch, forward or back, whatever its size. update_seconds: of a block's update
             likewise. step_seconds: of a step.
         value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts, softmax,
@@ -218,10 +217,9 @@ def _seconds(
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
-    copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate
     passing += total_blocks * pace.update_seconds + pace.step_seconds
-    busy = max(computing + 0.05 * copying, copying) + passing
+    busy = computing + passing
     # weights that rest elsewhere are waited for, forward and back, each beside what it computes
     bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)
     bringing, forward = bringing * choice.accumulation_passes, busy / (passes + recompute)

@@ -124,7 +124,7 @@ class Machine:
         disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
         device: what computes where that is not the CPU. has_own_memory: whether the budget is of memory beside the RAM.
         is_another: whether it is not this machine, whose disks tell nothing of it.
-        host_bytes: RAM that checkpointed activations and weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+        host_bytes: RAM that weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 
     budget_bytes: int
@@ -241,7 +241,6 @@ class ExecutionPlan:
         storage, compute: dtype names of the weights at rest and in products.
         malloc: one of `limits.MALLOCS`, see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
-        offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
@@ -258,7 +257,6 @@ class ExecutionPlan:
     loss_chunk_bytes: int
     malloc: str = "fast"
     shards: int = 1
-    offload_boundaries: bool = False
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
     kernels: bool = False
