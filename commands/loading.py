@@ -59,7 +59,7 @@ from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
-from settings.fields import AUTO, counted, near_path, parse, read_settings_file
+from settings.fields import AUTO, counted, near_path
 from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -385,18 +385,8 @@ def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
     Raises:
         UserError: the file of that run has a value that the setting cannot have.
     """
-    if model.run_settings is None:
-        return config
-    saved, values, problems = read_settings_file(model.run_settings), dict[str, Any](), list[str]()
-    for name in names:
-        if name not in saved or config.given(name):
-            continue
-        try:
-            values[name] = parse(settings_by_name()[name][1], saved[name])
-        except ValueError as error:
-            problems.append(f"{model.run_settings}, {name} = {saved[name]!r}, {error}")
-    refuse(problems)
-    return config.changed(**values)
+    saved = model.run_settings
+    return config.changed(**{name: saved[name] for name in names if name in saved and not config.given(name)})
 
 
 def find_model(config: Config) -> ModelFolders:
@@ -652,7 +642,7 @@ def _fitting(
             rest, products = (str(dtype).removeprefix("torch.") for dtype in dtypes)
             plan = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
             if blocks:
-                plan = replace(plan, away_blocks=blocks, weights_in=FILE)
+                plan = replace(plan, offloaded_blocks=blocks, weights_in=FILE)
                 resident = whole.bytes - away_bytes(work, plan) + slots_bytes(work, plan, machine)
                 whole = replace(whole, bytes=resident)
             found.append((whole, plan))

@@ -73,19 +73,19 @@ def mapped_reasons(work: Workload, choice: ExecutionPlan, machine: Machine) -> I
         yield say(told, size=format_size(size))
 
 
-def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
-    """Where weights rest, where they are not all in memory."""
-    if choice.away_blocks and choice.weights_in == FILE:
+def offload_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
+    """Where offloaded weights are kept, if there are any."""
+    if choice.offloaded_blocks and choice.weights_in == FILE:
         yield say(
             ("the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
             "results are identical"),
-            away=choice.away_blocks, total=total,
+            away=choice.offloaded_blocks, total=total,
         )  # fmt: skip
-    elif choice.away_blocks:
+    elif choice.offloaded_blocks:
         yield say(
             "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
             "is in use; results are identical",
-            away=choice.away_blocks, total=total,
+            away=choice.offloaded_blocks, total=total,
         )  # fmt: skip
 
 

@@ -207,7 +207,7 @@ def checkpoint_folder(folder: Path) -> None:
         10,
         1000,
         2.5,
-        ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
+        asdict(ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
         LossScaling().as_dict(),
         best,
         3.0,

@@ -134,7 +134,7 @@ def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_eva
 
 
 class StepPeaks:
-    """What the walk holds at its highest places, beside weights and optimizer state: component -> bytes."""
+    """What the pass holds at its highest places, beside weights and optimizer state: component -> bytes."""
 
     def __init__(self, work: Workload, choice: ExecutionPlan, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
@@ -292,7 +292,7 @@ class StepPeaks:
         }
 
     def last_update(self) -> dict[str, int]:
-        """The update of embedding and head after the walk; where gradients are held, all of them are there."""
+        """The update of embedding and head after the pass; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         # of held gradients more are updated together than a block has
         most = self.learns["total"] if self.holds_all and self._updates_together else table

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS, LIBRARIES_BYTES
@@ -94,10 +93,8 @@ def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
 HEADS = ("head", "label head", "label bias")  # roles
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
-# of weights: where they are computed, in the RAM beside it, in a file
-HOMES = DEVICE, RAM, FILE = "device", "ram", "file"
-# field of `ExecutionPlan` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
-JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
+# Values of `weights_in`: on the device that computes, in the RAM beside it, or in a file.
+WEIGHTS_IN = DEVICE, RAM, FILE = "device", "ram", "file"
 
 
 @dataclass(frozen=True)
@@ -244,7 +241,8 @@ class ExecutionPlan:
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
-        away_blocks: blocks whose weights rest elsewhere and are here while they work. weights_in: where: one of `HOMES`.
+        weights_in: one of `WEIGHTS_IN`, where offloaded weights are kept.
+        offloaded_blocks: blocks whose weights are kept there and brought to the device while the block runs.
     """
 
     batch_size_per_gpu: int
@@ -262,7 +260,7 @@ class ExecutionPlan:
     kernels: bool = False
     scores: int = 0
     weights_in: str = "device"
-    away_blocks: int = 0
+    offloaded_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""
@@ -283,16 +281,6 @@ class ExecutionPlan:
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of one step on one rank."""
         return self.micro_batches_per_pass * self.accumulation_passes
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `choice_fields` reads them."""
-        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
-
-
-def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `ExecutionPlan` by the names of the code, from what `ExecutionPlan.as_dict` wrote."""
-    names = {written: name for name, written in JSON_NAMES.items()}
-    return {names.get(name, name): value for name, value in content.items()}
 
 
 def state_bytes(work: Workload) -> int:

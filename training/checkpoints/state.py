@@ -6,7 +6,7 @@ Data order, masks, dropout and rounding are functions of (seed, step), so there 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from engine.loss_scaling import LossScaling
 from language import say
 from limits import MALLOCS
 from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
-from memory.estimate.workload import HOMES, ExecutionPlan, choice_fields
+from memory.estimate.workload import WEIGHTS_IN, ExecutionPlan
 from model.formats.checksums import STATE
 from settings.errors import UserError
 from storage import read_text
@@ -22,7 +22,7 @@ from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
 NEEDED = ("step", "tokens")  # although they have a default
-NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": MALLOCS, "weights_in": HOMES}  # of a choice
+NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": MALLOCS, "weights_in": WEIGHTS_IN}  # of a choice
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            choice = _filled(ExecutionPlan, choice_fields(state.choice), "its choice")
-            state = replace(state, choice=choice.as_dict())
+            state = replace(state, choice=asdict(_filled(ExecutionPlan, state.choice, "its choice")))
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:
                 _filled(cls, part, f"its {name}")

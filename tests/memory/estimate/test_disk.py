@@ -81,7 +81,7 @@ def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path
         make_work(config, machine, 512, 114),
         [*candidates(config, machine, make_work(config, machine, 512, 114))][:1],
     )
-    need = disk_need(config, choice.storage, replace(choice, away_blocks=12), step_seconds=10.0)
+    need = disk_need(config, choice.storage, replace(choice, offloaded_blocks=12), step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
     assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
     assert need.daily_bytes == whole * 8640 and "written per day" in need.describe()
