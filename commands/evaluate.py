@@ -198,7 +198,7 @@ def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepar
         UserError: the data are not usable.
     """
     config = _data_settings(config, model)
-    prepared, _ = checked_in_child(prepare_evaluation, config, (VALIDATION,))
+    prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader
 

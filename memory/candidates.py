@@ -86,17 +86,15 @@ def step_settings(config: Config) -> dict[str, Any]:
     return {name: values[name] for name in (*MICRO_BATCHES, *SAVINGS)}
 
 
-def newly_asked(config: Config, before: Mapping[str, Any] | None) -> frozenset[str]:
+def newly_asked(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
     """Which of the step's settings this start gives another value than the one that the run's choice was made for.
 
     A value that is said again, as by a restart, is none: the run may have had to take less since.
 
     Args:
-        before: `step_settings` of then; None: an older checkpoint, where all that is named now counts.
+        before: `step_settings` of then.
     """
     now = step_settings(config)
-    if before is None:
-        return frozenset(name for name in now if config.origin(name) == "flag")
     return frozenset(name for name, value in now.items() if before.get(name, value) != value)
 
 

@@ -151,12 +151,6 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
         UserError: they belong to another model, are broken, or not all there.
     """
     path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
-    if not path.is_file():
-        raise UserError(
-            "checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which "
-            "wrote it in parts where weights were sharded; continue from its weights alone with --finetune_from",
-            folder=folder,
-        )
     try:
         with safe_open(path, framework="pt") as stored:
             for key in stored.keys():  # noqa: SIM118  # an open file is no mapping

@@ -31,15 +31,15 @@ class TrainingState:
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
-        choice: the plan's choice, kept so that a resumed run computes in the same order. asked: the settings of the step that it
-            was made for, see `memory.choices.step_settings`; None: a checkpoint of before.
+        choice: the plan's choice, kept so that a resumed run computes in the same order; None where a run begins.
+        asked: the settings of the step that it was made for, see `memory.candidates.step_settings`; likewise.
         loss_scaling: see `engine.loss_scaling`; None without fp16.
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
         best_evaluation: step and numbers of the best one, for the model's card where the log is lost; of the last one, as long as
             none is better than that of step 0.
-        measured_on: rows of the best numbers, see `training.evaluation.stopping`; None: that was not kept.
+        measured_on: rows of the best numbers, see `training.evaluation.stopping`; None where a run begins.
     """
 
     step: int = 0

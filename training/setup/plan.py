@@ -98,7 +98,7 @@ def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
     config, machine = run.config, _machine_of(run, run.budget)
     earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
-    anew = newly_asked(config, run.state.asked)
+    anew = newly_asked(config, run.state.asked or {})
     spec = resolve(config, machine, rows, done=run.state.step, earlier=earlier, anew=anew)
     asked = config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted

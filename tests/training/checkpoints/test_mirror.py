@@ -24,7 +24,7 @@ from training.setup.resuming import goes_on
 def save(run_dir: Path, step: int, keep: int = 2, is_best: bool = False, text: str = "", started: float = 1.0) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SETTINGS_FILE).write_text(f'{{"step": {step}}}', encoding="utf8")
-    record = {"kind": "pretrain", "name": run_dir.name, "started": started}
+    record = {"kind": "pretrain", "name": run_dir.name, "started": started, "order": started}
     (run_dir / RUN_FILE).write_text(json.dumps(record), encoding="utf8")
 
     def write(folder: Path) -> None:

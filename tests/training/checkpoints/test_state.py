@@ -133,14 +133,6 @@ def test_no_state_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_state_in_parts_of_an_earlier_version_is_told(tmp_path: Path) -> None:
-    saved(tmp_path / "c")
-    (tmp_path / "c" / "state" / "optimizer.safetensors").unlink()
-    (tmp_path / "c" / "state" / "shards").mkdir()
-    with pytest.raises(UserError, match="--finetune_from"):
-        load_optimizer(tmp_path / "c", empty(), CPU)
-
-
 @pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])
 def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, step: int, is_whole: bool) -> None:
     """Before the first step no optimizer has any."""
