@@ -625,7 +625,7 @@ def _fitting(
     takes: Callable[[Sequence[tuple[T5ModelConfig, Weights]]], int],
     room: Room,
 ) -> list[tuple[Weights, ExecutionPlan]]:
-    """The weights of each model that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
+    """The weights of each model that stay in memory, and where the others are kept: in a file as few blocks as suffice, or all by `weights_in`.
 
     Args:
         models: shapes, dtypes of weights at rest and of products. takes: bytes while they write.

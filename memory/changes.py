@@ -177,5 +177,5 @@ def _peak_after(change: Change, config: Config, work: Workload, machine: Machine
         choice = replace(choice, saved_blocks=0, malloc="small")
     if name in ("mixed_precision", "lora_base", "memory_mode"):
         smallest = precisions(changed, machine.multiplies_fast)[-1]
-        choice = replace(choice, storage=smallest.rest, compute=smallest.compute)
+        choice = replace(choice, storage=smallest.storage, compute=smallest.compute)
     return peak_of(predict(other, cut(other, choice, rows), machine))[1]

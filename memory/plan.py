@@ -1,6 +1,6 @@
 """The plan of a run: whether it fits, and the fastest way that does.
 
-`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
+`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, dtype of the stored weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest (weights elsewhere, or in more parts, only where
 that is clearly faster); in modes low and ultra the smallest of
 those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.estimate.peaks`.

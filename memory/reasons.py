@@ -109,7 +109,7 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
         yield say(
             "the run used {began_storage} storage and {began_compute} compute, which no longer fits here: it "
             "continues with {storage} storage and {compute} compute",
-            began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
+            began_storage=began.storage, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
         )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
         told = "computing in {compute}, as the run did before, although it is slow here ({kind})"

@@ -35,7 +35,7 @@ class WeightOffload(NamedTuple):
 
 
 def weights_folder(config: Config) -> Path:
-    """The folder on whose disk weights rest that do so in a file."""
+    """The folder for the file of offloaded weights."""
     return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
 
 

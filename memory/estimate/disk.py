@@ -39,7 +39,7 @@ class DiskNeed:
     Args:
         checkpoint_bytes: of one checkpoint, all its files. checkpoints: that lie there together.
         log_bytes: of all steps; 0 where their number is not known.
-        file_bytes: of weights that rest in a file while the run lasts. file_dir: where; None: with the checkpoints.
+        file_bytes: of weights offloaded to a file while the run lasts. file_dir: where; None: with the checkpoints.
         daily_bytes: written into that file in a day of training; what wears a disk.
     """
 
@@ -52,7 +52,7 @@ class DiskNeed:
 
     @property
     def total_bytes(self) -> int:
-        """Checkpoints, logs, and weights that rest here."""
+        """Checkpoints, logs, and weights offloaded here."""
         beside = self.file_bytes if self.file_dir is None else 0
         return self.checkpoints * self.checkpoint_bytes + self.log_bytes + beside
 
@@ -87,7 +87,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     """Count what a run with these settings writes.
 
     Args:
-        storage: dtype name of the weights at rest. choice: where they rest; None: in memory.
+        storage: dtype name of the stored weights. choice: where they are kept; None: in memory.
         step_seconds: of a step, as predicted.
     """
     model, train = config.model, config.train

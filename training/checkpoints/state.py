@@ -13,7 +13,7 @@ from typing import Any
 from engine.loss_scaling import LossScaling
 from language import say
 from limits import MALLOCS
-from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
+from memory.estimate.precision import COMPUTE_DTYPES, STORAGE_DTYPES
 from memory.estimate.workload import WEIGHTS_IN, ExecutionPlan
 from model.formats.checksums import STATE
 from settings.errors import UserError
@@ -22,7 +22,12 @@ from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
 NEEDED = ("step", "tokens")  # although they have a default
-NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": MALLOCS, "weights_in": WEIGHTS_IN}  # of a choice
+NAMES = {
+    "storage": STORAGE_DTYPES,
+    "compute": COMPUTE_DTYPES,
+    "malloc": MALLOCS,
+    "weights_in": WEIGHTS_IN,
+}  # of a choice
 
 
 @dataclass(frozen=True)

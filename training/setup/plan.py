@@ -116,7 +116,7 @@ def _machine_of(run: ResolvedRun, budget: Budget, correction: float = 1.0) -> Ma
 def machine_of(
     device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
 ) -> Machine:
-    """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
+    """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: for a file of offloaded weights."""
     way, known = traits_of(device.torch_device), device.known_speed()
     no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
     installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes

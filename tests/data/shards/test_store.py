@@ -119,7 +119,10 @@ def test_broken_folders_are_user_errors(tmp_path: Path) -> None:
     "changes, told",
     [
         ({"tokenizer": {**TOKENIZER, "sentinel_ids": [8, "x"]}}, "sentinel_ids is not a whole number"),
-        ({"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}}, "file is not what"),
+        (
+            {"splits": {"train": {**SPLIT, "shards": [{"file": "../../etc/passwd", "rows": 1, "crc32": 0}]}}},
+            "file is not what",
+        ),
     ],
 )
 def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict[str, object], told: str) -> None:
