@@ -106,10 +106,11 @@ class Engine:
 
     def apply_plan(self, choice: ExecutionPlan) -> None:
         """Save blocks, chunk the loss and trim the heap as a plan says, from the next step on; dtypes stay."""
-        self.choice, blockwise, device = choice, self.blockwise, self.device
+        self.choice = choice
+        blockwise = self.blockwise
         blockwise.saved_blocks = choice.saved_blocks
         blockwise.loss_settings = replace(blockwise.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
-        blockwise.heap = HeapTrimmer("small" if device.is_separate_memory else choice.malloc)
+        blockwise.heap = HeapTrimmer("small" if self.device.is_separate_memory else choice.malloc)
 
     def step(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Outcome:
         """One optimizer step. One that fails leaves no gradients.
