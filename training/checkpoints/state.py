@@ -6,7 +6,7 @@ Data order, masks, dropout and rounding are functions of (seed, step), so there 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
-NEEDED = ("step", "tokens")  # although they have a default
 NAMES = {
     "storage": STORAGE_DTYPES,
     "compute": COMPUTE_DTYPES,
@@ -87,21 +86,21 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def _filled(cls: type[Any], content: Any, what: str) -> Any:
-    """An object of a dataclass from its fields in JSON: each of its type, and none besides; those with a default may be missing.
+    """An object of a dataclass from its fields in JSON: all of them, each of its type, and none besides.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(say("{what} is not an object", what=what))
-    members = {member.name: member for member in fields(cls)}
-    for name, member in members.items():
-        if name not in content and (member.default is MISSING or name in NEEDED):
+    types = {member.name: str(member.type) for member in fields(cls)}
+    for name in types:
+        if name not in content:
             raise ValueError(say("{what} lacks {name}", what=what, name=name))
     for name, value in content.items():
-        if name not in members:
+        if name not in types:
             raise ValueError(say("{what} has {name}, which no run writes", what=what, name=name))
-        if not any(_is_of(value, kind, name) for kind in str(members[name].type).split(" | ")):
+        if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
             raise ValueError(
                 say("{name} of {what} is {value}, which no run writes", name=name, what=what, value=str(value)[:40])
             )
