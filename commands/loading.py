@@ -46,7 +46,7 @@ from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
-from memory.weight_offload import rests_in_memory, weights_folder
+from memory.weight_offload import no_disk_at, weights_folder
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
@@ -652,7 +652,7 @@ def _fitting(
     asked = config.memory.weights_in
     if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
         if asked == FILE:
-            raise UserError(rests_in_memory(weights_folder(config)))
+            raise UserError(no_disk_at(weights_folder(config)))
         asked = DEVICE
     for away in {FILE: (most,), AUTO: range(most + 1)}.get(asked, (0,)):
         fitting = held(away)

@@ -35,7 +35,7 @@ from memory.reasons import (
     optimizer_reasons,
     size_reasons,
 )
-from memory.weight_offload import WeightOffload, ways_at, weights_in_to_try
+from memory.weight_offload import WeightOffload, offloaded_candidates, weights_in_to_try
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
@@ -191,7 +191,9 @@ def _search(
             ways = list(candidates(config, machine, work, precision, parted=parted))
             for weights_in, (base, is_parted) in product(tried_in, ((kept, True), (ways, parted))):
                 is_worth = partial(_is_worth, work, machine, best)
-                here = ways_at(weights_in, config, machine, work, base, offload, parted=is_parted, is_worth=is_worth)
+                here = offloaded_candidates(
+                    weights_in, config, machine, work, base, offload, parted=is_parted, is_worth=is_worth
+                )
                 if (found := _fastest(work, machine, here, is_worth)) is None:
                     tried |= {} if best else _smallest(here)
                     continue

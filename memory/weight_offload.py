@@ -39,8 +39,8 @@ def weights_folder(config: Config) -> Path:
     return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
 
 
-def rests_in_memory(folder: Path) -> str:
-    """That a folder is no place for weights that memory has no room for."""
+def no_disk_at(folder: Path) -> str:
+    """The refusal of a folder whose files are themselves in memory."""
     return say(
         "--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir "
         "to a folder on a disk",
@@ -56,54 +56,71 @@ def weights_in_to_try(config: Config, machine: Machine, settled: WeightOffload |
     """
     if settled is not None:
         return [settled.weights_in]
-    asked, folder = config.memory.weights_in, weights_folder(config)
-    is_on_disk = asked not in (AUTO, FILE) or machine.is_another or not is_in_memory(folder)
-    if asked == FILE and not is_on_disk:
-        raise UserError(rests_in_memory(folder))
-    if asked != AUTO:
-        return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
-    is_alone = config.memory.shard_weights is not True
-    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone and is_on_disk else [])]
+    requested = config.memory.weights_in
+    if requested == RAM:
+        return [RAM if machine.host_bytes else DEVICE]
+    if requested == DEVICE:
+        return [DEVICE]
+    is_on_disk = machine.is_another or not is_in_memory(weights_folder(config))
+    if requested == FILE:
+        if not is_on_disk:
+            raise UserError(no_disk_at(weights_folder(config)))
+        return [FILE]
+    allowed = [DEVICE]
+    if config.memory.shard_weights is True:
+        return allowed
+    if machine.host_bytes:
+        allowed.append(RAM)
+    if is_on_disk:
+        allowed.append(FILE)
+    return allowed
 
 
-def ways_at(
+def offloaded_candidates(
     weights_in: str,
     config: Config,
     machine: Machine,
     work: Workload,
-    ways: list[ExecutionPlan],
+    candidates: list[ExecutionPlan],
     settled: WeightOffload | None = None,
     *,
     parted: bool = False,
-    is_worth: Callable[[ExecutionPlan], bool] = lambda way: True,
+    is_worth: Callable[[ExecutionPlan], bool] = lambda candidate: True,
 ) -> list[ExecutionPlan]:
-    """The same ways with weights kept in one of `WEIGHTS_IN`.
+    """The same candidates with weights kept in one of `WEIGHTS_IN`.
 
     Args:
-        ways: whatever they say of offload. settled: as of `weights_in_to_try`.
+        candidates: whatever they say of offload.
+        settled: as of `weights_in_to_try`.
         parted: those of several accumulation passes too; each asks for offloaded weights once more.
-        is_worth: whether a way is, at its fastest; the others are left out.
+        is_worth: whether a candidate is, at its fastest; the others are left out.
     """
-    here = dict.fromkeys(
-        way if way.weights_in == DEVICE else replace(way, weights_in=DEVICE, offloaded_blocks=0) for way in ways
+    on_device = dict.fromkeys(
+        candidate if candidate.weights_in == DEVICE else replace(candidate, weights_in=DEVICE, offloaded_blocks=0)
+        for candidate in candidates
     )
     if weights_in == DEVICE:
-        return list(here)
-    unshared = [way for way in here if way.shards == 1]
-    if not unshared and here and config.memory.weights_in != AUTO:
+        return list(on_device)
+    unshared = [candidate for candidate in on_device if candidate.shards == 1]
+    if not unshared and on_device and config.memory.weights_in != AUTO:
         raise UserError(
             "--weights_in = {weights_in}, is for weights that are whole on each process; omit shard_weights",
             weights_in=config.memory.weights_in,
         )
-    whole = [way for way in unshared if parted or way.accumulation_passes == 1]
-    fewest = min((way.saved_blocks for way in whole), default=0)
+    whole = [candidate for candidate in unshared if parted or candidate.accumulation_passes == 1]
     total = work.model.num_layers + work.model.num_decoder_layers
     if settled is not None or config.memory.weights_in != AUTO:
         count = total if settled is None else settled.offloaded_blocks
-        moved = [replace(way, weights_in=weights_in, offloaded_blocks=count) for way in whole]
+        offloaded = [replace(candidate, weights_in=weights_in, offloaded_blocks=count) for candidate in whole]
     else:
-        few = (replace(way, weights_in=weights_in, offloaded_blocks=1) for way in whole if way.saved_blocks == fewest)
-        moved = [replace(way, offloaded_blocks=count) for way in few if is_worth(way) for count in range(1, total + 1)]
-    if not machine.host_bytes:  # it computes in the RAM, which is the budget itself
-        return moved
-    return [way for way in moved if pinned_bytes(work, way) <= machine.host_bytes]
+        fewest = min((candidate.saved_blocks for candidate in whole), default=0)
+        offloaded = []
+        for candidate in whole:
+            if candidate.saved_blocks != fewest:
+                continue
+            first = replace(candidate, weights_in=weights_in, offloaded_blocks=1)
+            if is_worth(first):
+                offloaded += [replace(first, offloaded_blocks=count) for count in range(1, total + 1)]
+    if not machine.host_bytes:  # The device computes in the RAM, which is the budget itself.
+        return offloaded
+    return [candidate for candidate in offloaded if pinned_bytes(work, candidate) <= machine.host_bytes]

@@ -14,7 +14,7 @@ from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
-from memory.weight_offload import ways_at
+from memory.weight_offload import offloaded_candidates
 from settings.declared import Config
 from settings.loading import load
 from units import format_size
@@ -74,7 +74,7 @@ def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(free: list[i
 def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path: Path) -> None:
     config = config_of(effective_batch_size=1)
     machine = Machine(2**40, 2**40)
-    (choice, *_) = ways_at(
+    (choice, *_) = offloaded_candidates(
         FILE,
         config,
         machine,
