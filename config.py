@@ -72,10 +72,8 @@ class TrainConfig:
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
     gradient_accumulation_steps = "auto"  # micro-batches per step and process
     # adafactor (T5's own), adamw_rms (AdamW scaled by each weight's RMS), adamw_8bit (adamw_rms with 8-bit moments),
-    # adamw, sinkgd (no state for the blocks), or muon (lowest loss per token)
+    # adamw, or muon (lowest loss per token)
     optimizer = "adafactor"
-    # how bf16 weights take small updates: stochastic, compensated (one more byte per weight) or nearest (loses them)
-    bf16_rounding = "stochastic"
     # peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)
     learning_rate = "auto"
     # learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third
@@ -202,8 +200,6 @@ class MemoryConfig:
     # no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits
     mixed_precision = "auto"
     gradient_checkpointing = "auto"  # recompute activations in backward; auto: if the plan needs it
-    # offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU
-    offload_boundaries = "auto"
     shard_weights = "auto"  # shard weights and optimizer state over the processes; auto: if whole ones do not fit
     # where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later
     # one is clearly faster, and in a file only the blocks that do not fit elsewhere

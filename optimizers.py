@@ -22,9 +22,9 @@ class OptimizerFacts:
     Args:
         made_by: the class, `file:Class` in `engine/optimizers/`. help: a few words for users.
         learning_rate: the highest, where it is left auto. small_rate: of a small model that starts from random weights.
-        weight_bytes: of state for each weight. matrix_bytes: for each weight of the matrices of blocks. factor_bytes: for each
-            row and column of a matrix, and each number of a vector.
-        has_block_factors: whether matrices of blocks have them; else only embedding, head, bias tables and vectors.
+        weight_bytes: of state for each weight.
+        matrix_bytes: of state for each weight of the matrices of blocks, which then have no factors.
+        factor_bytes: for each row and column of a matrix, and each number of a vector.
         update_bytes: buffers of an update for each of its elements, without those of the rounding.
         compiled_update_bytes: the same where a compiled kernel rounds as well; None: no kernel of its own.
         together_bytes: all buffers for each element, where a GPU updates many weights together: of two fp32 copies and the
@@ -39,7 +39,6 @@ class OptimizerFacts:
     weight_bytes: float = 0.0
     matrix_bytes: int = 0
     factor_bytes: int = 0
-    has_block_factors: bool = True
     update_bytes: int = 10
     compiled_update_bytes: int | None = None
     together_bytes: int = 12
@@ -52,7 +51,7 @@ class OptimizerFacts:
             matrices: weights of the matrices of blocks among them. factors: rows and columns of all matrices, and numbers of
                 the vectors; shared_factors: outside of the matrices of blocks.
         """
-        counted = factors if self.has_block_factors else shared_factors
+        counted = shared_factors if self.matrix_bytes else factors
         return int(self.weight_bytes * weights) + self.matrix_bytes * matrices + self.factor_bytes * counted
 
 
@@ -68,9 +67,6 @@ OPTIMIZERS = {
         together_bytes=32,
     ),
     "adamw": OptimizerFacts("adamw:AdamW", "", 3e-4, weight_bytes=8),
-    "sinkgd": OptimizerFacts(
-        "sinkgd:SinkGD", "no state for the blocks", 1e-2, factor_bytes=4, has_block_factors=False, together_bytes=14
-    ),
     "muon": OptimizerFacts(
         "muon:Muon",
         "lowest loss per token",
@@ -78,7 +74,6 @@ OPTIMIZERS = {
         small_rate=5e-2,
         matrix_bytes=2,
         factor_bytes=4,
-        has_block_factors=False,
         update_bytes=14,
         together_bytes=18,
         turns=len(MUON_POLYNOMIALS),
@@ -88,6 +83,6 @@ DEFAULT = "adafactor"
 
 
 def described() -> str:
-    """All of them, in a line: `adafactor (T5's own), ... or sinkgd (no state for the blocks)`."""
+    """All of them, in a line: `adafactor (T5's own), ... or muon (lowest loss per token)`."""
     words = [f"{name} ({facts.help})" if facts.help else name for name, facts in OPTIMIZERS.items()]
     return f"{', '.join(words[:-1])}, or {words[-1]}"

@@ -159,7 +159,7 @@ def body(cases: list[dict[str, Any]]) -> str:
                 case["case"], f"{case['rows']}", f"{case['threads']}", format_size(case["limit_bytes"]),
                 format_size(case["group_bytes"]) if case["exit"] == 0 else f"exit code {case['exit']}",
                 format_size(case["peak_bytes"]), format_size(case["plan"].get("peak_bytes", 0)),
-                f"{choice.get('away_blocks', 0)} of {case['plan'].get('num_blocks', 0)}", f"{seconds:.1f}",
+                f"{choice.get('offloaded_blocks', 0)} of {case['plan'].get('num_blocks', 0)}", f"{seconds:.1f}",
                 f"{case['plan'].get('seconds', 0.0):.1f}", f"{case['load']:.0f}", f"{products:.1f}" if products else "-", _shares(case),
                 f"{format_size(case['disk'].get('read', 0))} / {format_size(case['disk'].get('written', 0))}",
                 format_size(PEER_BYTES * count),

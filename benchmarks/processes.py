@@ -39,7 +39,7 @@ def measure(count: int, is_sharded: bool, options: dict[str, str]) -> dict[str, 
     return {
         "processes": count, "sharded": is_sharded, "peak_bytes": run.peak_bytes, "planned_bytes": run.plan["peak_bytes"],
         "tokens_per_second": run.tokens_per_second, "losses": [event["loss"] for event in run.steps],
-        "kept_blocks": run.plan["choice"]["kept_blocks"],
+        "saved_blocks": run.plan["choice"]["saved_blocks"],
     }  # fmt: skip
 
 

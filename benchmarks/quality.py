@@ -1,10 +1,10 @@
 """Quality of a model trained by each way of saving memory: `python -m benchmarks.quality [--name=value ...]`.
 
-Every tier (dtype at rest, rounding, optimizer) trains the same model from the same initial weights on the same rows in the
+Every tier (dtype at rest, optimizer) trains the same model from the same initial weights on the same rows in the
 same order, for the same number of tokens; only what a tier is about differs. Each run is a child process of the trainer
 itself. The study decides the defaults: the least memory whose loss is within 1% of the reference.
 
-    --size=small --tokens=20M --seeds=3 --text=FILE --tiers="sinkgd;nearest" --rows=16 --length=256 --threads=N
+    --size=small --tokens=20M --seeds=3 --text=FILE --tiers="muon;8bit" --rows=16 --length=256 --threads=N
     --tune=True      first find each optimizer's learning rate on a fifth of the tokens
     --tiers          parts of names, between ";"; the reference always runs
     --folder=DIR     where runs are kept (data/cache/quality)
@@ -64,7 +64,6 @@ class Tier:
     name: str
     optimizer: str
     mixed_precision: str = "bf16"
-    bf16_rounding: str = "stochastic"
 
 
 REFERENCE = Tier("fp32, adamw_rms", "adamw_rms", "no")
@@ -74,11 +73,8 @@ TIERS = (
     Tier("bf16 stochastic, adamw_rms", "adamw_rms"),
     Tier("bf16 stochastic, adamw_8bit", "adamw_8bit"),
     Tier("bf16 stochastic, adafactor", "adafactor"),
-    Tier("bf16 stochastic, sinkgd", "sinkgd"),
     Tier("bf16 stochastic, muon", "muon"),
     Tier("bf16 stochastic, adamw", "adamw"),
-    Tier("bf16 compensated, adafactor", "adafactor", bf16_rounding="compensated"),
-    Tier("bf16 nearest, adafactor", "adafactor", bf16_rounding="nearest"),
 )
 
 
@@ -98,7 +94,7 @@ class Task:
 
     def flags(self, base: Path, pretraining: dict[str, Any]) -> dict[str, Any]:
         """The trainer's flags, with the precision, optimizer and seed that `base` was pretrained with."""
-        kept = ("optimizer", "mixed_precision", "bf16_rounding", "seed", "memory_mode", "num_threads", "cache_dir")
+        kept = ("optimizer", "mixed_precision", "seed", "memory_mode", "num_threads", "cache_dir")
         return {
             **{name: pretraining[name] for name in kept},
             "is_finetune": True, "finetune_from": base, "train_file": self.train_file,
@@ -132,7 +128,7 @@ class Study:
         steps = max(10, tokens // (self.rows * self.length))
         flags = {
             **SIZES[self.size], "optimizer": tier.optimizer, "mixed_precision": tier.mixed_precision,
-            "bf16_rounding": tier.bf16_rounding, "learning_rate": AUTO if rate is None else rate, "seed": seed,
+            "learning_rate": AUTO if rate is None else rate, "seed": seed,
             "objective": "span", "max_seq_len": self.length, "effective_batch_size": self.rows, "max_steps": steps,
             "eval_steps": math.ceil(steps / 20), "save_steps": math.ceil(steps / 10), "keep_latest_n_ckp": 1,
             "eval_rows": 256, "sample_rows": 0, "dropout_rate": 0.0, "memory_mode": "standard",
@@ -203,7 +199,7 @@ def lacks_task(run: dict[str, Any], task: Task | None) -> bool:
 
 def name_of(tier: Tier, seed: int, rate: float | None, tokens: int) -> str:
     """What a run is called, and its folders."""
-    words = [tier.optimizer, tier.mixed_precision, tier.bf16_rounding, f"seed{seed}", f"{rate or AUTO}", f"{tokens}"]
+    words = [tier.optimizer, tier.mixed_precision, f"seed{seed}", f"{rate or AUTO}", f"{tokens}"]
     return "_".join(words).replace(".", "p")
 
 
@@ -249,10 +245,10 @@ def read_metrics(path: Path, metric: str | None = None) -> dict[str, Any]:
 
 
 def bytes_per_weight(settings: dict[str, Any], storage: str) -> float:
-    """Weights at rest, rounding's remainder and optimizer state, by the formulas of the plan."""
+    """Weights at rest and optimizer state, by the formulas of the plan."""
     shape = T5ModelConfig(**{member.name: settings[member.name] for member in fields(T5ModelConfig)})
-    work = Workload(shape, 1, 8, 8, False, settings["optimizer"], settings["bf16_rounding"])
-    return dtype_bytes(storage) + state_bytes(work, storage) / weight_counts(shape)["total"]
+    work = Workload(shape, 1, 8, 8, False, settings["optimizer"])
+    return dtype_bytes(storage) + state_bytes(work) / weight_counts(shape)["total"]
 
 
 def thinned(points: list[tuple[int, float]]) -> Iterator[tuple[float, float]]:

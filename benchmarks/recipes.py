@@ -121,7 +121,7 @@ def scores(
     """
     alike = _same(settings, "validation_file", "cache_dir", "objective", *LENGTHS)
     # ours would search by itself, the peer's would not
-    known = {name: settings[name] for name in HEEDED if name in settings}  # of older runs not all
+    known = {name: settings[name] for name in HEEDED}
     kept = other_than_default(GenerateConfig(**known))
     searched = children.words_of(kept)
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",

@@ -82,7 +82,7 @@ class Step:
 
 
 def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster, choice: ExecutionPlan) -> Step:
-    """Walk through one step.
+    """Go through one step.
 
     Args:
         work: rows of one rank. choice: kept blocks, dtypes, shards.

@@ -30,7 +30,7 @@ from devices.cores import usable_cores
 from memory.candidates import make_work
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import PACES, Pace, typical_seconds
-from memory.estimate.workload import ExecutionPlan, Machine, Workload, choice_fields
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.machines import this_machine
 from settings.declared import Config
 from settings.loading import load
@@ -156,7 +156,7 @@ def work_of(case: Case, machine: Machine) -> tuple[Workload, ExecutionPlan]:
     batch = int(config.train.effective_batch_size)
     whole = rows[: len(rows) // batch * batch].reshape(-1, batch, 2)
     work = make_work(config, machine, *(int(side) for side in rows.max(0)))
-    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), ExecutionPlan(**choice_fields(case["choice"]))
+    return replace(work, shapes=Shapes(whole[..., 0], whole[..., 1])), ExecutionPlan(**case["choice"])
 
 
 def fit(error: Callable[[Pace], float], pace: Pace, rounds: int = 40) -> Pace:

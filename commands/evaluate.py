@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MO
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
-from settings.fields import AUTO, counted, read_settings_file
+from settings.fields import AUTO, counted
 from settings.loading import load, training_command
 from storage import atomic_file, writing
 from training.evaluation.label_scores import LabelScores
@@ -195,7 +195,7 @@ def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepar
         UserError: the data are not usable.
     """
     config = _data_settings(config, model)
-    prepared, _ = checked_in_child(prepare_evaluation, config, (VALIDATION,))
+    prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader
 
@@ -250,12 +250,11 @@ def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample],
         progress.sample(sample.prompt, sample.answer, sample.reference)
 
 
-def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
+def _answers_to_measure(config: Config, saved: Mapping[str, Any]) -> dict[str, str]:
     """Settings by which a model that learnt preferences is measured on the answers that were chosen."""
-    settings = read_settings_file(saved)
-    if training_command(settings) != "dpo":
+    if training_command(saved) != "dpo":
         return {}
-    chosen = str(settings.get("chosen_column", config.data.chosen_column))
+    chosen = str(saved.get("chosen_column", config.data.chosen_column))
     column = {} if config.given("validation_file") else {"response_column": chosen}
     return {"objective": "pairs", **column}
 
@@ -263,9 +262,9 @@ def _answers_to_measure(config: Config, saved: Path) -> dict[str, str]:
 def _data_settings(config: Config, model: ModelFolders) -> Config:
     """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
     flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    if (saved := model.run_settings) is not None:
+    if saved := model.run_settings:
         here = {name: config.as_dict()[name] for name in places()}
-        flags = {"config": str(saved), **_answers_to_measure(config, saved), **here, **flags}
+        flags = {"config": saved, **_answers_to_measure(config, saved), **here, **flags}
     others = {
         "model", "adapter", "overwrite", "json", "metrics", "eval_generate_rows",
         *vars(config.answer), *vars(config.generate),

@@ -43,7 +43,7 @@ from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
-from memory.weight_offload import rests_in_memory, weights_folder
+from memory.weight_offload import no_disk_at, weights_folder
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
@@ -54,9 +54,9 @@ from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
 from settings.consistency import answer_problems, idle_search, ranking_problems
-from settings.declared import Config, T5ModelConfig, settings_by_name
+from settings.declared import Config, T5ModelConfig
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
-from settings.fields import AUTO, counted, near_path, parse, read_settings_file
+from settings.fields import AUTO, counted, near_path
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -371,18 +371,8 @@ def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
     Raises:
         UserError: the file of that run has a value that the setting cannot have.
     """
-    if model.run_settings is None:
-        return config
-    saved, values, problems = read_settings_file(model.run_settings), dict[str, Any](), list[str]()
-    for name in names:
-        if name not in saved or config.given(name):
-            continue
-        try:
-            values[name] = parse(settings_by_name()[name][1], saved[name])
-        except ValueError as error:
-            problems.append(f"{model.run_settings}, {name} = {saved[name]!r}, {error}")
-    refuse(problems)
-    return config.changed(**values)
+    saved = model.run_settings
+    return config.changed(**{name: saved[name] for name in names if name in saved and not config.given(name)})
 
 
 def find_model(config: Config) -> ModelFolders:
@@ -618,7 +608,7 @@ def _fitting(
     takes: Callable[[Sequence[tuple[T5ModelConfig, Weights]]], int],
     room: Room,
 ) -> list[tuple[Weights, ExecutionPlan]]:
-    """The weights of each model that stay in memory, and where the others rest: in a file as few blocks as suffice, or all by `weights_in`.
+    """The weights of each model that stay in memory, and where the others are kept: in a file as few blocks as suffice, or all by `weights_in`.
 
     Args:
         models: shapes, dtypes of weights at rest and of products. takes: bytes while they write.
@@ -635,7 +625,7 @@ def _fitting(
             rest, products = (str(dtype).removeprefix("torch.") for dtype in dtypes)
             plan = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
             if blocks:
-                plan = replace(plan, away_blocks=blocks, weights_in=FILE)
+                plan = replace(plan, offloaded_blocks=blocks, weights_in=FILE)
                 resident = whole.bytes - away_bytes(work, plan) + slots_bytes(work, plan, machine)
                 whole = replace(whole, bytes=resident)
             found.append((whole, plan))
@@ -645,7 +635,7 @@ def _fitting(
     asked = config.memory.weights_in
     if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
         if asked == FILE:
-            raise UserError(rests_in_memory(weights_folder(config)))
+            raise UserError(no_disk_at(weights_folder(config)))
         asked = DEVICE
     for away in {FILE: (most,), AUTO: range(most + 1)}.get(asked, (0,)):
         fitting = held(away)

@@ -5,7 +5,7 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 
 from __future__ import annotations
 
-import shutil
+import json
 
 import torch
 
@@ -24,6 +24,7 @@ from model.t5 import T5
 from run_files import SETTINGS_FILE
 from settings.declared import Config
 from settings.errors import UserError
+from storage import write_text
 from training.report.progress import Progress
 from training.setup.adapters import attach
 from training.setup.model_folders import ModelFolders
@@ -74,8 +75,8 @@ def merge(config: Config) -> float:
         with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
             hf_format.save(model, made)
             copy_companions(folders, made)
-            if folders.run_settings is not None:  # columns and lengths, by which `evaluate` reads rows
-                shutil.copyfile(folders.run_settings, made / SETTINGS_FILE)
+            if folders.run_settings:  # columns and lengths, by which `evaluate` reads rows
+                write_text(made / SETTINGS_FILE, json.dumps(folders.run_settings, indent=1, ensure_ascii=False) + "\n")
         output = config.answer.output
         rows = [
             (say("folder"), str(output)),

@@ -256,11 +256,11 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
 
 
 def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:
-    modes = {mode: None if one is None else one.as_dict() for mode, one in found.modes.items()}
+    modes = {mode: None if one is None else asdict(one) for mode, one in found.modes.items()}
     return {
         "plan": found.plan.as_dict(), "start": told, "modes": modes,
-        "alternatives": [one.as_dict() for one in [Alternative.of("planned", found.plan), *found.changes]],
-        "changes": [change.as_dict() for change in found.changes], "machine": asdict(found.spec.machine),
+        "alternatives": [asdict(one) for one in [Alternative.of("planned", found.plan), *found.changes]],
+        "changes": [asdict(change) for change in found.changes], "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from devices import machine_file, processor
-from devices.copies import Carrier, HostCopies
+from devices.copies import Carrier
 from devices.machine_file import Measured
 from devices.processor import FAST_FACTOR
 from devices.threads import most_threads
@@ -438,10 +438,6 @@ class Device(ABC):
     def set_exact_fp32(self, exact: bool) -> None:
         """Whether fp32 products keep all their bits, or may take a faster way that keeps the range and 10 of 23 bits."""
         return None
-
-    def host_copies(self) -> HostCopies:
-        """Copies of tensors to the host's memory and back, beside the computation where the device can."""
-        return HostCopies(self.torch_device)
 
     def carrier(self) -> Carrier:
         """Copies of bytes between the host and this device by a thread beside the computation."""

@@ -15,7 +15,7 @@ import re
 import torch
 
 from devices.base import Device, count_processors
-from devices.copies import Carrier, CudaCarrier, CudaCopies, HostCopies
+from devices.copies import Carrier, CudaCarrier
 from language import join, say
 from units import KIB, MIB
 
@@ -167,9 +167,6 @@ class CudaDevice(Device):
 
     def set_exact_fp32(self, exact: bool) -> None:
         torch.set_float32_matmul_precision("highest" if exact else "high")  # high: TF32, from Ampere on
-
-    def host_copies(self) -> HostCopies:
-        return CudaCopies(self.torch_device)
 
     def carrier(self) -> Carrier:
         return CudaCarrier(self.torch_device)

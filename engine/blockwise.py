@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from devices.base import is_host, placed_together
 from devices.malloc import HeapTrimmer
 from devices.threads import follow_machine, one_thread
-from engine.activation_offload import ActivationOffload
 from engine.all_reduce import Weights
 from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, backward_from, is_saved
 from engine.loss_scaling import LossScaling
@@ -51,7 +50,6 @@ class Blockwise:
         dropout_rate: of training; evaluation never drops.
         objective: what is made of the output of the last stack: the decoder, or an encoder that has none.
         scaling: the factor on the loss of which gradients are formed; None: 1.
-        activation_offload: where checkpointed activations wait for backward; None: on the device.
         between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32 for
             lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
         heap: returns freed memory that malloc holds, all of it between stacks, else what is too much; None: it stays.
@@ -66,13 +64,12 @@ class Blockwise:
         dropout_rate: float,
         objective: Objective | None = None,
         scaling: LossScaling | None = None,
-        activation_offload: ActivationOffload | None = None,
         between_blocks_dtype: torch.dtype | None = None,
         heap: HeapTrimmer | None = None,
     ) -> None:
         self.model, self.saved_blocks, self.weight_store, self.loss_settings = model, saved_blocks, weight_store, loss
         self.dropout_rate, self.objective, self.scaling = dropout_rate, objective or Objective(), scaling
-        self.activation_offload, self.heap = activation_offload, heap or HeapTrimmer("small")
+        self.heap = heap or HeapTrimmer("small")
         self.between_blocks_dtype = between_blocks_dtype or residual_dtype(weight_store.compute_dtype)
 
     def gradients(
@@ -101,9 +98,6 @@ class Blockwise:
             encoder = StackPass(self, schedule, schedule.encoder, micro_batches, upcoming, with_backward=True)
             if schedule.decoder is not None:
                 decoder = StackPass(self, schedule, schedule.decoder, micro_batches, upcoming, with_backward=True)
-        if self.activation_offload is not None:
-            self.activation_offload.begin()
-
         encoder_learns, outputs = bool(schedule.encoder.learning), encoder.forward()
         if decoder is None:
             hidden, outputs = deque(outputs), []
@@ -281,8 +275,6 @@ class StackPass:
                 hidden = [block.forward().to(dtype) for block in blocks]
             if learns:
                 self.checkpoints.append((stage, deque(blocks)))
-                if blockwise.activation_offload is not None:
-                    blockwise.activation_offload.after_forward(blocks)
         return hidden
 
     def backward(self, grads: deque[Tensor], apply: Callable[[Weights], object] | None) -> None:
@@ -294,9 +286,6 @@ class StackPass:
         blockwise = self.blockwise
         while self.checkpoints:
             stage, blocks = self.checkpoints.pop()
-            if blockwise.activation_offload is not None:
-                following = self.checkpoints[-1][1] if self.checkpoints else ()
-                blockwise.activation_offload.before_backward(blocks, following)
             with blockwise.weight_store.in_compute_dtype(stage.weights):
                 self._expect_next(is_last=not self.checkpoints)
                 while blocks:

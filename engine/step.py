@@ -20,7 +20,6 @@ from data.batches.collate import Batch, PreferenceBatch
 from devices.base import Device, place, placed_together
 from devices.malloc import HeapTrimmer
 from devices.threads import follow_machine
-from engine.activation_offload import ActivationOffload
 from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import Lost, NotFinite, OptimizerInBackward
@@ -106,15 +105,12 @@ class Engine:
         return to_micro_batch(batch, self.model.config, self.device.torch_device, self.choice.sizes)
 
     def apply_plan(self, choice: ExecutionPlan) -> None:
-        """Save blocks, chunk the loss and offload as a plan says, from the next step on; dtypes stay."""
-        self.choice, blockwise, device = choice, self.blockwise, self.device
+        """Save blocks, chunk the loss and trim the heap as a plan says, from the next step on; dtypes stay."""
+        self.choice = choice
+        blockwise = self.blockwise
         blockwise.saved_blocks = choice.saved_blocks
         blockwise.loss_settings = replace(blockwise.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
-        blockwise.heap = HeapTrimmer("small" if device.is_separate_memory else choice.malloc)
-        if not choice.offload_boundaries:
-            blockwise.activation_offload = None
-        elif blockwise.activation_offload is None:  # else its slabs would be taken twice
-            blockwise.activation_offload = ActivationOffload(device.host_copies())
+        blockwise.heap = HeapTrimmer("small" if self.device.is_separate_memory else choice.malloc)
 
     def step(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Outcome:
         """One optimizer step. One that fails leaves no gradients.

@@ -14,7 +14,6 @@ from typing import Any
 
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
-from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
 from settings.consistency import PREFERENCES, writes_answers
@@ -25,7 +24,7 @@ from settings.program import SCRIPT
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
-EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing", "offload_boundaries")
+EVALUATION_BATCH, SAVINGS = MICRO_BATCHES[1], ("memory_mode", "gradient_checkpointing")
 # d_model from which the system's clearing of pages is not seen beside the products: on AVX2 steps of 192 and 256 wide models take
 # 13 to 19% less time when it is spared, those of 512 wide ones no less that could be measured
 UNTRIMMED_BELOW = 512
@@ -48,7 +47,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     drops = config.model.dropout_rate > 0
     clips = train.max_grad_norm > 0
     return Workload(
-        config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
+        config.model, rows, source, target_tokens, drops, train.optimizer, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
         sample_rows=train.sample_rows, adapted=adapted_by(config),
     )  # fmt: skip
@@ -74,12 +73,11 @@ def candidates(
                         evaluation = evaluation_batch(config, machine, batch_size)
                         # whether a scaled gradient is finite is not asked over shards
                         products = FLOAT32 if shards > 1 and compute == FLOAT16 else compute
-                        choice = ExecutionPlan(
+                        yield ExecutionPlan(
                             batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, products, chunk, malloc, shards,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
                             scores=scores_of(machine),
                         )  # fmt: skip
-                        yield from _with_offload(config, machine, work, choice)
 
 
 def step_settings(config: Config) -> dict[str, Any]:
@@ -88,17 +86,15 @@ def step_settings(config: Config) -> dict[str, Any]:
     return {name: values[name] for name in (*MICRO_BATCHES, *SAVINGS)}
 
 
-def newly_asked(config: Config, before: Mapping[str, Any] | None) -> frozenset[str]:
+def newly_asked(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
     """Which of the step's settings this start gives another value than the one that the run's choice was made for.
 
     A value that is said again, as by a restart, is none: the run may have had to take less since.
 
     Args:
-        before: `step_settings` of then; None: an older checkpoint, where all that is named now counts.
+        before: `step_settings` of then.
     """
     now = step_settings(config)
-    if before is None:
-        return frozenset(name for name in now if config.origin(name) == "flag")
     return frozenset(name for name, value in now.items() if before.get(name, value) != value)
 
 
@@ -140,25 +136,6 @@ def kernels_of(config: Config, machine: Machine) -> bool:
             "compiler (apt install gcc); `doctor` says what is missing"
         )
     return machine.has_kernels and config.run.compiled_kernels is not False
-
-
-def _with_offload(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> Iterator[ExecutionPlan]:
-    """The choice as it is, and with checkpointed activations in the host's memory, where that is wanted and possible."""
-    asked = config.memory.offload_boundaries
-    if asked is True and not machine.host_bytes:
-        raise UserError(
-            "--offload_boundaries = True, moves checkpointed activations from a GPU into the RAM beside it; this device computes in the "
-            "RAM itself or cannot copy while it computes; allowed here: auto or False"
-        )
-    recomputes = choice.saved_blocks < work.model.num_layers + work.model.num_decoder_layers
-    if asked is not True:
-        yield choice
-    if asked is True and recomputes:
-        yield replace(choice, offload_boundaries=True)
-    elif not machine.host_bytes or asked is False or choice.saved_blocks:
-        return
-    elif offloaded_bytes(work, moved := replace(choice, offload_boundaries=True), machine) <= machine.host_bytes:
-        yield moved
 
 
 def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool = False) -> list[tuple[int, int]]:

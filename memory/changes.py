@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from language import join, say
 from memory.batch_size import effective_batch, evaluation_batch
 from memory.candidates import make_work
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4, precisions
-from memory.estimate.workload import JSON_NAMES, ExecutionPlan, Machine, Workload
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from optimizers import OPTIMIZERS
 from settings.declared import Config, settings_by_name
 from settings.errors import DoesNotFit
@@ -51,10 +51,6 @@ class Alternative:
         """A plan in figures."""
         choice = plan.choice
         return cls(label, choice.batch_size_per_gpu, choice.saved_blocks, plan.peak_bytes, plan.seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
 def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], most: int) -> list[Alternative]:
@@ -181,5 +177,5 @@ def _peak_after(change: Change, config: Config, work: Workload, machine: Machine
         choice = replace(choice, saved_blocks=0, malloc="small")
     if name in ("mixed_precision", "lora_base", "memory_mode"):
         smallest = precisions(changed, machine.multiplies_fast)[-1]
-        choice = replace(choice, storage=smallest.rest, compute=smallest.compute)
+        choice = replace(choice, storage=smallest.storage, compute=smallest.compute)
     return peak_of(predict(other, cut(other, choice, rows), machine))[1]

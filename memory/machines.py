@@ -34,7 +34,7 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
     """This machine's memory and class, in a fraction of a second and without torch; its CPU, also where it has a GPU.
 
     Args:
-        budget: `memory_budget`. threads: `num_threads`. folder: where weights rest that do so in a file.
+        budget: `memory_budget`. threads: `num_threads`. folder: for the file of offloaded weights.
     """
     lowest = min(limit.bytes for limit in host_limits())
     offered = lowest - margin_of(lowest)

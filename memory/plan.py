@@ -1,6 +1,6 @@
 """The plan of a run: whether it fits, and the fastest way that does.
 
-`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, rest dtype of the weights),
+`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, dtype of the stored weights),
 drops those whose predicted peak is over the budget, and takes the fastest of the rest (weights elsewhere, or in more parts, only where
 that is clearly faster); in modes low and ultra the smallest of
 those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.estimate.peaks`.
@@ -22,13 +22,20 @@ from limits import MALLOCS
 from memory.batch_size import effective_batch
 from memory.candidates import as_asked, candidates, kernels_of, make_work, passes_and_shards, scores_of
 from memory.changes import refusal
-from memory.estimate.peaks import STEP_PHASES, offloaded_bytes, peak_of, predict
+from memory.estimate.peaks import STEP_PHASES, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import pace_of, predict_seconds, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.reasons import dtype_reasons, home_reasons, kernel_reasons, mapped_reasons, optimizer_reasons, size_reasons
-from memory.weight_offload import Homes, homes_to_try, ways_at
+from memory.reasons import (
+    dtype_reasons,
+    kernel_reasons,
+    mapped_reasons,
+    offload_reasons,
+    optimizer_reasons,
+    size_reasons,
+)
+from memory.weight_offload import WeightOffload, offloaded_candidates, weights_in_to_try
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
@@ -80,9 +87,11 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        accumulation = self.choice.gradient_accumulation_steps
-        told = {"choice": self.choice.as_dict(), "reasons": [english(reason) for reason in self.reasons]}
-        return {**asdict(self), **told, "gradient_accumulation_steps": accumulation}
+        return {
+            **asdict(self),
+            "reasons": [english(reason) for reason in self.reasons],
+            "gradient_accumulation_steps": self.choice.gradient_accumulation_steps,
+        }
 
 
 def plan(
@@ -94,7 +103,7 @@ def plan(
     earlier: ExecutionPlan | None = None,
     anew: Collection[str] = (),
     precision: Precision | None = None,
-    homes: Homes | None = None,
+    offload: WeightOffload | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
     mapped: tuple[str, int] = ("", 0),
@@ -105,7 +114,7 @@ def plan(
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
             does not, its precision is, as long as any way in it fits. anew: settings of the step that ask for another.
-        precision: where it is settled; None: the plan chooses. homes: likewise where weights rest.
+        precision: where it is settled; None: the plan chooses. offload: likewise where weights are kept.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
         mapped: of a frozen base, as `Workload` has it.
     Raises:
@@ -126,7 +135,7 @@ def plan(
     way = as_asked(config, machine, earlier, anew) if earlier and began else None
     kept = [way] if way and _goes_on(config, machine, work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
-    ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, homes)
+    ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, offload)
     saves = config.memory.memory_mode in SAVING_MODES
     chosen = _smallest_of_fast(work, machine, ways, fastest) if saves else fastest
     phases = predict(work, chosen, machine)
@@ -145,7 +154,7 @@ def plan(
         reasons=(
             *size_reasons(config, chosen, machine),
             *optimizer_reasons(config, work, chosen, machine),
-            *home_reasons(chosen, num_blocks),
+            *offload_reasons(chosen, num_blocks),
             *mapped_reasons(work, chosen, machine),
             *dtype_reasons(config, chosen, machine, began),
             *kernel_reasons(chosen, had_kernels, missing),
@@ -160,7 +169,7 @@ def _search(
     work: Workload,
     precisions: list[Precision | None],
     kept: list[ExecutionPlan],
-    homes: Homes | None,
+    offload: WeightOffload | None,
 ) -> tuple[list[ExecutionPlan], ExecutionPlan]:
     """The candidates among which the one to take was found, and that one.
 
@@ -176,13 +185,15 @@ def _search(
     tried: dict[tuple[Any, ...], ExecutionPlan] = {}
     best: ExecutionPlan | None = None
     among: list[ExecutionPlan] = []
-    places = homes_to_try(config, machine, homes)
+    tried_in = weights_in_to_try(config, machine, offload)
     for precision in precisions:
         for parted in (False, True):
             ways = list(candidates(config, machine, work, precision, parted=parted))
-            for home, (base, is_parted) in product(places, ((kept, True), (ways, parted))):
+            for weights_in, (base, is_parted) in product(tried_in, ((kept, True), (ways, parted))):
                 is_worth = partial(_is_worth, work, machine, best)
-                here = ways_at(home, config, machine, work, base, homes, parted=is_parted, is_worth=is_worth)
+                here = offloaded_candidates(
+                    weights_in, config, machine, work, base, offload, parted=is_parted, is_worth=is_worth
+                )
                 if (found := _fastest(work, machine, here, is_worth)) is None:
                     tried |= {} if best else _smallest(here)
                     continue
@@ -192,7 +203,7 @@ def _search(
         if best is not None:
             return among, best
         kept = []
-    if not tried:  # weights were to rest beside the device, whatever the way
+    if not tried:  # All weights were to be kept in RAM, which does not hold them.
         raise DoesNotFit(
             "--weights_in = {weights_in}, does not fit into {size} of RAM beside the device; choose another "
             "place, or omit it",
@@ -207,22 +218,22 @@ def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]
     """Of the ways that differ only in what always takes more memory, the one that takes the least."""
 
     def least_last(way: ExecutionPlan) -> tuple[int, ...]:
-        return way.away_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)
+        return way.offloaded_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)
 
     return {_kind(way): way for way in sorted(ways, key=least_last)}
 
 
 def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
     cut = way.batch_size_per_gpu, way.accumulation_passes
-    return *cut, way.storage, way.compute, way.shards, way.offload_boundaries, way.weights_in
+    return *cut, way.storage, way.compute, way.shards, way.weights_in
 
 
 def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
     """Ways that differ in saved blocks, or in those elsewhere, alone: each family from the fastest, which takes the most, to the slowest."""
     families: dict[ExecutionPlan, list[ExecutionPlan]] = {}
     for way in ways:
-        families.setdefault(replace(way, saved_blocks=0, away_blocks=0), []).append(way)
-    return [sorted(family, key=lambda way: (-way.saved_blocks, way.away_blocks)) for family in families.values()]
+        families.setdefault(replace(way, saved_blocks=0, offloaded_blocks=0), []).append(way)
+    return [sorted(family, key=lambda way: (-way.saved_blocks, way.offloaded_blocks)) for family in families.values()]
 
 
 def _fastest(
@@ -274,7 +285,7 @@ def _smallest_of_fast(
 ) -> ExecutionPlan:
     """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least."""
     alike = [way for way in ways if (way.storage, way.shards) == (fastest.storage, fastest.shards)]
-    if fastest.away_blocks:  # no more of them than it takes
+    if fastest.offloaded_blocks:  # no more of them than it takes
         fewest = (_first_that_fits(work, machine, family) for family in _families(alike))
         alike = [way for way in fewest if way is not None]
     # of the rows as long as they are: a few short ones make small products, which are slow
@@ -294,12 +305,11 @@ def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
 
 def _goes_on(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-    is_beside = offloaded_bytes(work, choice, machine) <= machine.host_bytes
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
     is_whole = choice.shards == 1 or choice.compute != FLOAT16
     shares_as_asked = is_whole and choice.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}
-    return is_beside and is_all and shares_as_asked
+    return is_all and shares_as_asked
 
 
 def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:

@@ -42,7 +42,7 @@ LEAST_CORRECTION = 0.3  # a probe that measures less than this of the prediction
 KEPT_SHARE = 0.25  # of what the probe has taken off the prediction
 SCATTER_BYTES = 3 * MIB  # what one run takes above another of the same flags
 DRIFT = 0.04  # of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next
-FORMAT = 4  # raise it where the engine takes other memory for the same configuration
+FORMAT = 5  # raise it where the engine takes other memory for the same configuration
 LAUNCHER_WORDS = (
     "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "OMPI_", "PMI_",
 )  # fmt: skip
@@ -180,7 +180,7 @@ def fingerprint(request: ProbeRequest) -> str:
     code = [Path(ROOT) / "limits.py", Path(ROOT) / "optimizers.py", *files]  # what decides what a step takes
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     facts = [
-        FORMAT, settings, request.choice.as_dict(), request.steps, request.evaluation, request.base is None, request.data is None, request.computes_on,
+        FORMAT, settings, asdict(request.choice), request.steps, request.evaluation, request.base is None, request.data is None, request.computes_on,
         platform.machine(), sorted(processor.flags_of() or [platform.processor()]), processor.here().describe(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS"), platform.python_version(),
         importlib.metadata.version("torch"), [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in code],
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def size_reasons(config: Config, choice: ExecutionPlan, machine: Machine) -> Ite
 def optimizer_reasons(config: Config, work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """What would learn faster, where nobody has named an optimizer and weights are random."""
     train, faster = config.train, replace(work, optimizer=FASTER)
-    more_bytes = state_bytes(faster, choice.storage) - state_bytes(work, choice.storage)
+    more_bytes = state_bytes(faster) - state_bytes(work)
     times = typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
@@ -73,19 +73,19 @@ def mapped_reasons(work: Workload, choice: ExecutionPlan, machine: Machine) -> I
         yield say(told, size=format_size(size))
 
 
-def home_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
-    """Where weights rest, where they are not all in memory."""
-    if choice.away_blocks and choice.weights_in == FILE:
+def offload_reasons(choice: ExecutionPlan, total: int) -> Iterator[str]:
+    """Where offloaded weights are kept, if there are any."""
+    if choice.offloaded_blocks and choice.weights_in == FILE:
         yield say(
             ("the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
             "results are identical"),
-            away=choice.away_blocks, total=total,
+            away=choice.offloaded_blocks, total=total,
         )  # fmt: skip
-    elif choice.away_blocks:
+    elif choice.offloaded_blocks:
         yield say(
             "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
             "is in use; results are identical",
-            away=choice.away_blocks, total=total,
+            away=choice.offloaded_blocks, total=total,
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def dtype_reasons(config: Config, choice: ExecutionPlan, machine: Machine, began
         yield say(
             "the run used {began_storage} storage and {began_compute} compute, which no longer fits here: it "
             "continues with {storage} storage and {compute} compute",
-            began_storage=began.rest, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
+            began_storage=began.storage, began_compute=began.compute, storage=choice.storage, compute=choice.compute,
         )  # fmt: skip
     elif began and choice.compute != ("bfloat16" if is_fast else "float32") and choice.compute != "float16":
         told = "computing in {compute}, as the run did before, although it is slow here ({kind})"

@@ -69,7 +69,6 @@ def unheeded(config: Config, command: str) -> list[str]:
         "choose_by": (config.answer.candidates == 1, "--candidates=16"),
         **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
-        "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
     }  # fmt: skip
     told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
     told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
@@ -350,12 +349,6 @@ def answer_problems(config: Config) -> Iterator[str]:
 
 def _of_memory(config: Config) -> Iterator[str]:
     memory, train = config.memory, config.train
-    recomputes_none = memory.memory_mode == "standard" or memory.gradient_checkpointing is False
-    if memory.offload_boundaries is True and recomputes_none:
-        yield say(
-            "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
-            "gradient_checkpointing=False recompute none; omit one"
-        )
     if memory.shard_weights is not True:
         return
     if config.lora.lora_rank or config.data.objective == PREFERENCES:

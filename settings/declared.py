@@ -231,10 +231,6 @@ class TrainConfig:
     eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
     gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
     optimizer: str = defining(optimizers.DEFAULT, optimizers.described(), choices=tuple(optimizers.OPTIMIZERS))
-    bf16_rounding: str = defining(
-        "stochastic", "how bf16 weights take small updates: stochastic, compensated (one more byte per weight) or nearest (loses them)",
-        choices=("stochastic", "compensated", "nearest"),
-    )  # fmt: skip
     learning_rate: float | Auto = setting(
         AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
         above=0.0,
@@ -346,9 +342,6 @@ class MemoryConfig:
         choices=("no", "fp16", "bf16"),
     )  # fmt: skip
     gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
-    offload_boundaries: bool | Auto = setting(
-        AUTO, "offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU"
-    )
     shard_weights: bool | Auto = setting(
         AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit"
     )
@@ -695,7 +688,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", *TRAIN),
     "doctor": (
         "json", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
-        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "bf16_rounding",
+        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer",
         "max_grad_norm", "lora", "memory", "run",
     ),
     "tokenizer": (

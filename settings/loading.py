@@ -42,7 +42,7 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
 
     Args:
         command: a key of `COMMANDS`.
-        flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
+        flags: name -> raw value, as typed; may hold `config` (a file, or what one says), `preset` and `model_preset`.
     Raises:
         UserError: all problems at once.
     """

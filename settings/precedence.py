@@ -60,7 +60,7 @@ def layered(
     """Put presets, edited lines, file and flags over each other.
 
     Args:
-        flags: name -> raw value, as typed; may hold `config` (a file), `preset` and `model_preset`.
+        flags: name -> raw value, as typed; may hold `config` (a file, or what one says), `preset` and `model_preset`.
         defaults: as declared. settings: all there are. taken: command -> names of the settings that it takes.
         edits: the lines of `config.py` that the user has changed.
     """
@@ -69,7 +69,9 @@ def layered(
     groups = {group for group, _ in settings.values()}
     path = flags.pop("config", None)
     file = dict[str, Any]()
-    if path is not None:
+    if isinstance(path, Mapping):
+        file = dict(path)
+    elif path is not None:
         try:
             file = read_settings_file(Path(str(path)), groups)
         except UserError as error:

@@ -133,7 +133,7 @@ class LiveRun:
 
     def checkpoint_state(self) -> TrainingState:
         """What a checkpoint written now keeps of the run."""
-        choice, scaling = self.engine.choice.as_dict(), self.engine.loss_scaling
+        choice, scaling = asdict(self.engine.choice), self.engine.loss_scaling
         asked = step_settings(self.config)
         divergence = None if self.divergence == Divergence() else asdict(self.divergence)
         return replace(self.state, choice=choice, asked=asked, loss_scaling=scaling, divergence=divergence)

@@ -1,6 +1,6 @@
 """GPU kernels and memory traffic of the engine's step, traced without a GPU: `python -m benchmarks.checks.launches [WORK ...]`.
 
-    WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, sinkgd, muon, processes (t5-base,
+    WORK           standard, ultra, dropout, fp16, ragged, all-three, clipping, adamw, adamw-8bit, muon, processes (t5-base,
                    bf16, CUDA), mps (t5-small); by default all
     --layers=0     of each stack; 0: as many as the model has     --write=True   into docs/benchmarks.md
 
@@ -40,7 +40,6 @@ def works() -> dict[str, tuple[TracedWork, int, int]]:
         "clipping": (TracedWork(base, "cuda", WHOLE, scores=MOST, max_grad_norm=0.5), 4_000, 1),
         "adamw": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_rms"), 6_000, 1),
         "adamw-8bit": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="adamw_8bit"), 8_000, 1),
-        "sinkgd": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="sinkgd"), 10_000, 1),
         "muon": (TracedWork(base, "cuda", WHOLE, scores=MOST, optimizer="muon"), 7_000, 1),
         "processes": (TracedWork(base, "cuda", WHOLE, scores=MOST, processes=2), 6_000, 1),
         "mps": (TracedWork(small, "mps", WHOLE[:8], dtype="float32"), 3_500, 2),

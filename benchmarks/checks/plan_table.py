@@ -48,7 +48,7 @@ def byt5_cell(model: str, machine: str, flags: Mapping[str, str]) -> str:
     except DoesNotFit:
         return "-"
     hours = found.seconds * PAIRS / EFFECTIVE_BATCH / 3600
-    where = ", weights in a file" if found.choice.weights_in == FILE and found.choice.away_blocks else ""
+    where = ", weights in a file" if found.choice.weights_in == FILE and found.choice.offloaded_blocks else ""
     return f"{format_size(found.peak_bytes)}, {hours:.1f} h{where}"
 
 

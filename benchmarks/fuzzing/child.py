@@ -104,17 +104,11 @@ def settings_file(path: Path) -> None:
     load("train", {"config": str(path)})
 
 
-def shards_folder(folder: Path, kind: str, checked: bool) -> None:
+def shards_folder(folder: Path, kind: str) -> None:
     text = folder.with_name(f"{folder.name}.jsonl")
     jsonl(text)
     byte_tokenizer().save(folder.with_name("byte"))
     prepare(config_for(folder, text, kind))
-    if not checked:
-        content = json.loads((folder / "manifest.json").read_text())
-        for split in content["splits"].values():
-            for shard in split["shards"]:
-                shard.pop("crc32", None)
-        (folder / "manifest.json").write_text(json.dumps(content))
 
 
 def config_for(folder: Path, train_file: Path, objective: str) -> Any:
@@ -207,7 +201,7 @@ def checkpoint_folder(folder: Path) -> None:
         10,
         1000,
         2.5,
-        ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
+        asdict(ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
         LossScaling().as_dict(),
         best,
         3.0,
@@ -261,10 +255,9 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "spiece": (spiece_folder, use_tokenizer, "spiece.model"),
     "vocabulary": (byte_bpe_folder, use_tokenizer, "vocab.json"),
     "merges": (byte_bpe_folder, use_tokenizer, "merges.txt"),
-    "pairs": (lambda path: shards_folder(path, "pairs", False), use_shards, "train/00000.arrow"),
-    "stream": (lambda path: shards_folder(path, "span", False), use_shards, "train/00000.arrow"),
-    "checked": (lambda path: shards_folder(path, "span", True), use_shards, "train/00000.arrow"),
-    "manifest": (lambda path: shards_folder(path, "pairs", True), use_shards, "manifest.json"),
+    "pairs": (lambda path: shards_folder(path, "pairs"), use_shards, "train/00000.arrow"),
+    "stream": (lambda path: shards_folder(path, "span"), use_shards, "train/00000.arrow"),
+    "manifest": (lambda path: shards_folder(path, "pairs"), use_shards, "manifest.json"),
     "progress": (progress_folder, use_progress, "made.partial/progress.json"),
     "model": (model_folder, use_model, "model.safetensors"),
     "config": (model_folder, use_model, "config.json"),

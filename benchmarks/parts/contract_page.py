@@ -80,7 +80,7 @@ def budgets_body(cases: list[dict[str, Any]]) -> str:
     for case in cases:
         c, flags = case["choice"], case["flags"]
         way = (
-            f"{c['batch_size_per_gpu']} x {c['num_slices'] * c['num_walks']}, {c['kept_blocks']} blocks saved, weights in {c['storage']}"
+            f"{c['batch_size_per_gpu']} x {c['micro_batches_per_pass'] * c['accumulation_passes']}, {c['saved_blocks']} blocks saved, weights in {c['storage']}"
             if case["exit"] == 0
             else f"exit code {case['exit']}"
         )

@@ -60,7 +60,7 @@ from storage import (
     writing,
 )
 
-FORMAT = 4  # raise it when the same text would give other shards
+FORMAT = 5  # raise it when the same text would give other shards
 IDENTITY = "identity"
 Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
 
@@ -159,13 +159,11 @@ def in_child(function: Callable[..., Prepared], config: Config, note: Path | Non
 
 def checked_in_child(
     function: Callable[..., Prepared], config: Config, splits: Sequence[str], note: Path | None = None
-) -> tuple[Prepared, list[str]]:
+) -> Prepared:
     """Do what `in_child` does, and compare the shards with their checksums; damaged ones of the cache are made anew.
 
     Args:
         splits: whose rows will be read, `train`, `validation` or both.
-    Returns:
-        the shards, and what `check_shards` says of them.
     Raises:
         UserError: also where shards that the user has named are damaged.
     """
@@ -174,7 +172,8 @@ def checked_in_child(
     folders = {TRAIN: prepared.train_dir, VALIDATION: prepared.validation_dir}
     read = [folders[split] for split in splits]
     try:
-        return prepared, shards.check_shards(*read, forget_pages=forget_pages)
+        shards.check_shards(*read, forget_pages=forget_pages)
+        return prepared
     except UserError:
         of_cache = [folder for folder in read if _is_of_cache(config, folder.parent)]
         if not of_cache:
@@ -183,7 +182,8 @@ def checked_in_child(
         own = [folder.name for folder in of_cache if folder.parent == root]
         remove_damaged(root, partial(_check_splits, own, forget_pages))
     prepared = in_child(function, config, note)
-    return prepared, shards.check_shards(*read, forget_pages=forget_pages)
+    shards.check_shards(*read, forget_pages=forget_pages)
+    return prepared
 
 
 def _check_splits(names: Sequence[str], forget_pages: bool, root: Path) -> None:
@@ -364,11 +364,9 @@ def _make_shards(
                     "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
                     "eos_id": tokenizer.eos_id, "sentinel_ids": list(tokenizer.sentinel_ids),
                 },
-                "splits": splits, "dropped": writing.dropped.reasons,
+                "splits": splits, "dropped": writing.dropped.reasons, "labels": list(columns.names or ()),
+                "label_counts": {name: split.label_counts for name, split in writing.splits.items()},
             }  # fmt: skip
-            if job.kind in HEADS:
-                counts = {name: split.label_counts for name, split in writing.splits.items()}
-                content |= {"labels": list(columns.names or ()), "label_counts": counts}
             sync(folder / TOKENIZER)
             write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")
         clear(folder)
@@ -428,8 +426,6 @@ def _settings(job: Job) -> dict[str, object]:
         facts |= job.examples.template.facts()
     if job.examples.each_turn and job.examples.form != "plain":
         facts["expand_turns"] = True
-        if job.hold_out:  # what was made while its answers were parted is made anew
-            facts["held_out"] = "conversations"
     if job.kind in HEADS:
         facts |= {"labels": job.columns.names, "prepare_text": job.examples.prepare}
         facts["max_seq_len"] = job.lengths.input_tokens

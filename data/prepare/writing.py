@@ -189,7 +189,7 @@ class Writing:
             self.splits = {
                 name: Split(folder / name, job, vocab_size, state and state["splits"][name]) for name in names
             }
-        except (ValueError, LookupError, FileNotFoundError):  # damaged, or of version 0.2
+        except (ValueError, FileNotFoundError):
             raise UserError(
                 "{folder}: is damaged, how far an interrupted attempt got is not known; run the command again, it "
                 "starts over",

@@ -36,7 +36,7 @@ from settings.consistency import SEQUENCE, TOKEN
 from settings.errors import UserError, refuse
 from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
 STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
@@ -88,7 +88,7 @@ class Manifest:
                 root=root / MANIFEST,
                 format=FORMAT,
             )
-        if fault := _fault({"labels": [], "label_counts": {}, **content}, FIELDS):
+        if fault := _fault(content, FIELDS):
             raise UserError(
                 "{root}: {fault}; copy the folder again, or delete it and prepare it again",
                 root=root / MANIFEST,
@@ -109,11 +109,11 @@ class Manifest:
     @property
     def label_names(self) -> tuple[str, ...]:
         """Of rows with labels, their names; none where they are numbers."""
-        return tuple(self.content.get("labels", ()))
+        return tuple(self.content["labels"])
 
     def label_counts(self, split: str) -> tuple[int, ...]:
         """How often each label occurs in a split, in the order of their names."""
-        return tuple(self.content.get("label_counts", {}).get(split, ()))
+        return tuple(self.content["label_counts"][split])
 
     @property
     def special(self) -> SpecialIds:
@@ -183,7 +183,7 @@ def list_lengths(paths: Sequence[Path], columns: Sequence[str]) -> list[NDArray[
 _LENGTHS = {"longest": int, "longest_uncut": int, "mean": float, "histogram": list}
 _SPLIT = {
     "counts": {"*": int}, "lengths": {"*": _LENGTHS}, "parts": [{"name": str, "rows": int, "tokens": int}],
-    "shards": [{"file": str, "rows": int}],
+    "shards": [{"file": str, "rows": int, "crc32": int}],
 }  # fmt: skip
 FIELDS: dict[str, Any] = {
     "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
@@ -222,35 +222,26 @@ def is_shards(path: str | Path) -> bool:
     return os.path.isfile(path / MANIFEST) or is_split
 
 
-def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
+def check_shards(*split_dirs: Path, forget_pages: bool = False) -> None:
     """Compare the files of splits with their checksums, once in a process.
 
     Args:
         forget_pages: tell the system that it need not keep what was read.
-    Returns:
-        what the user should know: which shards have no checksums.
     Raises:
         UserError: names the damaged and the missing files. OSError: one cannot be read.
     Memory: 1 MiB.
     """
-    notes, problems, piece = list[str](), list[str](), memoryview(bytearray(PIECE_BYTES))
+    problems = list[str]()
+    piece = memoryview(bytearray(PIECE_BYTES))
     with ProgressLine(say("checking shards")) as progress:
         for split_dir in split_dirs:
             manifest = Manifest.of(split_dir)
             paths = manifest.files(split_dir.name)
             listed = manifest.content["splits"][split_dir.name]["shards"]
-            if any(shard.get("crc32") is None for shard in listed):
-                notes.append(
-                    say(
-                        "{split_dir}: its shards have no checksums, damage to their tokens would not be seen; prepare them "
-                        "again",
-                        split_dir=split_dir,
-                    )
-                )
             for path, shard in zip(paths, listed, strict=True):
                 state = path.stat()
                 seen = str(path), state.st_size, state.st_mtime_ns
-                if shard.get("crc32") is None or seen in _sound:
+                if seen in _sound:
                     continue
                 found = 0
                 with io.FileIO(path) as opened:
@@ -274,4 +265,3 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> list[str]:
                         )
                     )
     refuse(problems)
-    return notes

@@ -102,7 +102,7 @@ class Template:
         path = Path(folder) / FILE_NAME
         try:
             content = json.loads(read_text(path))
-            tokens = content.get("special_tokens", T5_TOKENS | special_tokens(folder))
+            tokens = content.get("special_tokens", {})
             found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), dict(tokens))
             return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):

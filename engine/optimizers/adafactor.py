@@ -12,7 +12,6 @@ from torch import Tensor
 
 from devices.kernels.calls import kernels_for
 from engine.optimizers.base import Group, Optimizer, StateLayout, at_least
-from engine.optimizers.rounding import Stochastic
 
 EPSILON_GRADIENT = 1e-30  # added to squared gradients
 CLIP = 1.0  # most RMS of an update before scaling
@@ -49,8 +48,7 @@ class Adafactor(Optimizer):
             square = torch.tensor([compiled.adafactor_norm(grad[0], row_factor, column_factor.square())])
             norm = float(group.sum(square)) ** 0.5
         rate /= at_least(1.0, norm / ((group.whole_rows * weight.shape[2]) ** 0.5 * CLIP))
-        is_rounded = weight.dtype == torch.bfloat16
-        if compiled is not None and (not is_rounded or isinstance(group.rounding, Stochastic)):
+        if compiled is not None:
             keep, offset = 1.0 - group.step.learning_rate * group.step.weight_decay, group.offset(slice(0, None))
             assert isinstance(rate, float), "kernels compute on the CPU"
             compiled.adafactor_apply(

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels_for
-from engine.optimizers.rounding import Keys, Rounding, Stochastic, rounding_key
+from engine.optimizers.rounding import Keys, rounding_key, write_rounded
 from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_block_matrix, is_matrix
 
 EPSILON_SCALE = 1e-3  # least RMS of a weight that its steps are scaled by, so that weights near zero move
-REMAINDER = "remainder"  # kind of the state that a rounding keeps
 ALL_ROWS = slice(None)
 StateLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -62,7 +61,6 @@ class Group:
     state: dict[str, Tensor]
     step: Step
     is_block_matrix: bool
-    rounding: Rounding
     keys: Keys
     part: Part | None
     shards: Shards | None
@@ -110,12 +108,12 @@ class Group:
 
     def read(self, rows: slice) -> Tensor:
         """Rows of the weights as fp32, decayed, to be overwritten."""
-        values = self.rounding.read(self.weight[:, rows], self._remainder(rows))
+        values = self.weight[:, rows].float()
         keep = self.step.learning_rate * self.step.weight_decay
         return values.mul_(1.0 - keep) if keep else values
 
     def write(self, rows: slice, values: Tensor) -> None:
-        self.rounding.write(self.weight[:, rows], values, self._remainder(rows), self.keys, self.offset(rows))
+        write_rounded(self.weight[:, rows], values, self.keys, self.offset(rows))
 
     def subtract(self, rows: slice, update: Tensor, rate: float | Tensor) -> None:
         """Decay rows of the weights and take `update` times `rate` from them; on a GPU the update is overwritten."""
@@ -131,16 +129,12 @@ class Group:
         """Place of the first number of these rows in the whole weight."""
         return (rows.start + (self.part.first if self.part else 0)) * self.weight.shape[2]
 
-    def _remainder(self, rows: slice) -> Tensor | None:
-        return self.state[REMAINDER].view(self.weight.shape)[:, rows] if REMAINDER in self.state else None
-
 
 class Optimizer(ABC):
     """Changes weights by their gradients.
 
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
-        rounding: how bf16 weights are read and written.
         factors: name -> factor on the learning rate of a weight; 1 where absent.
         shards: where processes hold parts of the weights: which, and how sums are formed.
     """
@@ -148,11 +142,11 @@ class Optimizer(ABC):
     def __init__(
         self,
         weights: dict[str, nn.Parameter],
-        rounding: Rounding | None = None,
         factors: Mapping[str, float] | None = None,
         shards: Shards | None = None,
     ) -> None:
-        self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
+        self.weights = weights
+        self.factors = factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.shards = shards
@@ -179,7 +173,7 @@ class Optimizer(ABC):
             if weight.grad is None:
                 continue
             name, shape, most = self.names[id(weight)], tuple(weight.shape), traits_of(weight.device).update
-            is_alone = self.shards is not None or is_host(weight) or self._keeps_remainder(weight)
+            is_alone = self.shards is not None or is_host(weight)
             facts = self.factors.get(name), is_matrix(name, shape), is_block_matrix(name, shape)
             kind = name if is_alone else (shape, weight.dtype, weight.grad.dtype, facts)
             if kind not in growing or (len(growing[kind]) + 1) * weight.numel() > most:
@@ -211,7 +205,7 @@ class Optimizer(ABC):
         part = None if self.shards is None else self.shards.parts.get(names[0])
         is_inner = is_block_matrix(names[0], shape)
         kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
-        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, part, self.shards, factor))
+        self._update(Group(weight, grad, state, seen, is_inner, keys, part, self.shards, factor))
         for now, before in kept:
             assert finite is not None
             torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)
@@ -228,7 +222,7 @@ class Optimizer(ABC):
         return [rounding_key(step.seed, step.number, self.index[name]) for name in names]
 
     def _keys(self, names: tuple[str, ...], step: Step, like: Tensor) -> Keys:
-        if like.device.type == "cpu" or like.dtype != torch.bfloat16 or not isinstance(self.rounding, Stochastic):
+        if like.device.type == "cpu" or like.dtype != torch.bfloat16:
             return self._keys_of(names, step)
         if self._placed_for != (step.seed, step.number):
             self.place_keys(step)
@@ -237,14 +231,9 @@ class Optimizer(ABC):
         self._rounded[names] = None
         return self._placed[names]
 
-    def _keeps_remainder(self, weight: Tensor) -> bool:
-        return self.rounding.keeps_remainder and weight.dtype == torch.bfloat16
-
     def _state(self, names: Sequence[str], like: nn.Parameter) -> dict[str, Tensor]:
         """The state of a group by kind, (count, ...) each; zeros when first asked for."""
         layout = self.layout(names[0], tuple(like.shape))
-        if self._keeps_remainder(like):
-            layout = {**layout, REMAINDER: (tuple(like.shape), torch.int8)}
         found = {}
         for kind, (shape, dtype) in layout.items():
             keys = tuple(f"{name}/{kind}" for name in names)

@@ -23,7 +23,7 @@ from engine.weight_offload.backends import CpuBackend, DiskBackend, OffloadBacke
 from engine.weight_offload.prefetch import PrefetchBuffers
 from engine.weights import WeightStore, weight_store_for
 from language import say
-from memory.estimate.weight_offload import SLOTS, is_away
+from memory.estimate.weight_offload import SLOTS, is_offloaded
 from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
 from model.quantization import QUANTIZED, Int8Weight, empty_quantized, replace_weight
@@ -42,7 +42,7 @@ def offloaded_store(
     Args:
         folder: on whose disk a file lies. num_processes: that train together: then updates come a block later.
     """
-    if not choice.away_blocks:
+    if not choice.offloaded_blocks:
         return None
     is_beside = device.torch_device.type != "cpu" or device.is_separate_memory
     carrier = device.carrier() if is_beside else None
@@ -66,7 +66,9 @@ def offloaded_store(
 
     storage, compute = getattr(torch, choice.storage), getattr(torch, choice.compute)
     buffers = SLOTS + (num_processes > 1)
-    return OffloadedWeightStore(storage, compute, choice.away_blocks, backend, device.torch_device, carrier, buffers)
+    return OffloadedWeightStore(
+        storage, compute, choice.offloaded_blocks, backend, device.torch_device, carrier, buffers
+    )
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class OffloadedWeightStore(WeightStore):
 
     Args:
         storage, compute: dtypes as stored and of products.
-        away_blocks: how many blocks are offloaded. make_backend: where to, given the bytes of each.
+        offloaded_blocks: how many blocks are offloaded. make_backend: where to, given the bytes of each.
         device: that computes. carrier: between it and the host; None: it computes in the host's memory.
         buffers: blocks that are in memory at once; one more where updates come a block later.
     Memory: `buffers` times the largest block as stored.
@@ -102,14 +104,14 @@ class OffloadedWeightStore(WeightStore):
         self,
         storage: torch.dtype,
         compute: torch.dtype,
-        away_blocks: int,
+        offloaded_blocks: int,
         make_backend: Callable[[Sequence[int]], OffloadBackend],
         device: torch.device,
         carrier: Carrier | None = None,
         buffers: int = SLOTS,
     ) -> None:
         super().__init__(compute)
-        self.storage, self.away_blocks, self._make_backend = storage, away_blocks, make_backend
+        self.storage, self.offloaded_blocks, self._make_backend = storage, offloaded_blocks, make_backend
         self.device, self.carrier, self._num_buffers = device, carrier, buffers
         self._slices: dict[int, _Slice] = {}  # id of a weight -> where it is
         self._members: list[list[nn.Parameter]] = []  # of each offloaded block
@@ -122,7 +124,7 @@ class OffloadedWeightStore(WeightStore):
         blocks, sizes = [block for stack in model.stacks.values() for block in stack.blocks], list[int]()
         first_of_decoder = 0
         for number, block in enumerate(blocks):
-            if is_away(number, len(blocks), self.away_blocks):
+            if is_offloaded(number, len(blocks), self.offloaded_blocks):
                 first_of_decoder += number < len(model.encoder.blocks)
                 sizes.append(self._lay_out(block, len(sizes)))
         for name, weight in list(model.named_parameters()):

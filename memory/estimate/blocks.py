@@ -1,7 +1,7 @@
 """Memory of one block: its graph, and its working memory forward and backward.
 
 Counted line by line from `model/`: the tensors alive at the two highest places, inside attention and inside
-feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the walk holds
+feed-forward. Everything is in bytes, for one micro-batch; e is the bytes of the compute dtype. What the pass holds
 between blocks (checkpointed activations, gradients) is `memory.estimate.peaks`'s.
 
 Shapes: n encoder and m decoder tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff.

@@ -39,7 +39,7 @@ class DiskNeed:
     Args:
         checkpoint_bytes: of one checkpoint, all its files. checkpoints: that lie there together.
         log_bytes: of all steps; 0 where their number is not known.
-        file_bytes: of weights that rest in a file while the run lasts. file_dir: where; None: with the checkpoints.
+        file_bytes: of weights offloaded to a file while the run lasts. file_dir: where; None: with the checkpoints.
         daily_bytes: written into that file in a day of training; what wears a disk.
     """
 
@@ -52,7 +52,7 @@ class DiskNeed:
 
     @property
     def total_bytes(self) -> int:
-        """Checkpoints, logs, and weights that rest here."""
+        """Checkpoints, logs, and weights offloaded here."""
         beside = self.file_bytes if self.file_dir is None else 0
         return self.checkpoints * self.checkpoint_bytes + self.log_bytes + beside
 
@@ -87,12 +87,12 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     """Count what a run with these settings writes.
 
     Args:
-        storage: dtype name of the weights at rest. choice: where they rest; None: in memory.
+        storage: dtype name of the stored weights. choice: where they are kept; None: in memory.
         step_seconds: of a step, as predicted.
     """
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
-    work = Workload(model, 1, 1, 1, False, train.optimizer, train.bf16_rounding, trained=trained)
+    work = Workload(model, 1, 1, 1, False, train.optimizer, trained=trained)
     adapters = trained.adapters + trained.embedding + trained.head if trained and config.lora.lora_rank else 0
     if adapters and token_range(config.lora.lora_tokens) is not None:  # PEFT takes a head of its own whole
         adapters += weight_counts(model)["head"]
@@ -103,7 +103,7 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
         often = [steps // int(every) for every in (train.save_steps, train.eval_steps) if every != AUTO]
         most = min(most, 1 + sum(often)) if len(often) == 2 else most
     beside = model.vocab_size * TOKEN_BYTES + BESIDE_BYTES
-    need = DiskNeed(weights + state_bytes(work, storage) + beside, most, steps * LOG_BYTES)
+    need = DiskNeed(weights + state_bytes(work) + beside, most, steps * LOG_BYTES)
     if choice is None or choice.weights_in != FILE:
         return need
     folder = None if config.memory.weights_dir == AUTO else config.memory.weights_dir

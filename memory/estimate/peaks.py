@@ -24,7 +24,6 @@ from limits import (
     KERNEL_WIDTHS,
     LEAST_WIDENED,
     SAMPLE_TOKENS,
-    SLAB_BYTES,
     WIDENED_ELEMENTS,
     loss_chunk_tokens,
     update_elements,
@@ -63,7 +62,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         "base": machine.base_bytes,
         "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + _fp32_beside(work, choice),
         "weights at work": slots_bytes(work, choice, machine),
-        "optimizer state": state_bytes(work, choice.storage),
+        "optimizer state": state_bytes(work),
         "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles * is_host,
     }
     if not fixed["weights at work"]:
@@ -135,7 +134,7 @@ def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_eva
 
 
 class StepPeaks:
-    """What the walk holds at its highest places, beside weights and optimizer state: component -> bytes."""
+    """What the pass holds at its highest places, beside weights and optimizer state: component -> bytes."""
 
     def __init__(self, work: Workload, choice: ExecutionPlan, machine: Machine) -> None:
         self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
@@ -160,9 +159,6 @@ class StepPeaks:
         return _scaled(of_source, self.source, one.source) + _scaled(decoder * of_target, self.target, one.target)
 
     def _checkpointed(self, encoder: int, decoder: int) -> int:
-        if self.choice.offload_boundaries:  # of each stack those of two blocks stay: at work, and on their way
-            encoder -= min(encoder, max(0, self.c.num_layers - self.saved_encoder_blocks - 2))
-            decoder -= min(decoder, max(0, self.c.num_decoder_layers - self.saved_decoder_blocks - 2))
         tokens = encoder * self.source + decoder * self.target
         if decoder:  # the encoder output and its gradient are there once for each answer
             tokens += 2 * (self.work.answers - 1) * self.source
@@ -296,7 +292,7 @@ class StepPeaks:
         }
 
     def last_update(self) -> dict[str, int]:
-        """The update of embedding and head after the walk; where gradients are held, all of them are there."""
+        """The update of embedding and head after the pass; where gradients are held, all of them are there."""
         table = self.c.vocab_size * self.c.d_model
         # of held gradients more are updated together than a block has
         most = self.learns["total"] if self.holds_all and self._updates_together else table
@@ -306,7 +302,7 @@ class StepPeaks:
     @property
     def _updates_together(self) -> bool:
         """Whether matrices of one shape are updated together (`engine.optimizers.base`)."""
-        return self.choice.scores > 0 and self.work.rounding == "stochastic"
+        return self.choice.scores > 0
 
     def _kept_bytes(self, elements: int, is_block: bool = False) -> int:
         """Weights and their state as they were, where a gradient of a scaled loss may not count (`engine.optimizers.base`)."""
@@ -330,7 +326,7 @@ class StepPeaks:
         facts = OPTIMIZERS[self.work.optimizer]
         if self._updates_together:
             return elements * facts.together_bytes
-        if self.choice.kernels and self.work.rounding == "stochastic":
+        if self.choice.kernels:
             compiled = facts.compiled_update_bytes
             return elements * (facts.update_bytes if compiled is None else compiled)
         return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))
@@ -434,23 +430,6 @@ def samples_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> di
         "one block": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
         "weights in compute dtype": max(head, block) if choice.storage != choice.compute else 0,
     }
-
-
-def offloaded_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
-    """Host memory of the checkpointed activations that wait there, in slabs; 0 where none do."""
-    if not choice.offload_boundaries:
-        return 0
-    c, tokens = work.model, blocks_of(work, choice, machine).tokens
-    width = c.d_model * dtype_bytes(choice.precision.between_blocks)
-    saved_decoder_blocks = min(choice.saved_blocks, c.num_decoder_layers)
-    encoder = c.num_layers + 1 - (choice.saved_blocks - saved_decoder_blocks)  # the norm after the encoder among them
-    decoder = c.num_decoder_layers - saved_decoder_blocks
-    sizes = ((encoder, tokens.source * width), (decoder, tokens.target * width))
-    total = 0
-    for count, size in sizes:  # pinned in slabs, a larger tensor in one of its own, rounded up to a power of two
-        slab = SLAB_BYTES if size <= SLAB_BYTES else 1 << (size - 1).bit_length()
-        total += math.ceil(choice.micro_batches_per_pass * count / (slab // max(1, size))) * slab
-    return total
 
 
 def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> int:

@@ -17,7 +17,7 @@ from settings.fields import AUTO
 
 FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"
 COMPUTE_DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
-REST_DTYPES = (*COMPUTE_DTYPES, INT8, INT4)
+STORAGE_DTYPES = (*COMPUTE_DTYPES, INT8, INT4)
 QUANTIZED = (INT8, INT4)
 WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8", INT4: "int4"}  # as users write them
 
@@ -26,30 +26,30 @@ class Precision(NamedTuple):
     """Dtype names of a run.
 
     Args:
-        rest: of the weights between their uses. compute: of products.
+        storage: of the weights between their uses. compute: of products.
         between_blocks: of what passes from block to block.
     """
 
-    rest: str
+    storage: str
     compute: str
     between_blocks: str
 
     @classmethod
-    def of(cls, rest: str, compute: str) -> Precision:
-        """What passes between blocks is as narrow as the weights at rest, so that fp32 products cost less; with fp16 ones it is
+    def of(cls, storage: str, compute: str) -> Precision:
+        """What passes between blocks is as narrow as the stored weights, so that fp32 products cost less; with fp16 ones it is
         fp32, for their range is too small for it."""
-        narrow = BFLOAT16 if (rest, compute) == (BFLOAT16, FLOAT32) else compute
-        return cls(rest, compute, FLOAT32 if compute == FLOAT16 else narrow)
+        narrow = BFLOAT16 if (storage, compute) == (BFLOAT16, FLOAT32) else compute
+        return cls(storage, compute, FLOAT32 if compute == FLOAT16 else narrow)
 
     @property
     def mixed_precision(self) -> str:
         """The word that asks for this one."""
-        return "fp16" if self.compute == FLOAT16 else "no" if self.rest == FLOAT32 else "bf16"
+        return "fp16" if self.compute == FLOAT16 else "no" if self.storage == FLOAT32 else "bf16"
 
     @property
     def lora_base(self) -> str:
         """The word that asks for this one under adapters."""
-        return WORDS[self.rest]
+        return WORDS[self.storage]
 
 
 def dtype_bytes(name: str) -> int:
@@ -94,8 +94,8 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
         compute = FLOAT16
     # int8's products would leave fp16's range before their scales are applied
     wide, narrow, int8, int4 = (
-        Precision.of(rest, dtype)
-        for rest, dtype in ((FLOAT32, FLOAT32), (BFLOAT16, compute), (INT8, fast), (INT4, fast))
+        Precision.of(storage, dtype)
+        for storage, dtype in ((FLOAT32, FLOAT32), (BFLOAT16, compute), (INT8, fast), (INT4, fast))
     )
     is_narrow = asked == "bf16" or compute != FLOAT32 or config.memory.memory_mode == "ultra"
     ways = [wide] if asked == "no" else [narrow] if is_narrow else [wide, narrow]

@@ -15,7 +15,6 @@ import numpy as np
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
 from limits import SAMPLE_TOKENS
 from memory.estimate.generation import MOST_ROWS
-from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import moving_seconds
@@ -42,11 +41,11 @@ class Pace:
         half_tokens: of a micro-batch at which it reaches half of that; fewer below a d_model of `wide`; 0: always so many.
         small_malloc: speed with malloc "small", which returns every freed tensor to the system, which zeroes it again;
             untrimmed_malloc: the same where none is returned between steps.
-        update_passes: over all weights that learn, four bytes each, of an update. walk_passes: of each further walk, which
-            reads and adds to all gradients as part of the products. rounding_passes, cast_passes: where storage and products
-            differ, of rounding what learns, and of the casts of a walk; widening_passes: of a walk over quantized weights,
-            of which a piece at a time is widened and stays in cache.
-        memory_rate: bytes a second of those passes. copy_rate: between device and host, hidden behind the computation.
+        update_passes: of an update, over all trained weights at four bytes each.
+        accumulating_passes: of each further accumulation pass, which reads and adds to all gradients within the products.
+        rounding_passes, cast_passes: where storage and products differ, of rounding what is trained, and of the casts.
+        widening_passes: over quantized weights, of which a piece at a time is widened and stays in cache.
+        memory_rate: bytes a second of those passes. copy_rate: between device and host.
         block_seconds: of a block and a micro-batch, forward or back, whatever its size. update_seconds: of a block's update
             likewise. step_seconds: of a step.
         value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts, softmax,
@@ -62,7 +61,7 @@ class Pace:
     small_malloc: float = 0.73
     untrimmed_malloc: float = 1.15
     update_passes: float = 6
-    walk_passes: float = 2
+    accumulating_passes: float = 2
     rounding_passes: float = 3
     cast_passes: float = 12
     widening_passes: float = 5
@@ -218,11 +217,10 @@ def _seconds(
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
-    copying = 2 * offloaded_bytes(work, choice, machine) / pace.copy_rate
     passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate
     passing += total_blocks * pace.update_seconds + pace.step_seconds
-    busy = max(computing + 0.05 * copying, copying) + passing
-    # weights that rest elsewhere are waited for, forward and back, each beside what it computes
+    busy = computing + passing
+    # Offloaded weights are waited for, forward and back, each beside what it computes.
     bringing, taking = moving_seconds(work, choice, machine, pace.copy_rate)
     bringing, forward = bringing * choice.accumulation_passes, busy / (passes + recompute)
     waiting = max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
@@ -236,7 +234,7 @@ def _efficiency(pace: Pace, choice: ExecutionPlan, d_model: int, tokens: float) 
 
 
 def _passed(work: Workload, pace: Pace, choice: ExecutionPlan) -> float:
-    updating = pace.update_passes + pace.walk_passes * (choice.accumulation_passes - 1)
+    updating = pace.update_passes + pace.accumulating_passes * (choice.accumulation_passes - 1)
     if choice.storage == choice.compute:
         return updating * work.learns["total"]
     casting = pace.widening_passes if choice.storage in QUANTIZED else pace.cast_passes
@@ -340,7 +338,7 @@ def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, sched
     evaluation += schedule.scored_batches * scored
     adapters = work.trained.adapters if work.trained else 0  # saved alone, in fp32
     weights = 4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)
-    saved = weights + state_bytes(work, choice.storage)
+    saved = weights + state_bytes(work)
     referred = replace(work, evaluation=work.step_shapes)
     checked = evaluation_seconds(referred, choice, machine, choice.batch_size_per_gpu)  # of a micro-batch
     around = (

@@ -18,39 +18,39 @@ SLOTS = 2  # one computes, one comes or goes
 PIECE_ALIGNMENT = 4096  # bytes: of each matrix in a piece
 
 
-def is_away(block: int, num_blocks: int, away_blocks: int) -> bool:
-    """Whether a block, counted over both stacks, rests elsewhere: they are spread evenly, so that a move has time."""
-    return (block + 1) * away_blocks // num_blocks > block * away_blocks // num_blocks
+def is_offloaded(block: int, num_blocks: int, offloaded_blocks: int) -> bool:
+    """Whether a block, counted over both stacks, is offloaded: these are spread evenly, so that a copy has time."""
+    return (block + 1) * offloaded_blocks // num_blocks > block * offloaded_blocks // num_blocks
 
 
-def away_in(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
-    """Blocks of each stack that rest elsewhere."""
+def offloaded_in(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
+    """How many blocks of each stack are offloaded."""
     total = work.model.num_layers + work.model.num_decoder_layers
-    encoder = work.model.num_layers * choice.away_blocks // total
-    return {ENCODER: encoder, DECODER: choice.away_blocks - encoder}
+    encoder = work.model.num_layers * choice.offloaded_blocks // total
+    return {ENCODER: encoder, DECODER: choice.offloaded_blocks - encoder}
 
 
 def piece_bytes(work: Workload, choice: ExecutionPlan, stack: Stack) -> int:
-    """The matrices of one block at rest, as they lie in its home."""
+    """The matrices of one block at rest, as they are offloaded."""
     sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices.get(stack, []))
     return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
 def away_bytes(work: Workload, choice: ExecutionPlan) -> int:
-    """All that rests elsewhere."""
-    return sum(count * piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items())
+    """Bytes of all offloaded weights."""
+    return sum(count * piece_bytes(work, choice, stack) for stack, count in offloaded_in(work, choice).items())
 
 
 def pinned_bytes(work: Workload, choice: ExecutionPlan) -> int:
-    """What the host beside a GPU takes for weights that rest elsewhere: torch pins each piece in a power of two.
+    """What the host beside a GPU takes for offloaded weights: torch pins each piece in a power of two.
 
-    In the RAM all of them rest there; to and from a file one at a time passes through a buffer.
+    In the RAM all of them are kept; to and from a file one at a time passes through a buffer.
     Source: torch 2.13, CachingHostAllocator.h.
     """
-    away = {stack: count for stack, count in away_in(work, choice).items() if count}
+    blocks = {stack: count for stack, count in offloaded_in(work, choice).items() if count}
     if choice.weights_in == FILE:
-        return max((_power_of_two(piece_bytes(work, choice, stack) + PIECE_ALIGNMENT) for stack in away), default=0)
-    return sum(count * _power_of_two(piece_bytes(work, choice, stack)) for stack, count in away.items())
+        return max((_power_of_two(piece_bytes(work, choice, stack) + PIECE_ALIGNMENT) for stack in blocks), default=0)
+    return sum(count * _power_of_two(piece_bytes(work, choice, stack)) for stack, count in blocks.items())
 
 
 def _power_of_two(size: int) -> int:
@@ -61,12 +61,12 @@ def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int
     """Frozen weights under adapters that a CPU reads from their file: no anonymous memory."""
     stored, count = work.mapped
     is_cpu = not machine.device and not machine.is_another and machine.base_bytes > 0  # another machine may be a Mac
-    is_mapped = is_cpu and stored == choice.storage and choice.shards == 1 and not choice.away_blocks
+    is_mapped = is_cpu and stored == choice.storage and choice.shards == 1 and not choice.offloaded_blocks
     return count * dtype_bytes(stored) if is_mapped else 0
 
 
 def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
-    """All weights of the model, as they rest, that do not rest elsewhere."""
+    """All weights of the model at rest that are not offloaded."""
     everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
     if choice.storage != INT4:
         return everywhere
@@ -77,23 +77,23 @@ def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
 
 def slots_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """The slots where weights are while their block works; one more where updates come a block later."""
-    if not choice.away_blocks:
+    if not choice.offloaded_blocks:
         return 0
-    largest = max(piece_bytes(work, choice, stack) for stack, count in away_in(work, choice).items() if count)
+    largest = max(piece_bytes(work, choice, stack) for stack, count in offloaded_in(work, choice).items() if count)
     return (SLOTS + (machine.num_processes > 1)) * largest
 
 
 def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
-    """What a step takes home: the blocks that learn themselves, not by adapters."""
+    """What a step writes back: the blocks that are trained themselves, not by adapters."""
     if work.learning.adapters:
         return 0
-    away = away_in(work, choice)
-    return sum(count * piece_bytes(work, choice, stack) for stack, count in away.items() if work.learns[stack])
+    blocks = offloaded_in(work, choice)
+    return sum(count * piece_bytes(work, choice, stack) for stack, count in blocks.items() if work.learns[stack])
 
 
 def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:
-    """Seconds on the way: of a way through all blocks, and of taking home what learns."""
-    if not choice.away_blocks:
+    """Seconds of copying: to the device for a pass through all blocks, and back for what is trained."""
+    if not choice.offloaded_blocks:
         return 0.0, 0.0
     read, write = machine.disk_rates if choice.weights_in == FILE else (copy_rate, copy_rate)
     return away_bytes(work, choice) / read, taken_bytes(work, choice) / write

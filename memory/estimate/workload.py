@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS, LIBRARIES_BYTES
@@ -94,10 +93,8 @@ def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
 HEADS = ("head", "label head", "label bias")  # roles
 BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
 COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
-# of weights: where they are computed, in the RAM beside it, in a file
-HOMES = DEVICE, RAM, FILE = "device", "ram", "file"
-# field of `ExecutionPlan` -> the name that it has had from the start in checkpoints, metrics and `plan --json`
-JSON_NAMES = {"micro_batches_per_pass": "num_slices", "accumulation_passes": "num_walks", "saved_blocks": "kept_blocks"}
+# Values of `weights_in`: on the device that computes, in the RAM beside it, or in a file.
+WEIGHTS_IN = DEVICE, RAM, FILE = "device", "ram", "file"
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Machine:
         disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
         device: what computes where that is not the CPU. has_own_memory: whether the budget is of memory beside the RAM.
         is_another: whether it is not this machine, whose disks tell nothing of it.
-        host_bytes: RAM that checkpointed activations and weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
+        host_bytes: RAM that weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
 
     budget_bytes: int
@@ -184,7 +181,6 @@ class Workload:
     target_tokens: int
     dropout: bool
     optimizer: str
-    rounding: str = "stochastic"
     hold_gradients: bool = False
     shapes: Shapes | None = None
     evaluation: Shapes | None = None
@@ -240,11 +236,11 @@ class ExecutionPlan:
         storage, compute: dtype names of the weights at rest and in products.
         malloc: one of `limits.MALLOCS`, see `devices.malloc`.
         shards: processes that share weights and optimizer state; 1: each holds all.
-        offload_boundaries: whether checkpointed activations wait in the host's memory.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
-        away_blocks: blocks whose weights rest elsewhere and are here while they work. weights_in: where: one of `HOMES`.
+        weights_in: one of `WEIGHTS_IN`, where offloaded weights are kept.
+        offloaded_blocks: blocks whose weights are kept there and brought to the device while the block runs.
     """
 
     batch_size_per_gpu: int
@@ -257,13 +253,12 @@ class ExecutionPlan:
     loss_chunk_bytes: int
     malloc: str = "fast"
     shards: int = 1
-    offload_boundaries: bool = False
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
     kernels: bool = False
     scores: int = 0
     weights_in: str = "device"
-    away_blocks: int = 0
+    offloaded_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""
@@ -285,21 +280,9 @@ class ExecutionPlan:
         """Micro-batches of one step on one rank."""
         return self.micro_batches_per_pass * self.accumulation_passes
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `choice_fields` reads them."""
-        return {JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
-
-def choice_fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `ExecutionPlan` by the names of the code, from what `ExecutionPlan.as_dict` wrote."""
-    names = {written: name for name, written in JSON_NAMES.items()}
-    return {names.get(name, name): value for name, value in content.items()}
-
-
-def state_bytes(work: Workload, storage: str) -> int:
-    """Bytes of the optimizer's state and of the rounding's; the engine's own classes say the same, a test holds it."""
+def state_bytes(work: Workload) -> int:
+    """Bytes of the optimizer's state; the engine's own classes say the same, a test holds it."""
     learning = work.learning
-    remainder = learning.total if work.rounding == "compensated" and storage == "bfloat16" else 0
     facts = OPTIMIZERS[work.optimizer]
-    state = facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)
-    return state + remainder
+    return facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)

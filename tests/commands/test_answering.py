@@ -212,9 +212,11 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
 
 def test_a_foreign_value_in_the_settings_of_a_run_is_refused_like_a_flag(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    path.write_text('{"prepare_text": "prott5", "of_another_version": 1, "max_seq_len": 64}')
-    assert ModelFolders(tmp_path).run_settings == path
-    path.write_text('{"prepare_text": "evil", "z_loss": ["x"], "max_seq_len": -1}')
+    path.write_text(
+        '{"prepare_text": "prott5", "of_another_version": 1, "optimizer": "of_another_version", "max_seq_len": 64}'
+    )
+    assert ModelFolders(tmp_path).run_settings == {"prepare_text": "prott5", "max_seq_len": 64}
+    path.write_text('{"prepare_text": "evil", "text_column": ["x"], "max_seq_len": -1}')
     with pytest.raises(UserError) as refused:
         _ = ModelFolders(tmp_path).run_settings
     assert len(refused.value.problems) == 3

@@ -1,4 +1,4 @@
-"""Adapters pass through the walk: gradients of plain autograd, whatever the dtype of the base, the micro-batches, the saved blocks."""
+"""Adapters are trained by the blockwise pass: gradients of plain autograd, whatever the dtype of the base, the micro-batches, the saved blocks."""
 
 from __future__ import annotations
 

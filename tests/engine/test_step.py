@@ -48,7 +48,7 @@ def run(engine: Engine, number: int = 1) -> Outcome:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, engine: Engine, after: int, error: Exception) -> None:
-    """The walk fails before group `after` of weights is handed over."""
+    """The pass fails before group `after` of weights is handed over."""
     plain, handed = engine.update.apply, []
 
     def apply(weights: Any) -> None:

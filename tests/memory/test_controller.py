@@ -59,11 +59,11 @@ class Short:
 
     def __init__(self, flavour: str, most_rows: int, step: int, after_updates: int = 0) -> None:
         self.flavour, self.most_rows, self.step, self.after_updates = flavour, most_rows, step, after_updates
-        self.walks = self.failures = 0
+        self.passes = self.failures = 0
         self.gradients = Blockwise.gradients
 
     def __call__(self, blockwise, micro_batches, total_labels, update, *rest, **named):
-        self.walks += 1
+        self.passes += 1
         handed_over, plain = 0, update.apply
 
         def failing(weights):
@@ -75,7 +75,7 @@ class Short:
             plain(weights)
 
         most = max(len(micro_batch.source.lengths) for micro_batch in micro_batches)
-        if most > self.most_rows and self.walks >= self.step:
+        if most > self.most_rows and self.passes >= self.step:
             update.apply = failing
         try:
             return self.gradients(blockwise, micro_batches, total_labels, update, *rest, **named)

@@ -38,9 +38,9 @@ def planned(budget: int, host_bytes: int = 0, **flags: object) -> Plan:
 def test_a_file_is_used_where_memory_ends_and_only_as_far() -> None:
     weights = 2 * weight_counts(settings_of().model)["total"]
     roomy, tight, tighter = (planned(BASE_BYTES + size) for size in (6 * weights, weights, weights // 2 + 100 * MIB))
-    assert (roomy.choice.weights_in, roomy.choice.away_blocks) == (DEVICE, 0)
+    assert (roomy.choice.weights_in, roomy.choice.offloaded_blocks) == (DEVICE, 0)
     assert tight.choice.weights_in == tighter.choice.weights_in == FILE
-    assert 0 < tight.choice.away_blocks < tighter.choice.away_blocks
+    assert 0 < tight.choice.offloaded_blocks < tighter.choice.offloaded_blocks
     for chosen in (tight, tighter):
         assert chosen.peak_bytes <= chosen.budget_bytes
         assert any("offloaded to a file" in reason for reason in chosen.reasons)
@@ -67,7 +67,7 @@ def test_beside_a_device_the_ram_comes_before_a_file() -> None:
     assert planned(weights, host_bytes=64 * GIB).choice.weights_in == RAM
     assert planned(weights, host_bytes=40 * MIB).choice.weights_in == FILE
     named = planned(8 * weights, host_bytes=64 * GIB, weights_in=RAM).choice
-    assert (named.weights_in, named.away_blocks) == (RAM, 24), "all of them, where it is named"
+    assert (named.weights_in, named.offloaded_blocks) == (RAM, 24), "all of them, where it is named"
 
 
 @pytest.mark.parametrize(("storage", "away"), [("int8", 0), ("int8", 2), ("int4", 4)])
@@ -77,8 +77,8 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
     hf_format.save(T5(config.model).initialise(0), tmp_path)
     machine = Machine(8 * GIB, 16 * GIB, BASE_BYTES, RATES)
     chosen = plan(config, machine, source_tokens=64, target_tokens=32).choice
-    assert (chosen.storage, chosen.away_blocks) == (storage, 4)
-    choice, work = replace(chosen, away_blocks=away), make_work(config, machine, 64, 32)
+    assert (chosen.storage, chosen.offloaded_blocks) == (storage, 4)
+    choice, work = replace(chosen, offloaded_blocks=away), make_work(config, machine, 64, 32)
     store = offloaded_store(choice, devices.pick("cpu"), tmp_path)
     cut, filling = (None, in_memory) if store is None else (store.make, store.filling)
     model = hf_format.load(tmp_path, getattr(torch, storage), cut=cut, filling=filling)
@@ -98,7 +98,7 @@ def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
     tight = planned(BASE_BYTES + weights)
     config, roomy = settings_of(), Machine(BASE_BYTES + 6 * weights, 16 * GIB, BASE_BYTES, RATES)
     again = plan(config, roomy, source_tokens=64, target_tokens=32, earlier=tight.choice).choice
-    assert again.away_blocks == 0 and again.batch_size_per_gpu == tight.choice.batch_size_per_gpu
+    assert again.offloaded_blocks == 0 and again.batch_size_per_gpu == tight.choice.batch_size_per_gpu
     assert (again.storage, again.compute, again.loss_chunk_bytes) == (
         tight.choice.storage, tight.choice.compute, tight.choice.loss_chunk_bytes,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:
     flags = {"is_finetune": True, "lora_rank": 2, "lora_base": "int8", "weights_in": FILE}
     together = planned(BASE_BYTES + 300 * MIB, **flags)
     many = [planned(together.peak_bytes, **{**flags, "effective_batch_size": rows}) for rows in (64, 256)]
-    assert together.choice.accumulation_passes == 1 and together.choice.away_blocks == 24
+    assert together.choice.accumulation_passes == 1 and together.choice.offloaded_blocks == 24
     for chosen, rows in zip(many, (64, 256), strict=True):
         assert chosen.peak_bytes <= chosen.budget_bytes, "a part of the rows passes at a time"
         assert chosen.choice.batch_size_per_gpu * chosen.choice.gradient_accumulation_steps >= rows

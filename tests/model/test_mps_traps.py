@@ -41,7 +41,7 @@ WORKS = {
     "fp32": TracedWork(SHAPE, "mps", LENGTHS, dtype="float32"),
     "in pieces": TracedWork(SHAPE, "mps", LENGTHS, dropout=0.1, saved=1, micro_batch=2, scores=4000),
     "adamw": TracedWork(SHAPE, "mps", LENGTHS, optimizer="adamw_8bit"),
-    "sinkgd, gated": TracedWork(replace(SHAPE, feed_forward_proj="gated-gelu"), "mps", LENGTHS, optimizer="sinkgd"),
+    "muon, gated": TracedWork(replace(SHAPE, feed_forward_proj="gated-gelu"), "mps", LENGTHS, optimizer="muon"),
     "many tokens, adapters": TracedWork(SHAPE, "mps", ((4000, 20),) * 9, chunk_bytes=1 << 27, lora_rank=16),
     "many tokens": TracedWork(SHAPE, "mps", ((4000, 20),) * 9, chunk_bytes=1 << 27),
 }

@@ -151,12 +151,6 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
         UserError: they belong to another model, are broken, or not all there.
     """
     path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
-    if not path.is_file():
-        raise UserError(
-            "checkpoint = {folder}, its optimizer state is not there, or in a form of earlier versions, which "
-            "wrote it in parts where weights were sharded; continue from its weights alone with --finetune_from",
-            folder=folder,
-        )
     try:
         with safe_open(path, framework="pt") as stored:
             for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
@@ -177,7 +171,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device, sha
             "checkpoint = {folder}, its optimizer state cannot be read: {error}", folder=folder, error=error
         ) from None
     missing = optimizer.incomplete() if loaded else []
-    if not loaded and any(optimizer.layout(name, tuple(weight.shape)) for name, weight in optimizer.weights.items()):
+    if not loaded:
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
         missing = [say("all of it")] if trained.step and trained.loss_scaling is None else []
     if missing:

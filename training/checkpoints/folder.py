@@ -12,7 +12,6 @@ checkpoint was the best when it was written, so the latest and the best are read
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shlex
 from collections.abc import Callable
@@ -113,8 +112,7 @@ class Checkpoints:
                     step = sums.get(BEST_STEP)
                     named = self.folder / name_of(step) if type(step) is int and step >= 0 else None
                     return named if named is not None and _STEP.fullmatch(named.name) else None
-        link = self.folder / "best"
-        return self.folder / os.readlink(link) if link.is_symlink() and _STEP.fullmatch(os.readlink(link)) else None
+        return None
 
     def intact(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint of which every byte is as it was written, to continue from; newer ones are set aside.
@@ -169,13 +167,9 @@ class Checkpoints:
         return sorted(found, key=step_of, reverse=True)
 
     def _damages(self, path: Path, deep: bool = True) -> list[str]:
-        """What is wrong with a checkpoint. Without sums, as of version 0.1 or where they were removed on purpose, it counts as
-        whole, unless an older one has them: then it is half a copy.
-        """
+        """What is wrong with a checkpoint. Without its sums, which are written last, it is half a copy."""
         sums = path / CHECKSUMS_FILE
-        if not sums.is_file() and any(
-            (older / CHECKSUMS_FILE).is_file() for older in self._all() if step_of(older) < step_of(path)
-        ):
+        if not sums.is_file():
             return [say("{sums} is missing: not all of the checkpoint is there", sums=sums)]
         return damages(path, deep)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from data.batches.objectives import STREAM_OBJECTIVES
-from data.tokenizers.published import MAIN_FILES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from run_files import RUN_FILE, read_record, saved_runs
@@ -204,15 +203,13 @@ def run_of_attempt(output_dir: str | Path, name: str) -> str | None:
 def read_run(run_dir: str | Path) -> dict[str, Any] | None:
     """What `run.json` says: name, kind, started and perhaps resumed (seconds since 1970), order; None if it is not a run.
 
-    `order` grows from start to start, whatever the clock says; that of runs of before is their time.
+    `order` grows from start to start, whatever the clock says.
     """
     record = read_record(Path(run_dir) / RUN_FILE)
     if record.get("kind") not in KINDS:
         return None
-    numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order", 0.0))
-    if not all(type(number) in (int, float) for number in numbers):
-        return None
-    return {"order": max(numbers[:2]), **record}
+    numbers = (record.get("started"), record.get("resumed", 0.0), record.get("order"))
+    return record if all(type(number) in (int, float) for number in numbers) else None
 
 
 def only_pretrained(model: str | Path) -> bool:
@@ -249,8 +246,8 @@ class SavedRun:
 
     @property
     def is_of_text(self) -> bool:
-        """Whether it has pretrained on text; a run that does not say is taken to have done so."""
-        return self.kind == "pretrain" and self.objective in ("", *STREAM_OBJECTIVES)
+        """Whether it has pretrained on text."""
+        return self.kind == "pretrain" and self.objective in STREAM_OBJECTIVES
 
 
 def runs_newest_first(output_dir: str | Path) -> list[SavedRun]:
@@ -305,10 +302,6 @@ def publish(checkpoint: Path, run_dir: str | Path) -> None:
     sums = read_sums(checkpoint)
     try:
         Path(run_dir, CHECKSUMS_FILE).unlink(missing_ok=True)  # of the model before, until all files are there
-        names = {source.name for source in files}
-        if names & {*MAIN_FILES}:
-            for name in {*MAIN_FILES} - names:  # of a tokenizer that an earlier version wrote in another form
-                Path(run_dir, name).unlink(missing_ok=True)
         for source in files:
             with atomic_file(Path(run_dir, source.name)) as fresh:
                 try:

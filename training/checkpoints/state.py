@@ -6,23 +6,27 @@ Data order, masks, dropout and rounding are functions of (seed, step), so there 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from engine.loss_scaling import LossScaling
 from language import say
 from limits import MALLOCS
-from memory.estimate.precision import COMPUTE_DTYPES, REST_DTYPES
-from memory.estimate.workload import HOMES, ExecutionPlan, choice_fields
+from memory.estimate.precision import COMPUTE_DTYPES, STORAGE_DTYPES
+from memory.estimate.workload import WEIGHTS_IN, ExecutionPlan
 from model.formats.checksums import STATE
 from settings.errors import UserError
 from storage import read_text
 from training.evaluation.stopping import BestMetric, MeasuredOn
 
 TRAINING_FILE = "training.json"
-NEEDED = ("step", "tokens")  # although they have a default
-NAMES = {"storage": REST_DTYPES, "compute": COMPUTE_DTYPES, "malloc": MALLOCS, "weights_in": HOMES}  # of a choice
+NAMES = {
+    "storage": STORAGE_DTYPES,
+    "compute": COMPUTE_DTYPES,
+    "malloc": MALLOCS,
+    "weights_in": WEIGHTS_IN,
+}  # of a choice
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,15 @@ class TrainingState:
 
     Args:
         step: steps done. tokens: real tokens seen, both sides. best_eval_loss: None before the first evaluation.
-        choice: the plan's choice, kept so that a resumed run computes in the same order. asked: the settings of the step that it
-            was made for, see `memory.choices.step_settings`; None: a checkpoint of before.
+        choice: the plan's choice, kept so that a resumed run computes in the same order; None where a run begins.
+        asked: the settings of the step that it was made for, see `memory.candidates.step_settings`; likewise.
         loss_scaling: see `engine.loss_scaling`; None without fp16.
         best_metric: see `training.evaluation.stopping`; None before the first evaluation.
         first_eval_loss: of the evaluation before the first step; None before that.
         divergence: see `training.divergence`; None: every number was finite so far.
         best_evaluation: step and numbers of the best one, for the model's card where the log is lost; of the last one, as long as
             none is better than that of step 0.
-        measured_on: rows of the best numbers, see `training.evaluation.stopping`; None: that was not kept.
+        measured_on: rows of the best numbers, see `training.evaluation.stopping`; None where a run begins.
     """
 
     step: int = 0
@@ -66,8 +70,7 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            choice = _filled(ExecutionPlan, choice_fields(state.choice), "its choice")
-            state = replace(state, choice=choice.as_dict())
+            state = replace(state, choice=asdict(_filled(ExecutionPlan, state.choice, "its choice")))
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:
                 _filled(cls, part, f"its {name}")
@@ -83,21 +86,21 @@ def read_training_state(folder: Path) -> TrainingState:
 
 
 def _filled(cls: type[Any], content: Any, what: str) -> Any:
-    """An object of a dataclass from its fields in JSON: each of its type, and none besides; those with a default may be missing.
+    """An object of a dataclass from its fields in JSON: all of them, each of its type, and none besides.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(content, dict):
         raise ValueError(say("{what} is not an object", what=what))
-    members = {member.name: member for member in fields(cls)}
-    for name, member in members.items():
-        if name not in content and (member.default is MISSING or name in NEEDED):
+    types = {member.name: str(member.type) for member in fields(cls)}
+    for name in types:
+        if name not in content:
             raise ValueError(say("{what} lacks {name}", what=what, name=name))
     for name, value in content.items():
-        if name not in members:
+        if name not in types:
             raise ValueError(say("{what} has {name}, which no run writes", what=what, name=name))
-        if not any(_is_of(value, kind, name) for kind in str(members[name].type).split(" | ")):
+        if not any(_is_of(value, kind, name) for kind in types[name].split(" | ")):
             raise ValueError(
                 say("{name} of {what} is {value}, which no run writes", name=name, what=what, value=str(value)[:40])
             )

@@ -62,7 +62,7 @@ def choose_trained(
 
     Args:
         start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
-        held: a context in which a weight is in memory, where some rest elsewhere.
+        held: a context in which a weight is in memory, where some are offloaded.
     Raises:
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.

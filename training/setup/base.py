@@ -23,7 +23,6 @@ from model.formats.checksums import refuse_damaged
 from model.formats.headers import TensorHeaders
 from model.formats.shape_file import CONFIG_FILE, misfits, read_config
 from model.shapes import weight_counts
-from run_files import read_record
 from settings.consistency import PREFERENCES, check, ranking_problems
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError, refuse
@@ -263,7 +262,7 @@ def _others() -> str:
 
 def _taken(folder: Path) -> str:
     shape, settings = read_config(folder), ModelFolders(folder).run_settings
-    saw_sample = settings is not None and read_record(settings).get("train_file", "") is None
+    saw_sample = settings.get("train_file", "") is None
     sample = say("; it was trained on the built-in sample only") if saw_sample else ""
     return say(
         "starting from {model}, the newest finished pretraining run ({weights} parameters, {tokens} tokens), with "

@@ -19,7 +19,6 @@ from engine.objectives.labels import LabelObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
-from engine.optimizers.rounding import ROUNDINGS
 from engine.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
 from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
@@ -83,12 +82,11 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
     model = _make_model(run, storage, device, shards, offloaded)
-    rounding = ROUNDINGS[config.train.bf16_rounding]()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
         weights, config.model.num_layers, config.model.num_decoder_layers, config.train.layerwise_decay
     )
-    optimizer = OPTIMIZERS[config.train.optimizer](weights, rounding, factors, shards)
+    optimizer = OPTIMIZERS[config.train.optimizer](weights, factors, shards)
     if run.is_resumed and run.base is not None:
         load_optimizer(run.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])

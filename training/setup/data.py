@@ -36,7 +36,7 @@ ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=a
 def load_data(run: ResolvedRun) -> None:
     """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
     note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
-    run.prepared, notes = checked_in_child(prepare, run.config, (TRAIN, VALIDATION), note)
+    run.prepared = checked_in_child(prepare, run.config, (TRAIN, VALIDATION), note)
     prepared = run.prepared
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     if prepared.objective in HEADS:
@@ -57,7 +57,6 @@ def load_data(run: ResolvedRun) -> None:
         run.notes.append(warning)
     reopen = reopens_files(config, run.budget.available_bytes)
     splits = prepared.train_dir, prepared.validation_dir
-    run.notes += notes
     run.loader, run.validation = (StepLoader(split, prepared.objective, config, reopen) for split in splits)
     if 0 < run.validation.num_rows < FEW_ROWS and config.data.validation_file is None:
         held_out = counted(run.validation.num_rows, "row")
@@ -115,6 +114,7 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
     """
     base, state, is_resumed = run.base, run.state, run.is_resumed
     if checkpoint is not None:
+        assert state.measured_on is not None, "of a run that has begun"
         saved, _ = taken_up(read_training_state(checkpoint), state.measured_on, run.config.train.metric_for_best)
         base, state, is_resumed = checkpoint, saved, True
     state = dataclasses.replace(state, first_eval_loss=now.first_eval_loss, divergence=now.divergence)
@@ -237,20 +237,20 @@ def measured_on(config: Config, train: StepLoader, held_out: StepLoader) -> dict
     return dataclasses.asdict(MeasuredOn(content, train.num_rows, held_out.num_rows, read, answered))
 
 
-def taken_up(state: TrainingState, now: dict[str, Any] | None, metric: str) -> tuple[TrainingState, list[str]]:
+def taken_up(state: TrainingState, now: dict[str, Any], metric: str) -> tuple[TrainingState, list[str]]:
     """A saved state over the rows of now: without its best numbers where they were measured on others.
 
     A file of data may have grown or changed since, or an evaluation may read more of it. What is compared are the rows themselves:
     the same ones may lie elsewhere, or have been prepared again.
 
     Args:
-        now: of `measured_on`; None: not known, as what a checkpoint of an earlier version was measured on.
+        now: of `measured_on`.
         metric: which number decides; see `BestMetric`.
     Returns:
         the state, and what is to be told.
     """
     before, state = state.measured_on, dataclasses.replace(state, measured_on=now)
-    if before is None or now is None:
+    if before is None:  # of a run that begins
         return state, []
     is_other = before["content"] != now["content"]
     is_loss_anew = is_other or before["eval_rows"] != now["eval_rows"]

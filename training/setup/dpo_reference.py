@@ -183,13 +183,12 @@ class _Record:
     """Which reference a run has, as `reference.json` in its folder says: it names no place, only what lies in the cache.
 
     Args:
-        folder: of the stores. model: digest of the weights. content: digests of the rows, training and held out; None: not known, as
-            an earlier version has written it.
+        folder: of the stores. model: digest of the weights. content: digests of the rows, training and held out.
     """
 
     folder: str
     model: str
-    content: list[str] | None = None
+    content: list[str]
 
 
 def _record(run: ResolvedRun) -> _Record:
@@ -198,7 +197,7 @@ def _record(run: ResolvedRun) -> _Record:
     content = [run.loader.content(), run.validation.content()]
     if run.config.train.is_keep_training and place.is_file():
         found = _read_record(place)
-        if found.content in (None, content):
+        if found.content == content:
             return found
     folder = Path(str(run.config.train.finetune_from))  # which `find_base` has put into the settings
     model = model_digest(folder) if found is None else found.model
@@ -219,7 +218,7 @@ def _record(run: ResolvedRun) -> _Record:
 def _read_record(place: Path) -> _Record:
     try:
         about = json.loads(read_text(place))
-        found = _Record(Path(about["folder"]).name, str(about["model"]), about.get("content"))
+        found = _Record(Path(about["folder"]).name, str(about["model"]), list(about["content"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             "{place}, cannot be read ({error}); copy it again, or start another run", place=place, error=error

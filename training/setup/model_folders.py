@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from data.tokenizers.published import has_tokenizer
 from language import say
@@ -14,6 +15,9 @@ from run_files import SETTINGS_FILE
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import near_path, parse, read_settings_file
+
+# Groups of settings that neither rows nor answers depend on: another version may have had other values for them.
+OF_STEPS = ("train", "preference", "lora", "memory")
 
 
 @dataclass(frozen=True)
@@ -72,32 +76,34 @@ class ModelFolders:
         return self.learnt if has_tokenizer(self.learnt) else self.base
 
     @cached_property
-    def run_settings(self) -> Path | None:
-        """The settings of the run that it comes from.
+    def run_settings(self) -> dict[str, Any]:
+        """Settings of the run that trained the model, as far as this version has them; empty where there is no run.
 
         Raises:
-            UserError: a value is none that its setting takes. Names that are no settings, as of another version, are passed over.
+            UserError: a value of what rows and answers depend on is none that its setting takes.
         """
         paths = (folder / SETTINGS_FILE for folder in (self.learnt, *self.learnt.parents[:2]))
         path = next((path for path in paths if path.is_file()), None)
-        if path is not None:
-            refuse(_wrong_values(path))
-        return path
+        return {} if path is None else _saved_settings(path)
 
 
-def _wrong_values(path: Path) -> list[str]:
-    problems: list[str] = []
+def _saved_settings(path: Path) -> dict[str, Any]:
+    settings, problems = dict[str, Any](), list[str]()
     for name, value in read_settings_file(path).items():
-        if name not in settings_by_name():
+        if name not in settings_by_name():  # of another version
             continue
+        group, member = settings_by_name()[name]
         try:
             if isinstance(value, (dict, list)):
                 raise ValueError(say("is a table; a setting takes one value"))
-            parse(settings_by_name()[name][1], value)
+            settings[name] = parse(member, value)
         except ValueError as error:
+            if group in OF_STEPS:
+                continue
             text = "{path}: {name} = {value}, {problem}; correct or remove the line"
             problems.append(say(text, path=path, name=name, value=str(value)[:60], problem=error))
-    return problems
+    refuse(problems)
+    return settings
 
 
 def home_of(folder: Path, config: Config) -> Path:

@@ -16,11 +16,11 @@ from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
-from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine, choice_fields
+from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from memory.weight_offload import weights_folder
+from memory.weight_offload import WeightOffload, weights_folder
 from settings.consistency import writes_answers
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
@@ -77,7 +77,7 @@ def plan_again(run: ResolvedRun, config: Config, budget: Budget) -> Plan:
     # the weights are there, and computed with
     spec = resolve(
         config, machine, run.spec.rows, done=run.state.step, precision=choice.precision,
-        homes=(choice.weights_in, choice.away_blocks),
+        offload=WeightOffload(choice.weights_in, choice.offloaded_blocks),
     )  # fmt: skip
     return spec.plan
 
@@ -97,12 +97,12 @@ def look_ahead(run: ResolvedRun) -> Rows:
 def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
     config, machine = run.config, _machine_of(run, run.budget)
-    earlier = ExecutionPlan(**choice_fields(run.state.choice)) if run.state.choice else None
-    anew = newly_asked(config, run.state.asked)
+    earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
+    anew = newly_asked(config, run.state.asked or {})
     spec = resolve(config, machine, rows, done=run.state.step, earlier=earlier, anew=anew)
     asked = config.memory.probe
     # steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted
-    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.away_blocks
+    is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.offloaded_blocks
     if asked is False or (asked == AUTO and not is_near):
         return spec
     return _probed(run, spec)
@@ -116,7 +116,7 @@ def _machine_of(run: ResolvedRun, budget: Budget, correction: float = 1.0) -> Ma
 def machine_of(
     device: Device, budget: Budget, base_bytes: int, num_processes: int, folder: Path | None = None
 ) -> Machine:
-    """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: where weights may rest in a file."""
+    """What the plan needs to know of this machine. Args as of `resolve_here`; `folder`: for a file of offloaded weights."""
     way, known = traits_of(device.torch_device), device.known_speed()
     no_kernels = (why_none() or "") if device.name == "cpu" else why_not_compiled(device.torch_device)
     installed = budget.available_bytes if budget.installed_bytes is None else budget.installed_bytes

@@ -26,7 +26,7 @@ from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
-from memory.weight_offload import Homes
+from memory.weight_offload import WeightOffload
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
@@ -170,14 +170,14 @@ def resolve(
     earlier: ExecutionPlan | None = None,
     anew: Collection[str] = (),
     precision: Precision | None = None,
-    homes: Homes | None = None,
+    offload: WeightOffload | None = None,
 ) -> RunSpec:
     """Decide all that a run needs.
 
     Args:
         rows: that it reads; None: those of prepared data, or as long as the settings allow.
         done: steps so far. earlier: how they were done; kept where it still fits. anew: settings that ask for another way.
-        precision: of a run that continues in another way; None: as settings and machine say. homes: where its weights rest, likewise.
+        precision: of a run that continues in another way; None: as settings and machine say. offload: where its weights are kept, likewise.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
@@ -187,7 +187,7 @@ def resolve(
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
         planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, homes=homes, mapped=mapped_base(config),
+        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, offload=offload, mapped=mapped_base(config),
     )  # fmt: skip
     spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done)
     if spec.steps is None:

@@ -64,7 +64,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
         flags["max_steps"] = AUTO  # else the steps that the run has decided on would go before the epochs of now
     path = run_dir / SETTINGS_FILE
     try:
-        command = training_command(read_settings_file(path))
+        saved = read_settings_file(path)
     except UserError as error:
         raise UserError(
             *error.problems,
@@ -75,6 +75,14 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
                 path=path,
             ),
         ) from None
+    if any(name not in settings and name != "model_preset" for name in saved):
+        raise UserError(
+            "--run_name = {name}, was begun by another version of this program, which alone can resume it; continue "
+            "from its weights with --finetune_from={folder}",
+            name=run_dir.name,
+            folder=run_dir,
+        )
+    command = training_command(saved)
     here = {name: ours[name] for name in places()}
     theirs = load(command, {"config": str(path), **here}).as_dict()
     problems = [

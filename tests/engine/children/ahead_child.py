@@ -30,7 +30,7 @@ def run(is_ahead: bool, saved: int) -> tuple[list[float], list[torch.Tensor], in
             begun.extend(store._coming)
 
     with mock.patch.object(store, "expect", expect):
-        losses = train(model, store, shards, "adafactor", "stochastic", saved)
+        losses = train(model, store, shards, "adafactor", saved)
     assert not store._coming, "each was waited for"
     return losses, [weight.detach().clone() for weight in model.parameters()], len(begun)
 

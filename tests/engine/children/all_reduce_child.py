@@ -22,7 +22,7 @@ class Broken(Exception):
 
 
 def main(place: str, how: str = "") -> None:
-    """Process 1 fails when group `place` of the walk is handed over ("update3": in the update of the fourth group).
+    """Process 1 fails when group `place` of the pass is handed over ("update3": in the update of the fourth group).
 
     Args:
         how: "hosts": failures go over a group of their own, as on GPUs.
@@ -66,7 +66,7 @@ def main(place: str, how: str = "") -> None:
         outcome = "broke"
         update.reducer.abort(groups, blockwise.zero_gradients)
     order = [[optimizer.names[id(weight)] for weight in group] for group in groups]
-    assert handed == order[: len(handed)], "the order is known before the walk"
+    assert handed == order[: len(handed)], "the order is known before the pass"
     everywhere: list[tuple[str, list[str]]] = [("", []), ("", [])]
     dist.all_gather_object(everywhere, (outcome, updated))
     is_last = number == len(order) - 1 and fails_in_update

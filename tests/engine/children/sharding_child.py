@@ -11,7 +11,6 @@ from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.optimizers.rounding import ROUNDINGS
 from engine.sharding import ShardedWeightStore, Shards
 from engine.weights import weight_store_for
 from model.loss import LossSettings
@@ -25,12 +24,10 @@ TOLERANCE = {
 }  # of weights; bf16 has 8 bits, and another order of sums may round elsewhere
 
 
-def train(
-    model: T5, weight_store, shards: Shards | None, optimizer_name: str, rounding: str, saved: int
-) -> list[float]:
+def train(model: T5, weight_store, shards: Shards | None, optimizer_name: str, saved: int) -> list[float]:
     """Losses of a few steps; rows 0-4 over the processes, unevenly."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), ROUNDINGS[rounding](), shards=shards)
+    optimizer = OPTIMIZERS[optimizer_name](dict(model.named_parameters()), shards=shards)
     reducer = Reducer(shards) if shards else None
     update = OptimizerInBackward(optimizer, weight_store=weight_store, reducer=reducer)
     blockwise = Blockwise(model, saved, weight_store, LossSettings(), 0.1)
@@ -49,16 +46,16 @@ def train(
     return [*losses, float(evaluation)]
 
 
-def main(family: str, dtype: str, optimizer: str, rounding: str, saved: str) -> None:
+def main(family: str, dtype: str, optimizer: str, saved: str) -> None:
     """Compare losses and weights."""
     dist.init_process_group("gloo")
     storage, shape = getattr(torch, dtype), small_model(family).config
     whole = T5(shape, dtype=storage).initialise(3)
-    expected = train(whole, weight_store_for(storage, torch.float32), None, optimizer, rounding, int(saved))
+    expected = train(whole, weight_store_for(storage, torch.float32), None, optimizer, int(saved))
     shards = Shards(dist.get_rank(), dist.get_world_size())
     model = T5(shape, "meta", storage)
     model.initialise(3, shards.cut(model, "cpu"))
-    ours = train(model, ShardedWeightStore(torch.float32, shards), shards, optimizer, rounding, int(saved))
+    ours = train(model, ShardedWeightStore(torch.float32, shards), shards, optimizer, int(saved))
     tolerance = TOLERANCE[dtype]
     for ours_one, expected_one in zip(ours, expected, strict=True):
         assert abs(ours_one / expected_one - 1) < tolerance, (ours, expected)
@@ -70,7 +67,7 @@ def main(family: str, dtype: str, optimizer: str, rounding: str, saved: str) -> 
         error = float((full.float() - reference.float()).norm() / reference.float().norm().clamp(min=1e-9))
         assert error < tolerance, (name, error)
         different, total = different + int((full != reference).sum()), total + full.numel()
-    if dtype == "bfloat16" and rounding == "stochastic":  # other draws would differ in every second weight
+    if dtype == "bfloat16":  # other draws would differ in every second weight
         assert different < 0.02 * total, (different, total)
     dist.destroy_process_group()
 

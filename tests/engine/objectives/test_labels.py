@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from data.batches.collate import Batch
-from devices.copies import HostCopies
-from engine.activation_offload import ActivationOffload
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
@@ -64,17 +62,10 @@ def micro_batches(config: T5ModelConfig, cuts: list[list[int]]) -> list[MicroBat
     return made
 
 
-def one_pass(
-    model: T5,
-    cuts: list[list[int]],
-    saved: int,
-    store: WeightStore,
-    rate: float = 0.0,
-    offload: ActivationOffload | None = None,
-) -> Any:
+def one_pass(model: T5, cuts: list[list[int]], saved: int, store: WeightStore, rate: float = 0.0) -> Any:
     assert model.label_head is not None
     objective = LabelObjective(model.label_head, None, rate)
-    blockwise = Blockwise(model, saved, store, LossSettings(), rate, objective, activation_offload=offload)
+    blockwise = Blockwise(model, saved, store, LossSettings(), rate, objective)
     parts, collected = micro_batches(model.config, cuts), Collected()
     count = sum(part.num_labels for part in parts)
     total = blockwise.gradients(parts, count, collected)  # type: ignore[arg-type]
@@ -122,16 +113,6 @@ def test_dropout_of_the_head_does_not_depend_on_micro_batches() -> None:
     ours, gradients, _ = one_pass(model, [[3], [0, 2], [1]], 0, WeightStore(torch.float32), rate=0.3)
     assert ours.item() == pytest.approx(one.item(), rel=1e-6)
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["numbers", "tokens", "decoder"])
-def test_activations_that_waited_on_the_host_give_the_same_gradients(kind: str) -> None:
-    model, cuts = small_model("t5", **KINDS[kind]), [[3], [0, 2], [1]]
-    offload = ActivationOffload(HostCopies(CPU))
-    here = one_pass(model, cuts, 1, WeightStore(torch.float32), rate=0.2)
-    away = one_pass(model, cuts, 1, WeightStore(torch.float32), rate=0.2, offload=offload)
-    assert offload.copies.pool.slabs and torch.equal(here[0], away[0])
-    assert all(torch.equal(here[1][name], away[1][name]) for name in here[1])
 
 
 def test_a_head_stays_in_fp32_over_weights_in_bf16() -> None:

@@ -28,7 +28,6 @@ from devices.malloc import tune_malloc
 from engine.optimizers import OPTIMIZERS, Step
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.weights import WeightStore
-from engine.optimizers.rounding import ROUNDINGS
 from engine.step import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
@@ -50,7 +49,7 @@ else:
     batch = collate([Row(r.input_ids, answer, r.key) for r in rows for answer in (r.chosen, r.rejected)], 0)
 objective = PreferenceObjective(PreferenceLoss()) if is_preference else None
 blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(2**22), 0.0, objective)
-update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters()), ROUNDINGS["stochastic"]()))
+update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
 small = [to_micro_batch(batch, shape, torch.device("cpu"))]
 for number in (1, 2):
     high_water.restart()

@@ -14,7 +14,7 @@ from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
-from memory.weight_offload import ways_at
+from memory.weight_offload import offloaded_candidates
 from settings.declared import Config
 from settings.loading import load
 from units import format_size
@@ -74,14 +74,14 @@ def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(free: list[i
 def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path: Path) -> None:
     config = config_of(effective_batch_size=1)
     machine = Machine(2**40, 2**40)
-    (choice, *_) = ways_at(
+    (choice, *_) = offloaded_candidates(
         FILE,
         config,
         machine,
         make_work(config, machine, 512, 114),
         [*candidates(config, machine, make_work(config, machine, 512, 114))][:1],
     )
-    need = disk_need(config, choice.storage, replace(choice, away_blocks=12), step_seconds=10.0)
+    need = disk_need(config, choice.storage, replace(choice, offloaded_blocks=12), step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
     assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
     assert need.daily_bytes == whole * 8640 and "written per day" in need.describe()

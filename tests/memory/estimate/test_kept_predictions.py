@@ -40,7 +40,13 @@ KEPT: dict[str, tuple[Workload, ExecutionPlan, Machine, float, float]] = {
     "bfloat16 at rest": (EVEN, replace(CUT, storage="bfloat16"), CPU, 324.37, 607.347),
     "gradients held": (replace(EVEN, optimizer="adamw", hold_gradients=True), CUT, CPU, 392.97, 588.430),
     "adapters over int8": (ADAPTERS, replace(CUT, storage="int8"), CPU, 299.99, 432.377),
-    "weights in a file": (EVEN, replace(SAVING, saved_blocks=0, weights_in=FILE, away_blocks=3), CPU, 307.61, 585.333),
+    "weights in a file": (
+        EVEN,
+        replace(SAVING, saved_blocks=0, weights_in=FILE, offloaded_blocks=3),
+        CPU,
+        307.61,
+        585.333,
+    ),
     "GPU": (EVEN, ON_GPU, CUDA, 69.32, 757.277),
     "GPU, shared out": (EVEN, replace(ON_GPU, shards=4), replace(CUDA, num_processes=4), 67.40, 759.992),
 }

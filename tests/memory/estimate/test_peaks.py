@@ -140,7 +140,7 @@ def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
 
     assert less(choice, machine) == 4 * count
     assert less(replace(choice, storage="bfloat16"), machine) == less(choice, replace(machine, device="a GPU")) == 0
-    assert less(replace(choice, away_blocks=2, weights_in="file"), machine) == 0
+    assert less(replace(choice, offloaded_blocks=2, weights_in="file"), machine) == 0
 
 
 @pytest.mark.parametrize(("pads", "compute"), [(False, "float32"), (True, "bfloat16")])

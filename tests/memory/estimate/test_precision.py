@@ -30,7 +30,7 @@ def test_fp32_products_of_narrow_weights_pass_narrow_activations() -> None:
 
 def test_int4_is_taken_where_it_is_named_alone() -> None:
     asked = {"train_file": "x", "lora_rank": "4", "is_finetune": "True"}
-    assert "int4" not in {precision.rest for precision in precisions(load("train", asked), FAST)}
+    assert "int4" not in {precision.storage for precision in precisions(load("train", asked), FAST)}
     assert precisions(load("train", {**asked, "lora_base": "int4"}), FAST) == [Precision.of("int4", "bfloat16")]
     assert matrix_bytes((10, 128), "int4") == 10 * 2 * 34 and matrix_bytes((10, 65), "int4") == 10 * 2 * 34
     assert matrix_bytes((10, 128), "int8") == 1280 == matrix_bytes((5, 128), "bfloat16")

@@ -42,7 +42,7 @@ ALL_KEPT = replace(KEPT, saved_blocks=24)
 ROW_BY_ROW = replace(ALL_KEPT, batch_size_per_gpu=1)
 
 
-# the same of 200M weights, where narrow weights are widened at every walk
+# the same of 200M weights, where narrow weights are widened at every pass
 @pytest.mark.parametrize(
     ("way", "measured"),
     [

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from data.tokenizers.training import byte_tokenizer
 from engine.optimizers import OPTIMIZERS, Step
-from engine.optimizers.rounding import ROUNDINGS
 from engine.sharding import Shards
 from model.t5 import T5
 from tests.engine.small_models import small_model
@@ -33,7 +32,7 @@ def main(run_dir: Path) -> None:
 
 def check(run_dir: Path, name: str, model: T5, shards: Shards) -> None:
     """Write the state of an optimizer and read it again."""
-    optimizer = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+    optimizer = OPTIMIZERS[name](dict(model.named_parameters()))
     optimizer.shards = shards
     draw = torch.Generator().manual_seed(shards.rank)
     for weight in model.parameters():
@@ -46,7 +45,7 @@ def check(run_dir: Path, name: str, model: T5, shards: Shards) -> None:
     save_sharded(checkpoints, 1, model, optimizer, shards, companions)
     folder = checkpoints.latest()
     assert folder is not None
-    again = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+    again = OPTIMIZERS[name](dict(model.named_parameters()))
     again.shards = shards
     assert optimizer.state
     load_optimizer(folder, again, torch.device("cpu"), shards)

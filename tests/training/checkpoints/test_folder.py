@@ -147,17 +147,3 @@ def test_the_record_of_the_best_leads_nowhere_else(tmp_path: Path, best: object)
     sums = json.loads((path / "checksums.json").read_text())
     (path / "checksums.json").write_text(json.dumps({**sums, "best_step": best}))
     assert checkpoints.best() is None
-
-
-def test_a_run_of_version_0_1_goes_on(tmp_path: Path) -> None:
-    """Its checkpoints have no sums, and its best is named by the link."""
-    checkpoints = Checkpoints(tmp_path, keep_latest=1)
-    for step in (1, 2):
-        checkpoints.save(step, write_file(str(step)), is_best=step == 1)
-    for sums in (tmp_path / "checkpoints").glob("step_*/checksums.json"):
-        sums.unlink()
-    first, second = (tmp_path / "checkpoints" / f"step_0000000{step}" for step in (1, 2))
-    assert checkpoints.intact() == (second, []) and checkpoints.latest() == second and checkpoints.best() == first
-    checkpoints.save(3, write_file("3"))
-    (tmp_path / "checkpoints" / "best").unlink()
-    assert checkpoints.best() == first, "written down by now"

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from engine.optimizers import OPTIMIZERS
-from engine.optimizers.rounding import ROUNDINGS
 from model import hf_format
 from model.t5 import T5
 from tests.engine.small_models import small_model
@@ -28,7 +27,7 @@ def test_sharded_weights_and_state_are_saved_as_those_of_one_process(tmp_path: P
     for (name, weight), reference in zip(model.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(weight, reference), name
     for name in ("muon", "adafactor"):
-        alone = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+        alone = OPTIMIZERS[name](dict(model.named_parameters()))
         written = latest if name == "adafactor" else Checkpoints(tmp_path / name, 2).intact()[0]
         assert written is not None
         load_optimizer(written, alone, torch.device("cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from data.tokenizers.training import byte_tokenizer
 from engine.loss_scaling import LossScaling
 from engine.optimizers import OPTIMIZERS, Optimizer, Step
-from engine.optimizers.rounding import ROUNDINGS
-from memory.estimate.workload import ExecutionPlan, choice_fields
+from memory.estimate.workload import ExecutionPlan
 from model.formats.answering import answers_by
 from model.t5 import T5
 from settings.declared import GenerateConfig
@@ -30,7 +29,7 @@ from training.evaluation.stopping import BestMetric
 
 CPU = torch.device("cpu")
 STATE = TrainingState(
-    step=3, tokens=100, best_eval_loss=2.5, choice=ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20).as_dict(),
+    step=3, tokens=100, best_eval_loss=2.5, choice=asdict(ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", 2**20)),
     loss_scaling=LossScaling().as_dict(), best_metric=BestMetric("loss", 0, 2.5, 3).state(), first_eval_loss=3.0,
 )  # fmt: skip
 
@@ -38,7 +37,7 @@ STATE = TrainingState(
 def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tuple[T5, Optimizer]:
     """A model after one update with drawn gradients."""
     model = T5(SHAPE, dtype=dtype).initialise(1)
-    optimizer = OPTIMIZERS[name](dict(model.named_parameters()), ROUNDINGS["stochastic"]())
+    optimizer = OPTIMIZERS[name](dict(model.named_parameters()))
     draw = torch.Generator().manual_seed(5)
     for weight in model.parameters():
         weight.grad = torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
@@ -68,7 +67,7 @@ def saved(folder: Path, name: str = "adafactor", dtype: torch.dtype = torch.floa
 
 
 def empty(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimizer:
-    return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()), ROUNDINGS["stochastic"]())
+    return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()))
 
 
 WRONG: list[tuple[str, Any]] = [
@@ -93,22 +92,6 @@ def test_a_field_that_is_missing_or_foreign_is_told(tmp_path: Path, field: str, 
     with pytest.raises(UserError) as caught:
         read_training_state(tmp_path / "c")
     assert "training.json" in str(caught.value) and name in str(caught.value)
-
-
-def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
-    """Fields with a default came later; those of a choice keep their first names in files."""
-    saved(tmp_path / "c")
-    choice = {
-        "batch_size_per_gpu": 2, "num_slices": 3, "num_walks": 4, "kept_blocks": 5, "eval_batch_size_per_gpu": 2,
-        "storage": "bfloat16", "compute": "bfloat16", "loss_chunk_bytes": 2**20, "malloc": "small",
-    }  # fmt: skip
-    content = {"step": 3, "tokens": 100, "best_eval_loss": 2.5, "choice": choice, "loss_scaling": None}
-    (tmp_path / "c" / "state" / "training.json").write_text(json.dumps(content))
-    state = read_training_state(tmp_path / "c")
-    expected = ExecutionPlan(2, 3, 4, 5, 2, "bfloat16", "bfloat16", 2**20, "small")
-    assert (
-        state == TrainingState(3, 100, 2.5, expected.as_dict()) and ExecutionPlan(**choice_fields(choice)) == expected
-    )
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])
@@ -150,17 +133,9 @@ def test_no_state_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_state_in_parts_of_an_earlier_version_is_told(tmp_path: Path) -> None:
-    saved(tmp_path / "c")
-    (tmp_path / "c" / "state" / "optimizer.safetensors").unlink()
-    (tmp_path / "c" / "state" / "shards").mkdir()
-    with pytest.raises(UserError, match="--finetune_from"):
-        load_optimizer(tmp_path / "c", empty(), CPU)
-
-
-@pytest.mark.parametrize("name, step, is_whole", [("sinkgd", 3, True), ("adamw", 0, True), ("adamw", 3, False)])
+@pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])
 def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, step: int, is_whole: bool) -> None:
-    """Adapters have none with SinkGD; and before the first step nobody has."""
+    """Before the first step no optimizer has any."""
     matrix = torch.nn.Parameter(torch.ones(4, 3))
     optimizer = OPTIMIZERS[name]({"encoder.blocks.0.attention.q.adapter.a": matrix})
     model, _ = trained()

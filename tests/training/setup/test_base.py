@@ -32,7 +32,7 @@ def settings(folder: Path, **flags: object) -> Config:
 
 @pytest.fixture
 def pretrained(tmp_path: Path) -> Path:
-    run = create_run(tmp_path / "runs", "before", "pretrain")
+    run = create_run(tmp_path / "runs", "before", "pretrain", objective="span")
     save_trained(run)
     (run / SETTINGS_FILE).write_text(json.dumps({"train_file": None}))
     return run
@@ -58,7 +58,7 @@ def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: 
 
 
 def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path, fits: None) -> None:
-    begun = create_run(tmp_path / "runs", "begun", "pretrain")
+    begun = create_run(tmp_path / "runs", "begun", "pretrain", objective="span")
     checkpoint = save_trained(begun / "checkpoints" / "step_00000001")
     seal(checkpoint)
     found, (told,) = choose_base(settings(tmp_path), None)
@@ -159,6 +159,7 @@ def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path
 def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path / "runs", "mine", "finetune")
     checkpoint = save_trained(run_dir / "checkpoints" / "step_00000001")
+    seal(checkpoint)
     left = tmp_path / "left"
     settings(tmp_path, tokenizer_dir=left, vocab_size=384, **SHAPED).save(run_dir / SETTINGS_FILE)
     for config, expected in ((settings(tmp_path), checkpoint), (settings(tmp_path, tokenizer_dir=left), left)):

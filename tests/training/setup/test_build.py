@@ -84,13 +84,3 @@ def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
     resumed = build(begun(state=state), choice)
     assert resumed.update.scaling == LossScaling(2.0**15, 0, 1)
     assert build(begun(), CHOICE).loss_scaling is None
-
-
-def test_offload_follows_the_plan() -> None:
-    engine = build(begun(), replace(CHOICE, offload_boundaries=True))
-    away = engine.blockwise.activation_offload
-    assert away is not None
-    engine.apply_plan(replace(CHOICE, offload_boundaries=True, saved_blocks=2))
-    assert engine.blockwise.activation_offload is away, "its slabs are not taken twice"
-    engine.apply_plan(CHOICE)
-    assert engine.blockwise.activation_offload is None

@@ -127,6 +127,15 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "/theirs/weights" in told[0] + told[1]
 
 
+def test_a_run_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    run_dir = saved_run(tmp_path)
+    saved = json.loads((run_dir / SETTINGS_FILE).read_text())
+    (run_dir / SETTINGS_FILE).write_text(json.dumps({**saved, "a_setting_of_then": 1, "and_another": 2}))
+    with pytest.raises(UserError, match=f"--finetune_from={run_dir}") as refused:
+        resumed_config(now(tmp_path), run_dir)
+    assert len(refused.value.problems) == 1
+
+
 def test_one_process_goes_on_with_what_several_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = saved_run(tmp_path, shard_weights="True")
     assert resumed_config(now(tmp_path), run_dir).memory.shard_weights == AUTO
