@@ -221,7 +221,6 @@ class MemoryConfig:
     gradient_checkpointing = "auto"  # recompute activations in backward; auto: if the plan needs it
     # offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU
     offload_boundaries = "auto"
-    shard_weights = "auto"  # shard weights and optimizer state over the processes; auto: if whole ones do not fit
     # where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later
     # one is clearly faster, and in a file only the blocks that do not fit elsewhere
     weights_in = "auto"

@@ -123,9 +123,7 @@ class MemoryController:
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
         precision = plan.choice.precision
         base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
-        self._config = config.changed(
-            mixed_precision=precision.mixed_precision, shard_weights=plan.choice.shards > 1, **base
-        )
+        self._config = config.changed(mixed_precision=precision.mixed_precision, **base)
         self._make_plan = make_plan
         self._device, self._monitor, self._log = device, monitor, log
         self._shape, self._local_processes = shape, local_processes

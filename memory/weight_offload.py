@@ -52,8 +52,7 @@ def homes_to_try(config: Config, machine: Machine, settled: Homes | None = None)
         raise UserError(rests_in_memory(folder))
     if asked != AUTO:
         return [RAM if asked == RAM and machine.host_bytes else DEVICE if asked == RAM else asked]
-    is_alone = config.memory.shard_weights is not True
-    return [DEVICE, *([RAM] if machine.host_bytes and is_alone else []), *([FILE] if is_alone and is_on_disk else [])]
+    return [DEVICE, *([RAM] if machine.host_bytes else []), *([FILE] if is_on_disk else [])]
 
 
 def ways_at(
@@ -79,20 +78,14 @@ def ways_at(
     )
     if home == DEVICE:
         return list(here)
-    unshared = [way for way in here if way.shards == 1]
-    if not unshared and here and config.memory.weights_in != AUTO:
-        raise UserError(
-            "--weights_in = {weights_in}, is for weights that are whole on each process; omit shard_weights",
-            weights_in=config.memory.weights_in,
-        )
-    whole = [way for way in unshared if parted or way.accumulation_passes == 1]
-    fewest = min((way.saved_blocks for way in whole), default=0)
+    suited = [way for way in here if parted or way.accumulation_passes == 1]
+    fewest = min((way.saved_blocks for way in suited), default=0)
     total = work.model.num_layers + work.model.num_decoder_layers
     if settled is not None or config.memory.weights_in != AUTO:
         count = total if settled is None else settled[1]
-        moved = [replace(way, weights_in=home, away_blocks=count) for way in whole]
+        moved = [replace(way, weights_in=home, away_blocks=count) for way in suited]
     else:
-        few = (replace(way, weights_in=home, away_blocks=1) for way in whole if way.saved_blocks == fewest)
+        few = (replace(way, weights_in=home, away_blocks=1) for way in suited if way.saved_blocks == fewest)
         moved = [replace(way, away_blocks=count) for way in few if is_worth(way) for count in range(1, total + 1)]
     if not machine.host_bytes:  # it computes in the RAM, which is the budget itself
         return moved

@@ -367,35 +367,10 @@ def answer_problems(config: Config) -> Iterator[str]:
 
 
 def _of_memory(config: Config) -> Iterator[str]:
-    memory, train = config.memory, config.train
+    memory = config.memory
     recomputes_none = memory.memory_mode == "standard" or memory.gradient_checkpointing is False
     if memory.offload_boundaries is True and recomputes_none:
         yield say(
             "--offload_boundaries = True, moves the inputs of recomputed blocks, and memory_mode=standard or "
             "gradient_checkpointing=False recompute none; omit one"
-        )
-    if memory.shard_weights is not True:
-        return
-    if config.lora.lora_rank or config.data.objective == PREFERENCES:
-        yield say(
-            "--shard_weights = True, is for training all weights on texts and pairs; omit it with adapters "
-            "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
-        )
-    if train.max_grad_norm > 0:
-        yield say(
-            "--max_grad_norm = {max_grad_norm}, needs all gradients at once, which shard_weights=True never has; "
-            "omit one",
-            max_grad_norm=train.max_grad_norm,
-        )
-    if writes_answers(config):
-        yield (
-            say(
-                "--eval_generate_rows = {eval_generate_rows}, is written by each process for itself, which none can "
-                "with shard_weights=True; omit one, and score the finished model with evaluate",
-                eval_generate_rows=config.metrics.eval_generate_rows,
-            )
-        )
-    if memory.mixed_precision == "fp16":
-        yield say(
-            "--mixed_precision = fp16, does not work with shard_weights=True: whether scaled gradients overflow is not decided across processes; omit one"
         )

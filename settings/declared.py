@@ -374,9 +374,6 @@ class MemoryConfig:
     offload_boundaries: bool | Auto = setting(
         AUTO, "offload the inputs of recomputed blocks to RAM (CUDA); auto: if they do not fit on the GPU"
     )
-    shard_weights: bool | Auto = setting(
-        AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit"
-    )
     weights_in: str | Auto = setting(
         AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
         "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels_for
 from engine.optimizers.rounding import Keys, Rounding, Stochastic, rounding_key
-from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_block_matrix, is_matrix
 
@@ -51,10 +50,9 @@ class Group:
 
     Args:
         weight: (count, n, m), of several a copy. grad: likewise; may be overwritten.
-        state: kind -> (count, ...); of this process's rows where weights are sharded. step: as these weights see it.
+        state: kind -> (count, ...). step: as these weights see it.
         is_block_matrix: whether they are matrices of blocks, and not tables, head or vectors.
-        keys: of each weight's stochastic rounding. part, shards: the rows that this process holds; None: all.
-        factor: on the gradient.
+        keys: of each weight's stochastic rounding. factor: on the gradient.
     """
 
     weight: Tensor
@@ -64,8 +62,6 @@ class Group:
     is_block_matrix: bool
     rounding: Rounding
     keys: Keys
-    part: Part | None
-    shards: Shards | None
     factor: float = 1.0
 
     def gradient(self, rows: slice = ALL_ROWS) -> Tensor:
@@ -73,39 +69,26 @@ class Group:
         wide = self.grad[:, rows].float()
         return wide if self.factor == 1.0 else wide * self.factor
 
-    @property
-    def whole_rows(self) -> int:
-        """n of the whole weight, all processes counted."""
-        return self.weight.shape[1] if self.part is None else self.part.shape[0]
-
     def chunks(self) -> Iterator[slice]:
         """Rows that are updated at a time."""
         return row_chunks(self.weight[0])
-
-    def sum(self, local: Tensor) -> Tensor:
-        """Sum over the processes that hold rows of this weight; overwrites `local`."""
-        return local if self.part is None or self.shards is None else self.shards.sum(local)
 
     def norm(self, parts: Iterable[Tensor]) -> float | Tensor:
         """The L2 norm of each matrix that comes in parts of its rows; on a GPU (count, 1, 1), which stay there."""
         norms = [torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) for x in parts]
         if is_host(self.weight):
-            return self._sum_number(sum(float(norm) ** 2 for norm in norms)) ** 0.5
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return norm if self.part is None else self.sum(norm.square_()).sqrt_()
-
-    def _sum_number(self, local: float) -> float:
-        return local if self.part is None else float(self.sum(torch.tensor(local, dtype=torch.float64)))
+            return sum(float(norm) ** 2 for norm in norms) ** 0.5
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     def scaled_rate(self) -> float | Tensor:
         """The learning rate times each weight's RMS."""
         return self.step.learning_rate * at_least(EPSILON_SCALE, self.root_mean_square())
 
     def root_mean_square(self) -> float | Tensor:
-        """The RMS of each whole weight."""
-        count = self.whole_rows * self.weight.shape[2]
+        """The RMS of each weight."""
+        count = self.weight[0].numel()
         if compiled := kernels_for(self.weight):
-            return (self._sum_number(compiled.square_sum(self.weight)) / count) ** 0.5  # type: ignore[no-any-return]
+            return (compiled.square_sum(self.weight) / count) ** 0.5  # type: ignore[no-any-return]
         return self.norm(self.weight[:, rows] for rows in self.chunks()) / count**0.5
 
     def read(self, rows: slice) -> Tensor:
@@ -115,7 +98,9 @@ class Group:
         return values.mul_(1.0 - keep) if keep else values
 
     def write(self, rows: slice, values: Tensor) -> None:
-        self.rounding.write(self.weight[:, rows], values, self._remainder(rows), self.keys, self.offset(rows))
+        self.rounding.write(
+            self.weight[:, rows], values, self._remainder(rows), self.keys, rows.start * self.weight.shape[2]
+        )
 
     def subtract(self, rows: slice, update: Tensor, rate: float | Tensor) -> None:
         """Decay rows of the weights and take `update` times `rate` from them; on a GPU the update is overwritten."""
@@ -126,10 +111,6 @@ class Group:
             values.sub_(update, alpha=rate)
         del update
         self.write(rows, values)
-
-    def offset(self, rows: slice) -> int:
-        """Place of the first number of these rows in the whole weight."""
-        return (rows.start + (self.part.first if self.part else 0)) * self.weight.shape[2]
 
     def _remainder(self, rows: slice) -> Tensor | None:
         return self.state[REMAINDER].view(self.weight.shape)[:, rows] if REMAINDER in self.state else None
@@ -142,7 +123,6 @@ class Optimizer(ABC):
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
         rounding: how bf16 weights are read and written.
         factors: name -> factor on the learning rate of a weight; 1 where absent.
-        shards: where processes hold parts of the weights: which, and how sums are formed.
     """
 
     def __init__(
@@ -150,12 +130,10 @@ class Optimizer(ABC):
         weights: dict[str, nn.Parameter],
         rounding: Rounding | None = None,
         factors: Mapping[str, float] | None = None,
-        shards: Shards | None = None,
     ) -> None:
         self.weights, self.rounding, self.factors = weights, rounding or Stochastic(), factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
-        self.shards = shards
         self.state: dict[str, Tensor] = {}
         # on a GPU, keys of the rounding in one step, and the groups that have been rounded in it, in order
         self._placed_for = 0, 0
@@ -179,7 +157,7 @@ class Optimizer(ABC):
             if weight.grad is None:
                 continue
             name, shape, most = self.names[id(weight)], tuple(weight.shape), traits_of(weight.device).update
-            is_alone = self.shards is not None or is_host(weight) or self._keeps_remainder(weight)
+            is_alone = is_host(weight) or self._keeps_remainder(weight)
             facts = self.factors.get(name), is_matrix(name, shape), is_block_matrix(name, shape)
             kind = name if is_alone else (shape, weight.dtype, weight.grad.dtype, facts)
             if kind not in growing or (len(growing[kind]) + 1) * weight.numel() > most:
@@ -208,10 +186,9 @@ class Optimizer(ABC):
         weight = _stack([weight.data for weight in weights])
         grad = _stack([weight.grad for weight in weights if weight.grad is not None])
         state = self._state(names, weights[0])
-        part = None if self.shards is None else self.shards.parts.get(names[0])
         is_inner = is_block_matrix(names[0], shape)
         kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
-        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, part, self.shards, factor))
+        self._update(Group(weight, grad, state, seen, is_inner, self.rounding, keys, factor))
         for now, before in kept:
             assert finite is not None
             torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)

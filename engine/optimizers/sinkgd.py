@@ -30,7 +30,8 @@ class SinkGD(Adafactor):
     def _update(self, group: Group) -> None:
         if not group.is_block_matrix:
             return super()._update(group)
-        grad, n, m = group.grad, group.whole_rows, group.grad.shape[2]
+        grad = group.grad
+        n, m = grad.shape[1:]
         row_square = torch.empty(grad.shape[:2], device=grad.device)
         column_square = torch.ones(len(grad), m, device=grad.device)
         for _ in range(TURNS):
@@ -39,7 +40,7 @@ class SinkGD(Adafactor):
                 square = group.gradient(rows).square()
                 row_square[:, rows] = m / _times(square, column_square).clamp_(min=LEAST_SQUARE)
                 total.add_(_times(square.mT, row_square[:, rows]))
-            column_square = n / group.sum(total).clamp_(min=LEAST_SQUARE)
+            column_square = n / total.clamp_(min=LEAST_SQUARE)
         row_factor, column_factor = row_square.sqrt_().unsqueeze(2), column_square.sqrt_().unsqueeze(1)
         rate = group.scaled_rate()
         for rows in group.chunks():

@@ -21,7 +21,7 @@ from settings.loading import load, training_command
 from settings.precedence import model_presets
 from training.checkpoints.mirror import Mirror
 from training.checkpoints.runs import is_own, newest_run, read_run, run_of_launch
-from training.processes.launch import num_processes, restarts
+from training.processes.launch import restarts
 
 
 def goes_on(config: Config, brings: bool = True) -> bool:
@@ -134,8 +134,6 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
             )
         )
     refuse(problems)
-    if num_processes() == 1 and not config.typed("shard_weights"):
-        flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
     return load(command, {"config": str(path), **flags, **here, **now})
 

@@ -42,7 +42,6 @@ KEPT: dict[str, tuple[Workload, ExecutionPlan, Machine, float, float]] = {
     "adapters over int8": (ADAPTERS, replace(CUT, storage="int8"), CPU, 299.99, 432.377),
     "weights in a file": (EVEN, replace(SAVING, saved_blocks=0, weights_in=FILE, away_blocks=3), CPU, 307.61, 585.333),
     "GPU": (EVEN, ON_GPU, CUDA, 69.32, 757.277),
-    "GPU, shared out": (EVEN, replace(ON_GPU, shards=4), replace(CUDA, num_processes=4), 67.40, 759.992),
 }
 
 

@@ -17,7 +17,6 @@ import devices
 from run_files import SETTINGS_FILE
 from settings.declared import Config
 from settings.errors import UserError
-from settings.fields import AUTO
 from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.run_lock import RunLock
@@ -116,14 +115,6 @@ def test_places_are_those_of_who_resumes(tmp_path: Path) -> None:
     assert resumed.data.train_file == "a.txt" and resumed.run.seed == 7, "what defines the run is the run's"
     told = unused_places(config, run_dir)
     assert len(told) == 2 and "log_dir = logs" in told[0] + told[1] and "s3://theirs/runs" in told[0] + told[1]
-
-
-def test_one_process_goes_on_with_what_several_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = saved_run(tmp_path, shard_weights="True")
-    assert resumed_config(now(tmp_path), run_dir).memory.shard_weights == AUTO
-    assert resumed_config(now(tmp_path, shard_weights="True"), run_dir).memory.shard_weights is True
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert resumed_config(now(tmp_path), run_dir).memory.shard_weights is True
 
 
 def test_what_defines_a_run_stays_and_what_does_not_may_change(tmp_path: Path) -> None:
