@@ -57,14 +57,14 @@ def tree(size: float, ranks: int, rate: float, latency: float) -> float:
     return 0.0 if ranks == 1 else size / rate + math.ceil(math.log2(ranks)) * latency
 
 
-def half_reduce(size: float, ranks: int, cluster: Cluster) -> float:
-    """Seconds of a gather or a reduce-scatter over all ranks; an all-reduce takes two."""
+def all_reduce(size: float, ranks: int, cluster: Cluster) -> float:
+    """Seconds of a sum of `size` bytes over all ranks: scattered inside a machine, summed between machines, gathered again."""
     local = min(ranks, cluster.per_host)
     hosts = math.ceil(ranks / cluster.per_host)
     within = ring(size, local, cluster.inside, cluster.latency_inside)
     each = size if hosts > 1 else 0.0  # of all devices of a machine together, through its one link
     across = min(f(each, hosts, cluster.between, cluster.latency_between) for f in (ring, tree))
-    return within + across
+    return 2 * (within + across)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster,
 
     def reduce(count: int) -> None:
         nonlocal link
-        link = max(link, time) + 2 * half_reduce(count * computed, ranks, cluster)
+        link = max(link, time) + all_reduce(count * computed, ranks, cluster)
 
     for _ in sizes:
         compute(once)

@@ -56,7 +56,6 @@ RELAXATIONS: tuple[dict[str, Any], ...] = (
     {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
     {"batch_size_per_gpu": AUTO, "gradient_accumulation_steps": AUTO},
 )
-NOTHING_LEFT = "{story}; nothing more can be reduced. What helps most: {advice}"
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
@@ -293,7 +292,13 @@ class MemoryController:
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
             over = target.reason not in ("pressure", "growth", "peak", "others") or self._monitor.plan_pressure() > 1.0
-            self.exhausted = say(NOTHING_LEFT, story=target.story, advice=say(ADVICE)) if over else None
+            self.exhausted = None
+            if over:
+                self.exhausted = say(
+                    "{story}; nothing more can be reduced. What helps most: {advice}",
+                    story=target.story,
+                    advice=say(ADVICE),
+                )
             return
         rows, times = smaller.choice.batch_size_per_gpu, smaller.choice.gradient_accumulation_steps
         report = say(

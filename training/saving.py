@@ -16,7 +16,7 @@ from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
 from model.micro_batch import MicroBatch
-from training.checkpoints.content import write_checkpoint, write_companions
+from training.checkpoints.content import write_checkpoint
 from training.checkpoints.folder import name_of
 from training.live import LiveRun
 from training.processes.group import Group
@@ -34,16 +34,21 @@ def save(live: LiveRun, is_best: bool) -> bool:
         micro_batches = [engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
         if not is_sound(engine, micro_batches, live.group):
             return False
-    path, model, optimizer = checkpoints.folder / name_of(step), engine.model, engine.optimizer
-    companions = partial(
-        write_companions, tokenizer=live.run.tokenizer, state=live.checkpoint_state(),
-        answers=live.decoding if model.config.is_text else None,
-        listed_in=None if live.run.tree is None else live.run.run_dir, num_answers=live.config.answer.num_answers,
-    )  # fmt: skip
+    path = checkpoints.folder / name_of(step)
+    write = partial(
+        write_checkpoint,
+        model=engine.model,
+        optimizer=engine.optimizer,
+        tokenizer=live.run.tokenizer,
+        state=live.checkpoint_state(),
+        answers=live.decoding if engine.model.config.is_text else None,
+        listed_in=None if live.run.tree is None else live.run.run_dir,
+        num_answers=live.config.answer.num_answers,
+        held=engine.blockwise.weight_store.loaded,
+    )
     with live.monitor.phase("save"):
         if live.is_main:
-            held = engine.blockwise.weight_store.loaded
-            checkpoints.save(step, lambda folder: write_checkpoint(folder, model, optimizer, companions, held), is_best)
+            checkpoints.save(step, write, is_best)
     logger.info("step {} saved to {}", step, path)
     if live.mirror is not None and live.is_main:
         problem = live.mirror.push(live.run.run_dir, path)

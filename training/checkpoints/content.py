@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,15 +32,28 @@ GREEDY = GenerateConfig()
 
 
 def write_checkpoint(
-    folder: Path, model: T5, optimizer: Optimizer, companions: Callable[[Path], None], held: WithWeights = in_place
+    folder: Path,
+    model: T5,
+    optimizer: Optimizer,
+    tokenizer: Tokenizer,
+    state: TrainingState,
+    *,
+    answers: GenerateConfig | None = GREEDY,
+    listed_in: Path | None = None,
+    num_answers: int = 1,
+    held: WithWeights = in_place,
 ) -> None:
     """Write everything into an empty folder; the caller makes it appear at once. Memory: a few MB of buffers.
 
-    Of a model with adapters these alone are written, with the place and the fingerprint of their base.
+    Of a model with adapters these alone are written, with the folder and the fingerprint of their base.
 
     Args:
-        companions: writes what is beside the tensors, see `write_companions`.
-        held: a context in which a weight is in memory, where some rest elsewhere.
+        answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
+        listed_in: the folder with the list that its answers come from; None: any answer.
+        num_answers: how many an evaluation scores.
+        held: a context in which a weight is in memory, where some are offloaded.
+    Raises:
+        OSError: the folder cannot be written.
     """
     about = model.adapter_info
     if about is None:
@@ -50,19 +62,6 @@ def write_checkpoint(
         save_adapters(model, about.settings, folder, about.base, about.fingerprint)
     (folder / STATE).mkdir()
     write_safetensors(optimizer.state, folder / STATE / OPTIMIZER_FILE)
-    companions(folder)
-
-
-def write_companions(
-    folder: Path, tokenizer: Tokenizer, state: TrainingState, answers: GenerateConfig | None = GREEDY,
-    listed_in: Path | None = None, num_answers: int = 1,
-) -> None:  # fmt: skip
-    """Write what a checkpoint has beside its tensors; raises OSError.
-
-    Args:
-        answers: how the model shall answer, see `model.formats.answering`; None: it writes none.
-        listed_in: the folder with the list that its answers come from; None: any answer. num_answers: that an evaluation scores.
-    """
     if answers is not None:
         keep_answers(folder, answers, num_answers)
     if listed_in is not None:

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from model.t5 import T5
 from settings.declared import GenerateConfig
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
-from training.checkpoints.content import load_optimizer, write_checkpoint, write_companions
+from training.checkpoints.content import load_optimizer, write_checkpoint
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import BestMetric
 
@@ -48,9 +47,7 @@ def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tupl
 
 
 def write(folder: Path, model: T5, optimizer: Optimizer, state: TrainingState = STATE, **more: Any) -> None:
-    write_checkpoint(
-        folder, model, optimizer, partial(write_companions, tokenizer=byte_tokenizer(), state=state, **more)
-    )
+    write_checkpoint(folder, model, optimizer, byte_tokenizer(), state, **more)
 
 
 def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
