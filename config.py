@@ -200,7 +200,6 @@ class MemoryConfig:
     # no (fp32), bf16, or fp16 products of bf16 weights; auto: what this device computes fast and what fits
     mixed_precision = "auto"
     gradient_checkpointing = "auto"  # recompute activations in backward; auto: if the plan needs it
-    shard_weights = "auto"  # shard weights and optimizer state over the processes; auto: if whole ones do not fit
     # where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later
     # one is clearly faster, and in a file only the blocks that do not fit elsewhere
     weights_in = "auto"

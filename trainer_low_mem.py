@@ -48,7 +48,7 @@ from training.processes.launch import (
     num_processes,
 )
 from training.recording import Recorder, announce
-from training.recovering import after_unsound, end_sharded, give_up, recover
+from training.recovering import after_unsound, give_up, recover
 from training.report.card import write_card
 from training.report.endings import SAVE, STOP, Interrupted, StaysStopped
 from training.report.history import plot
@@ -138,11 +138,7 @@ class LowMemTrainer:
             if self.group.is_main:
                 held.callback(restore_replaced_run, run.run_dir)  # where it is not deleted once the run has begun
             self._begin(run, held)
-            try:
-                self._loop()
-            except Exception as error:
-                end_sharded(self.live, error)
-                raise
+            self._loop()
             return self._finish()
 
     def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
@@ -280,8 +276,6 @@ class LowMemTrainer:
     def _show_samples(self, is_published: bool) -> str | None:
         """Show the published model's answers to held-out rows, where the live weights are published or can be; return a prompt."""
         live = self.live
-        if live.engine.shards is not None:
-            return None  # each takes all processes
         if (
             self.config.train.sample_rows
             and not is_published

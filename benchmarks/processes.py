@@ -4,9 +4,8 @@
     --steps=4                                   steps after the one that warms up
     --processes=2                               processes on this machine, which share its cores
 
-One process with all cores, then several with a share each: with whole weights, and with each a share of them
-(`--shard_weights`). The command is `train`, started by torchrun. Speed is that of all processes together, from
-metrics.jsonl; the peak is the anonymous memory of the largest process, as the kernel has marked it.
+One process with all cores, then several with a share each. The command is `train`, started by torchrun. Speed is that
+of all processes together, from metrics.jsonl; the peak is the anonymous memory of the largest process, as the kernel has marked it.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from units import format_size
 OPTIONS = {"model": "t5-small", "rows": "16", "tokens": "128", "steps": "4", "processes": "2"}
 
 
-def measure(count: int, is_sharded: bool, options: dict[str, str]) -> dict[str, Any]:
+def measure(count: int, options: dict[str, str]) -> dict[str, Any]:
     """Train with so many processes; ends the program where that fails."""
     flags = {
         "model_preset": options["model"], "train_file": data_file("pairs"), "max_seq_len": options["tokens"],
         "max_target_len": options["tokens"], "effective_batch_size": options["rows"], "max_steps": 1 + int(options["steps"]),
-        "eval_rows": 4, "sample_rows": 0, "num_threads": max(1, usable_cores() // count), "shard_weights": is_sharded,
+        "eval_rows": 4, "sample_rows": 0, "num_threads": max(1, usable_cores() // count),
         "probe": False,
     }  # fmt: skip
     run = watched.train(flags, processes=count)
     if run.returncode:
         sys.exit(run.messages[-3000:])
     return {
-        "processes": count, "sharded": is_sharded, "peak_bytes": run.peak_bytes, "planned_bytes": run.plan["peak_bytes"],
+        "processes": count, "peak_bytes": run.peak_bytes, "planned_bytes": run.plan["peak_bytes"],
         "tokens_per_second": run.tokens_per_second, "losses": [event["loss"] for event in run.steps],
         "saved_blocks": run.plan["choice"]["saved_blocks"],
     }  # fmt: skip
@@ -48,7 +47,7 @@ def body(cases: list[dict[str, Any]]) -> str:
     one = cases[0]
     rows = [
         [
-            f"{case['processes']}" + (", weights sharded" if case["sharded"] else ""),
+            f"{case['processes']}",
             f"{case['tokens_per_second']:,.0f}", f"{case['tokens_per_second'] / one['tokens_per_second']:.2f}x",
             format_size(case["peak_bytes"]), format_size(case["planned_bytes"]),
             f"{max(abs(a / b - 1) for a, b in zip(case['losses'], one['losses'], strict=True)):.1e}",
@@ -64,8 +63,8 @@ def main(arguments: list[str]) -> None:
     _, options = options_of(arguments, OPTIONS, __doc__ or "")
     count = int(options["processes"])
     cases = []
-    for ranks, is_sharded in ((1, False), (count, False), (count, True)):
-        cases.append(measure(ranks, is_sharded, options))
+    for ranks in (1, count):
+        cases.append(measure(ranks, options))
         print(json.dumps(cases[-1]), flush=True)
     table = body(cases)
     print(table)

@@ -3,8 +3,7 @@
     python -m benchmarks.scale --model=t5-3b --rows=8 --source=512 --target=114
 
 Two streams, as in the program: one computes, one sends. Forward and backward pass the blocks one by one; the sum of a
-block's gradients runs while the next block computes, and its update waits for it; sharded weights are gathered before a
-pass through a block, which waits for them. Devices of a machine are joined by a fast link, machines by a slow one: a sum is scattered
+block's gradients runs while the next block computes, and its update waits for it. Devices of a machine are joined by a fast link, machines by a slow one: a sum is scattered
 inside the machine, summed between machines by a ring or a tree, whichever is faster, and gathered again.
 What it leaves out: input, evaluation, saving, stragglers, and that two sums may share a link. Figures are what the links
 and the arithmetic allow, an upper bound; `efficiency` is against one device with the same rows.
@@ -58,14 +57,14 @@ def tree(size: float, ranks: int, rate: float, latency: float) -> float:
     return 0.0 if ranks == 1 else size / rate + math.ceil(math.log2(ranks)) * latency
 
 
-def half_reduce(size: float, ranks: int, cluster: Cluster) -> float:
-    """Seconds of a gather or a reduce-scatter over all ranks; an all-reduce takes two."""
+def all_reduce(size: float, ranks: int, cluster: Cluster) -> float:
+    """Seconds of a sum of `size` bytes over all ranks: scattered inside a machine, summed between machines, gathered again."""
     local = min(ranks, cluster.per_host)
     hosts = math.ceil(ranks / cluster.per_host)
     within = ring(size, local, cluster.inside, cluster.latency_inside)
     each = size if hosts > 1 else 0.0  # of all devices of a machine together, through its one link
     across = min(f(each, hosts, cluster.between, cluster.latency_between) for f in (ring, tree))
-    return within + across
+    return 2 * (within + across)
 
 
 @dataclass(frozen=True)
@@ -85,22 +84,15 @@ def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster,
     """Go through one step.
 
     Args:
-        work: rows of one rank. choice: kept blocks, dtypes, shards.
+        work: rows of one rank. choice: saved blocks, dtypes.
     """
     counts = weight_counts(model)
     blocks, head = flops_of(model, Amount.of_rows(work.rows, work.source_tokens, work.target_tokens))
     number = model.num_layers + model.num_decoder_layers
     once = blocks / number / cluster.flops
     sizes = [counts["encoder"]] * model.num_layers + [counts["decoder"]] * model.num_decoder_layers
-    stored, computed = (2 if name == "bfloat16" else 4 for name in (choice.storage, choice.compute))
-    sharded = choice.shards > 1
+    computed = 2 if choice.compute == "bfloat16" else 4
     time = link = computing = 0.0
-
-    def gather(count: int) -> None:
-        nonlocal time, link
-        if sharded:
-            link = max(link, time) + half_reduce(count * stored, ranks, cluster)
-            time = link  # a block begins when its weights are there
 
     def compute(seconds: float) -> None:
         nonlocal time, computing
@@ -109,17 +101,14 @@ def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster,
 
     def reduce(count: int) -> None:
         nonlocal link
-        link = max(link, time) + (1 if sharded else 2) * half_reduce(count * computed, ranks, cluster)
+        link = max(link, time) + all_reduce(count * computed, ranks, cluster)
 
-    for size in sizes:
-        gather(size)
+    for _ in sizes:
         compute(once)
-    gather(counts["embedding"])
     compute(3 * head / cluster.flops)
     kept_from = number - choice.saved_blocks
     for index in reversed(range(number)):
         before = link  # the sum of the block before has to end before this one's begins its update
-        gather(sizes[index])
         compute(once * (2 if index >= kept_from else 3))
         time = max(time, before)
         reduce(sizes[index])
@@ -127,15 +116,13 @@ def simulate(model: T5ModelConfig, work: Workload, ranks: int, cluster: Cluster,
     return Step(max(time, link), computing)
 
 
-def table(
-    config: Config, rows: int, source: int, target: int, cluster: Cluster, sharded: bool
-) -> list[tuple[str, ...]]:
+def table(config: Config, rows: int, source: int, target: int, cluster: Cluster) -> list[tuple[str, ...]]:
     """A line for each number of ranks: ranks, seconds, waiting, efficiency, tokens a second, GiB of a rank."""
     model, alone = config.model, 0.0
     lines: list[tuple[str, ...]] = []
     work = Workload(model, rows, source, target, False, config.train.optimizer)
+    choice = ExecutionPlan(rows, 1, 1, 0, rows, "bfloat16", "bfloat16", 2**25)
     for ranks in RANKS:
-        choice = ExecutionPlan(rows, 1, 1, 0, rows, "bfloat16", "bfloat16", 2**25, shards=ranks if sharded else 1)
         step = simulate(model, work, ranks, cluster, choice)
         alone = alone or step.seconds
         held = peak_of(predict(work, choice, Machine(2**60, 2**60, 0, num_processes=ranks, libraries_bytes=0)))[1]
@@ -148,7 +135,7 @@ def table(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print both tables."""
+    """Print the table."""
     cluster = Cluster()
     parser = argparse.ArgumentParser(description="Expected speed and memory of a run on many devices.")
     parser.add_argument("--model", default="t5-3b", help="a model preset")
@@ -167,11 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = Cluster(**{name: given[name] for name in cluster.__dict__})
     config = load("train", {"model_preset": given["model"], "preset": "none"})
     heads = ("devices", "s/step", "waiting", "efficiency", "tokens/s", "GiB each")
-    for sharded in (False, True):
-        print(f"\n{given['model']}, weights {'sharded' if sharded else 'whole on each device'}\n")
-        print("| " + " | ".join(heads) + " |\n|" + "---:|" * len(heads))
-        for line in table(config, given["rows"], given["source"], given["target"], cluster, sharded):
-            print("| " + " | ".join(line) + " |")
+    print(f"\n{given['model']}\n")
+    print("| " + " | ".join(heads) + " |\n|" + "---:|" * len(heads))
+    for line in table(config, given["rows"], given["source"], given["target"], cluster):
+        print("| " + " | ".join(line) + " |")
     return 0
 
 

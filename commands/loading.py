@@ -568,8 +568,10 @@ def load_trained(
     loaded, heap = list[Loaded](), HeapTrimmer("small" if device.is_separate_memory else "fast")
     for model, (storage, compute), (weights, plan) in zip(folders, dtypes, fitting, strict=True):
         offloaded = offloaded_store(plan, device, weights_folder(config))
-        cut, filling = (None, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
-        t5 = hf_format.load(model.base, storage, device.torch_device, expect=model.shape, cut=cut, filling=filling)
+        allocate, filling = (None, in_memory) if offloaded is None else (offloaded.allocate, offloaded.filling)
+        t5 = hf_format.load(
+            model.base, storage, device.torch_device, expect=model.shape, allocate=allocate, filling=filling
+        )
         adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
         weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
         objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)

@@ -3,7 +3,6 @@
 Losses are scaled by the labels of the whole effective batch, so the sum over processes is the gradient: no averaging.
 The sum of one block runs while the next block computes, on a GPU in one collective for each dtype; DDP's buckets, which would
 hold all gradients, are not used.
-Matrices that are sharded over the processes get the sum of their own rows alone (see `engine.sharding`).
 
 A process that fails in the middle of a pass, for lack of memory, would leave the others waiting for its gradients. With
 every group of weights goes one number, 1 from a process that has failed. All read it at the same point of the pass, and
@@ -21,8 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from devices.base import is_host
-from engine.sharding import Shards
-from engine.weights import WeightStore
 
 Weights = Sequence[nn.Parameter]
 
@@ -39,7 +36,6 @@ class _Group:
     index: int
     failed: Tensor
     works: list[dist.Work]
-    parts: list[tuple[nn.Parameter, Tensor]]
 
     def wait(self) -> bool:
         """Wait for all sums, on a GPU in its own queue; returns whether a process has failed."""
@@ -52,13 +48,12 @@ class Reducer:
     """Sums the gradients of weights over processes; they are final one block later.
 
     Args:
-        shards: which weights are sharded; None: none.
         hosts: over which tensors of the host are summed; None: the default group.
     Memory: the gradients of two blocks instead of one.
     """
 
-    def __init__(self, shards: Shards | None = None, hosts: dist.ProcessGroup | None = None) -> None:
-        self.shards, self.hosts = shards, hosts
+    def __init__(self, hosts: dist.ProcessGroup | None = None) -> None:
+        self.hosts = hosts
         self.begin()
 
     def begin(self) -> None:
@@ -93,7 +88,6 @@ class Reducer:
             order: the groups as a pass starts them. zero_gradients: `Blockwise.zero_gradients`.
         Memory: the gradients of two groups, zeros.
         """
-        assert self.shards is None, "a pass over sharded weights cannot be joined in its middle"
         is_known = self._pending is not None and self._pending.wait()
         # the others stop after the group that follows the first one that says so
         for weights in order[self._started : self._started + (1 if is_known else 2)]:
@@ -105,22 +99,16 @@ class Reducer:
 
     def _start(self, weights: Weights, failed: bool = False) -> _Group:
         flag = torch.full((1,), float(failed))
-        group = _Group(weights, self._started, flag, [dist.all_reduce(flag, group=self.hosts, async_op=True)], [])
+        group = _Group(weights, self._started, flag, [dist.all_reduce(flag, group=self.hosts, async_op=True)])
         self._started += 1
         together: dict[torch.dtype, list[Tensor]] = {}  # on a GPU, where starting a sum takes longer than most of them
         for weight in weights:
             if weight.grad is None:
                 continue
-            if self.shards is None or not self.shards.is_sharded(weight):
-                if is_host(weight.grad):
-                    group.works.append(dist.all_reduce(weight.grad, async_op=True))
-                else:
-                    together.setdefault(weight.grad.dtype, []).append(weight.grad)
-            elif weight.grad.shape[0] != self.shards.part(weight).count:  # else it is the sum of the rows held here
-                part, work = self.shards.scatter(weight)
-                group.works.append(work)
-                group.parts.append((weight, part))
-                weight.grad = None  # the collective holds what it sends
+            if is_host(weight.grad):
+                group.works.append(dist.all_reduce(weight.grad, async_op=True))
+            else:
+                together.setdefault(weight.grad.dtype, []).append(weight.grad)
         for gradients in together.values():
             assert dist.group.WORLD is not None
             group.works.append(dist.group.WORLD.allreduce_coalesced(gradients))
@@ -134,6 +122,4 @@ class Reducer:
                 self._pending.wait()
             self.begin()
             raise StepFailed(f"another process failed in the middle of the step, before group {group.index}")
-        for weight, part in group.parts:
-            WeightStore.attach_gradient(weight, part)
         return group.weights

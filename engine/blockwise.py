@@ -147,8 +147,6 @@ class Blockwise:
                 )
                 total += loss
                 grads.append(grad)
-        for table in tables:
-            self.weight_store.close_gradient(table)
         return total, grads
 
     @torch.no_grad()
@@ -162,10 +160,7 @@ class Blockwise:
 
     @torch.no_grad()
     def token_losses(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """The cross-entropy of each token (N',) of each micro-batch, fp32, without dropout.
-
-        Without micro-batches it takes part in gathering the weights for one of another process.
-        """
+        """The cross-entropy of each token (N',) of each micro-batch, fp32, without dropout."""
         settings, head = LossSettings(self.loss_settings.chunk_bytes), self.model.output_weight
         hidden = self._forward(micro_batches)
         with self.weight_store.for_products([head] if self.model.config.is_text else []):
@@ -320,7 +315,7 @@ class StackPass:
 
     def _embedded(self) -> list[Tensor]:
         stack, dtype = self.stack.stack, self.blockwise.between_blocks_dtype
-        with torch.no_grad(), self.blockwise.weight_store.in_storage_dtype([self.embedding]):
+        with torch.no_grad():
             return [
                 stack.enter(embed(ids, self.embedding, self.residual_dtype), dropout).to(dtype)
                 for ids, dropout in zip(self.ids, self.dropouts, strict=True)
@@ -336,7 +331,6 @@ class StackPass:
                 grads.append(self.stack.stack.enter(grads.popleft(), dropout))
             if self.embedding.requires_grad:
                 add_token_gradients(store.open_gradient(self.embedding), self.ids, grads, self.token_sums)
-                store.close_gradient(self.embedding)
             if rows is not None and rows[1].requires_grad:
                 places = [ids - rows[0] for ids in self.ids]
                 inside = [(part >= 0) & (part < len(rows[1])) for part in places]

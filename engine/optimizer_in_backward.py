@@ -68,7 +68,6 @@ class OptimizerInBackward:
         self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
         self.reducer, self.anomalies = reducer, anomalies
-        self.shards = optimizer.shards  # then all processes gather weights together, and so stop together
         self.holds_all = max_grad_norm > 0  # gradients, until backward has ended
         self.unchecked_norm: Tensor | None = None  # of the last step's gradients, where the next step checks it
         self.begin(Step(1, 0.0))
@@ -104,8 +103,7 @@ class OptimizerInBackward:
         """Abort a step whose loss (scalar) is not finite; before backward. One wait for the device, unless all gradients are held.
 
         Raises:
-            NotFinite: this process's loss is not; with sharded weights, that of any process. Lost: an earlier step's gradients
-                were not.
+            NotFinite: this process's loss is not. Lost: an earlier step's gradients were not.
         """
         if self.anomalies is not None:
             self.anomalies.look(loss, "the loss")
@@ -121,16 +119,14 @@ class OptimizerInBackward:
         if is_loss_bad:
             raise NotFinite
 
-    def _not_finite(self, scalars: Sequence[Tensor]) -> list[float]:
-        """Which of loss and norm are inf or nan, as numbers above 0: here, or with sharded weights on any process."""
+    def _not_finite(self, scalars: Sequence[Tensor]) -> list[bool]:
+        """Which of loss and norm are inf or nan on this process."""
         stacked = torch.stack(list(scalars))
         if is_host(stacked):
-            flags = (~torch.isfinite(stacked)).float()
-            return list((flags if self.shards is None else self.shards.sum(flags)).tolist())
+            return list((~torch.isfinite(stacked)).tolist())
         loss, *_ = numbers = stacked.tolist()  # the one wait of a step
         self.known_loss = loss + (self.known_loss or 0.0)
-        bad = [float(not math.isfinite(number)) for number in numbers]
-        return bad if self.shards is None else self.shards.sum_numbers(*bad)
+        return [not math.isfinite(number) for number in numbers]
 
     def apply(self, weights: Weights) -> None:
         """Take weights whose gradients this process has completed, and update those whose gradients are final.

@@ -24,7 +24,6 @@ from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import Lost, NotFinite, OptimizerInBackward
 from engine.optimizers import Optimizer, Step
-from engine.sharding import Shards
 from limits import filled_tokens
 from memory.cleanup import drop_frames
 from memory.estimate.shapes import Sizes
@@ -92,10 +91,6 @@ class Engine:
         return self.update.optimizer
 
     @property
-    def shards(self) -> Shards | None:
-        return self.update.shards
-
-    @property
     def loss_scaling(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the loss scale; None without fp16."""
         return self.update.scaling_state()
@@ -118,8 +113,7 @@ class Engine:
         Args:
             batches: the micro-batches of this process. total_labels: of the whole effective batch.
         Raises:
-            UserError: fp16 overflows whatever the loss scale is. Exception: whatever is not for lack of memory; with sharded
-                weights that too.
+            UserError: fp16 overflows whatever the loss scale is. Exception: whatever is not for lack of memory.
         Memory: that of a pass over the micro-batches of one accumulation pass.
         """
         follow_machine()
@@ -134,10 +128,10 @@ class Engine:
             pass  # the sum below says so as well
         except Exception as error:
             is_lost = isinstance(error, NotFinite)
-            if not is_lost and (not self.device.is_out_of_memory(error) or self.shards is not None):
+            if not is_lost and not self.device.is_out_of_memory(error):
                 raise
             drop_frames(error)
-            if update.reducer is not None and self.shards is None:  # sharded ones all stop here
+            if update.reducer is not None:
                 update.reducer.abort(Schedule(self.model).backward(), self.blockwise.zero_gradients)
             failure = None if is_lost else error
             is_late = isinstance(error, Lost)

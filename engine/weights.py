@@ -4,15 +4,15 @@ A pass asks for a block's weights in the compute dtype before it runs the block,
 store does nothing. `CastWeightStore` has a narrow storage dtype (bf16) and computes with a wider copy (fp32) that lives while
 its block runs: on a chip without bf16 units that is the memory of bf16 at the speed of fp32. `QuantizedWeightStore` does so for
 frozen tables in int8; the matrices of blocks need no copy there, since products widen them one at a time
-(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights of other processes
-(`engine.sharding`) and in files (`engine.weight_offload`) fit the same interface. What changes is `weight.data`; graphs saved in
-forward see the copy made for backward.
+(`model.quantization`). On a CPU the head is not copied either: products widen it in pieces. Weights in files
+(`engine.weight_offload`) fit the same interface. What changes is `weight.data`; graphs saved in forward see the copy made for
+backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,12 @@ from model.quantization import QUANTIZED, dequantize, is_int8
 class WeightStore:
     """The storage dtype is the compute dtype: weights are used in place."""
 
-    is_collective = False  # whether all processes have to ask for the same weights at the same time
-
     def __init__(self, compute_dtype: torch.dtype) -> None:
         self.compute_dtype = compute_dtype
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Whole `weights` in the compute dtype, until the context ends."""
-        yield
-
-    @contextmanager
-    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Whole `weights` in the storage dtype, until the context ends."""
+        """`weights` in the compute dtype, until the context ends."""
         yield
 
     def waited_seconds(self) -> float:
@@ -51,7 +44,7 @@ class WeightStore:
 
     @contextmanager
     def loaded(self, weights: Iterable[nn.Parameter], is_changed: bool = False) -> Iterator[None]:
-        """What this process holds of `weights`, in the storage dtype and in memory, until the context ends.
+        """`weights` in the storage dtype and in memory, until the context ends.
 
         Args:
             is_changed: what is written to them has to outlast the context.
@@ -83,30 +76,23 @@ class WeightStore:
         is_narrow = bool(cast) and all(
             w.device.type == "cpu" and w.dtype.itemsize < self.compute_dtype.itemsize for w in cast
         )
-        return self.in_storage_dtype(found) if is_narrow else self.in_compute_dtype(found)
+        return nullcontext() if is_narrow else self.in_compute_dtype(found)
 
     def dtype_of(self, weight: nn.Parameter) -> torch.dtype:
         """The dtype that a weight is computed in, and that its gradient has."""
         return weight.dtype
 
     def open_gradient(self, weight: nn.Parameter) -> Tensor:
-        """The buffer that gradients of a whole weight are added into, in the compute dtype; zeros at first."""
+        """The buffer that gradients of a weight are added into, in the compute dtype; zeros at first."""
         if weight.grad is None:
             zeros = torch.zeros(weight.shape, dtype=self.dtype_of(weight), device=weight.device)
-            self.attach_gradient(weight, zeros)
+            # Autograd compares dtypes on assignment alone, and the gradient may have another than the stored weight.
+            stored = weight.data
+            weight.data = zeros
+            weight.grad = zeros
+            weight.data = stored
         assert weight.grad is not None
         return weight.grad
-
-    def close_gradient(self, weight: nn.Parameter) -> None:
-        """Nothing is added into the buffer for a while."""
-
-    @staticmethod
-    def attach_gradient(weight: nn.Parameter, gradient: Tensor) -> None:
-        """Give a weight a gradient of another shape or dtype than it is stored in; autograd looks at assignment alone."""
-        stored = weight.data
-        weight.data = gradient
-        weight.grad = gradient
-        weight.data = stored
 
 
 class CastWeightStore(WeightStore):

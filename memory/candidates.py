@@ -14,13 +14,12 @@ from typing import Any
 
 from limits import DEVICE_LOSS_CHUNK_BYTES, LEAST_SCORES, LOSS_CHUNK_BYTES, MALLOCS, MOST_SCORES
 from memory.batch_size import effective_batch, evaluation_batch, micro_batches
-from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
+from memory.estimate.precision import Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
-from settings.consistency import PREFERENCES, writes_answers
+from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
-from settings.program import SCRIPT
 
 # how a user may cut a step; a choice names its own alike
 MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -67,14 +66,13 @@ def candidates(
     for storage, compute, _ in [settled] if settled else precisions(config, machine.multiplies_fast):
         for batch_size in micro_batches(config, work.rows):
             count, sizes = work.step_shapes.count(batch_size), work.step_shapes.sizes(batch_size)
-            for accumulation_passes, shards in passes_and_shards(config, machine, count, parted):
+            passes = [n for n in range(2, count + 1) if count % n == 0] if parted else sorted({1, count})
+            for accumulation_passes in passes:
                 for saved in _saved_blocks(config, total_blocks, accumulation_passes, parted):
                     for chunk, malloc in product(_chunks(machine), _mallocs(config, machine, saved == total_blocks)):
                         evaluation = evaluation_batch(config, machine, batch_size)
-                        # whether a scaled gradient is finite is not asked over shards
-                        products = FLOAT32 if shards > 1 and compute == FLOAT16 else compute
                         yield ExecutionPlan(
-                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, products, chunk, malloc, shards,
+                            batch_size, count // accumulation_passes, accumulation_passes, saved, evaluation, storage, compute, chunk, malloc,
                             source_sizes=sizes[0], target_sizes=sizes[1], kernels=kernels_of(config, machine),
                             scores=scores_of(machine),
                         )  # fmt: skip
@@ -136,26 +134,6 @@ def kernels_of(config: Config, machine: Machine) -> bool:
             "compiler (apt install gcc); `doctor` says what is missing"
         )
     return machine.has_kernels and config.run.compiled_kernels is not False
-
-
-def passes_and_shards(config: Config, machine: Machine, count: int, parted: bool = False) -> list[tuple[int, int]]:
-    """Accumulation passes of one step, and processes that share the weights; sharded weights pass by once a step."""
-    asked, processes = config.memory.shard_weights, machine.num_processes
-    if asked is True and processes == 1:
-        raise UserError(
-            "--shard_weights = True, shards the weights over processes, but there is only one; start several, as "
-            "with torchrun --nproc_per_node=2 {script} ..., or omit it",
-            script=SCRIPT,
-        )
-    # ways of training that have not learned it; answers have as many tokens as they come to have, on each process others
-    apart = config.lora.lora_rank or config.data.objective == PREFERENCES or writes_answers(config)
-    holds_all = config.train.max_grad_norm > 0 or config.memory.mixed_precision == "fp16"  # sharded gradients never are
-    can_shard = processes > 1 and not holds_all and not apart
-    passes: list[int] = []
-    if asked is not True or not can_shard:
-        passes = [n for n in range(2, count + 1) if count % n == 0] if parted else sorted({1, count})
-    sharded = [(1, processes)] if can_shard and asked in (True, AUTO) and not parted else []
-    return [*((number, 1) for number in passes), *sharded]
 
 
 def _saved_blocks(config: Config, total: int, accumulation_passes: int, parted: bool) -> list[int]:

@@ -56,7 +56,6 @@ RELAXATIONS: tuple[dict[str, Any], ...] = (
     {"memory_mode": AUTO, "gradient_checkpointing": AUTO},
     {"batch_size_per_gpu": AUTO, "gradient_accumulation_steps": AUTO},
 )
-NOTHING_LEFT = "{story}; nothing more can be reduced. What helps most: {advice}"
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
 
 
@@ -123,9 +122,7 @@ class MemoryController:
         self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
         precision = plan.choice.precision
         base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
-        self._config = config.changed(
-            mixed_precision=precision.mixed_precision, shard_weights=plan.choice.shards > 1, **base
-        )
+        self._config = config.changed(mixed_precision=precision.mixed_precision, **base)
         self._make_plan = make_plan
         self._device, self._monitor, self._log = device, monitor, log
         self._shape, self._local_processes = shape, local_processes
@@ -295,7 +292,13 @@ class MemoryController:
         if smaller is None:
             # inside the budget a run may be tight, and above it a moment is no end
             over = target.reason not in ("pressure", "growth", "peak", "others") or self._monitor.plan_pressure() > 1.0
-            self.exhausted = say(NOTHING_LEFT, story=target.story, advice=say(ADVICE)) if over else None
+            self.exhausted = None
+            if over:
+                self.exhausted = say(
+                    "{story}; nothing more can be reduced. What helps most: {advice}",
+                    story=target.story,
+                    advice=say(ADVICE),
+                )
             return
         rows, times = smaller.choice.batch_size_per_gpu, smaller.choice.gradient_accumulation_steps
         report = say(

@@ -20,7 +20,7 @@ from typing import Any
 from language import english, say
 from limits import MALLOCS
 from memory.batch_size import effective_batch
-from memory.candidates import as_asked, candidates, kernels_of, make_work, passes_and_shards, scores_of
+from memory.candidates import as_asked, candidates, kernels_of, make_work, scores_of
 from memory.changes import refusal
 from memory.estimate.peaks import STEP_PHASES, peak_of, predict
 from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
@@ -41,7 +41,7 @@ from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
 from units import format_size
 
-Rank = tuple[int, bool, float]  # the least is taken; see `_rank`
+Rank = tuple[bool, float]  # the least is taken; see `_rank`
 NEARLY = 1.05  # times the seconds of the fastest that count as little
 SAVING_MODES = ("low", "ultra")  # which give that for the least memory; ultra stores in bf16 and recomputes all before
 ROOMY = 0.8  # share of the budget up to which freed memory is kept for the next step: a little speed is no reason for a probe
@@ -133,7 +133,7 @@ def plan(
         earlier = replace(earlier, kernels=may_have and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     way = as_asked(config, machine, earlier, anew) if earlier and began else None
-    kept = [way] if way and _goes_on(config, machine, work, way) else []
+    kept = [way] if way and _goes_on(machine, work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
     ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, offload)
     saves = config.memory.memory_mode in SAVING_MODES
@@ -225,7 +225,7 @@ def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]
 
 def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
     cut = way.batch_size_per_gpu, way.accumulation_passes
-    return *cut, way.storage, way.compute, way.shards, way.weights_in
+    return *cut, way.storage, way.compute, way.weights_in
 
 
 def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
@@ -284,7 +284,7 @@ def _smallest_of_fast(
     work: Workload, machine: Machine, ways: list[ExecutionPlan], fastest: ExecutionPlan
 ) -> ExecutionPlan:
     """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least."""
-    alike = [way for way in ways if (way.storage, way.shards) == (fastest.storage, fastest.shards)]
+    alike = [way for way in ways if way.storage == fastest.storage]
     if fastest.offloaded_blocks:  # no more of them than it takes
         fewest = (_first_that_fits(work, machine, family) for family in _families(alike))
         alike = [way for way in fewest if way is not None]
@@ -299,17 +299,15 @@ def _peak(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
 
 
 def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
-    """Whole weights before sharded ones, which need more of the network; int8 and int4, which change numbers, last; then the fastest."""
-    return choice.shards, choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
+    """int8 and int4, which change numbers, last; then the fastest."""
+    return choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
-def _goes_on(config: Config, machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
+def _goes_on(machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
     is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-    is_whole = choice.shards == 1 or choice.compute != FLOAT16
-    shares_as_asked = is_whole and choice.shards in {shards for _, shards in passes_and_shards(config, machine, 1)}
-    return is_all and shares_as_asked
+    return is_all
 
 
 def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:

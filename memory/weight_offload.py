@@ -67,8 +67,6 @@ def weights_in_to_try(config: Config, machine: Machine, settled: WeightOffload |
             raise UserError(no_disk_at(weights_folder(config)))
         return [FILE]
     allowed = [DEVICE]
-    if config.memory.shard_weights is True:
-        return allowed
     if machine.host_bytes:
         allowed.append(RAM)
     if is_on_disk:
@@ -101,13 +99,7 @@ def offloaded_candidates(
     )
     if weights_in == DEVICE:
         return list(on_device)
-    unshared = [candidate for candidate in on_device if candidate.shards == 1]
-    if not unshared and on_device and config.memory.weights_in != AUTO:
-        raise UserError(
-            "--weights_in = {weights_in}, is for weights that are whole on each process; omit shard_weights",
-            weights_in=config.memory.weights_in,
-        )
-    whole = [candidate for candidate in unshared if parted or candidate.accumulation_passes == 1]
+    whole = [candidate for candidate in on_device if parted or candidate.accumulation_passes == 1]
     total = work.model.num_layers + work.model.num_decoder_layers
     if settled is not None or config.memory.weights_in != AUTO:
         count = total if settled is None else settled.offloaded_blocks

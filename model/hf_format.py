@@ -39,13 +39,11 @@ from model.formats.shape_file import (
 from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import LABEL_HEAD
-from model.t5 import T5, Filling, Parts, WithWeights, in_memory, in_place
+from model.t5 import T5, Filling, WithWeights, in_memory, in_place
 from settings.consistency import REGRESSION, SEQUENCE
 from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO
-
-Cut = Callable[[T5], Parts]
 
 # in config.json, of a model with another head than one over the vocabulary
 HEAD_FIELDS = ("head", "pooling", "head_kind")
@@ -119,7 +117,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     expect: T5ModelConfig | None = None,
-    cut: Cut | None = None,
+    allocate: Callable[[T5], None] | None = None,
     allow_pickle: bool = False,
     filling: Filling = in_memory,
     seed: int = 0,
@@ -134,9 +132,9 @@ def load(
         device: where they go.
         expect: the shape that the checkpoint must have; the model keeps this configuration. None: any. Its vocabulary may be
             larger: the tables then get new rows.
-        cut: gives a model on "meta" its weights, some of them a part of their rows: name -> first row, rows of the whole.
+        allocate: gives a model on "meta" its weights, not filled yet; None: all lie in memory on `device`.
         allow_pickle: whether pickled weights are read (by torch's weights-only loader) where there are no others.
-        filling: a context around the filling of each weight, where `cut` has given it a place outside of memory.
+        filling: a context around the filling of each weight, where `allocate` has given it a place outside of memory.
         seed: of a head over labels that `expect` has and the folder has not, or has for other labels, and of new rows of the tables.
         pieces: of each new token, its tokens before: it begins as their mean, or at random where there are none.
         maps: on a CPU, whether weights that are stored in their dtype stay in their file, mapped: of models that do not learn.
@@ -175,8 +173,9 @@ def load(
     for name in ("embedding", "head") if pieces else ():
         if name in sources:
             stored.replace_rows(sources[name], min(pieces), _new_rows(stored, sources[name], pieces, seed))
-    model = T5(expect or config, "meta" if cut or is_frozen else device, torch.float32 if is_frozen else dtype)
-    parts = {} if cut is None else cut(model)
+    model = T5(expect or config, "meta" if allocate or is_frozen else device, torch.float32 if is_frozen else dtype)
+    if allocate is not None:
+        allocate(model)
     with torch.no_grad():
         is_other = config.num_labels > 0 and not model.config.has_labels_of(config)
         if model.label_head is not None and (is_other or new_head(stored, model.config)):
@@ -186,7 +185,6 @@ def load(
                 model.label_head._apply(lambda weight: torch.empty(weight.shape, device=device))
             model.initialise(seed, only=f"{LABEL_HEAD}.")
         if is_frozen:
-            assert not parts, "quantized weights are whole"
             chunks = {name: partial(stored.chunks, source) for name, source in sources.items()}
             fill_quantized(model, chunks, dtype, device, filling)
         for name, source in () if is_frozen else sources.items():
@@ -195,7 +193,7 @@ def load(
                 parameter.data = pages
                 continue
             with filling(parameter):
-                stored.copy_into(source, parameter, parts.get(name, (0, 0))[0])
+                stored.copy_into(source, parameter)
         # a UMT5 as published was trained without scaled outputs; our own folders say what they are
         is_unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
         if raw.get("model_type") == "umt5" and is_unscaled and model.config.is_text:

@@ -174,7 +174,7 @@ def weight_counts(c: T5ModelConfig) -> dict[str, int]:
     return {"embedding": outside["embedding"], "head": heads, **one, "total": total}
 
 
-# --- what is adapted, frozen, cut and decayed
+# --- what is adapted, frozen and decayed
 
 
 def targets_of(c: T5ModelConfig) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ def is_meant(word: str, name: str, hf_name: str) -> bool:
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether products or lookups read a weight by rows: what is cut over processes, held in int8, and decayed.
+    """Whether products or lookups read a weight by rows: what is held in int8, and decayed.
 
     Neither norms and DoRA's magnitudes, nor bias tables and heads over labels: they are small, and fp32 wherever they are.
     """

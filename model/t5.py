@@ -12,7 +12,7 @@ R distances. Source: Raffel et al. 2020 (arXiv 1910.10683); T5 1.1: Shazeer 2020
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,6 @@ from settings.declared import T5ModelConfig
 if TYPE_CHECKING:
     from model.lora.token_rows import TokenRows
 
-# name of a weight of which a model holds some rows only -> number of the first one, rows of the whole
-Parts = Mapping[str, tuple[int, int]]
 # a context in which a weight is in memory to be filled, whatever it held; where weights rest elsewhere it goes there
 Filling = Callable[[nn.Parameter], AbstractContextManager[None]]
 # a context around each use of some weights, in which they are in memory and as they are computed with
@@ -205,12 +203,11 @@ class T5(nn.Module):
         return torch.float32 if is_int8(self.embedding) else self.embedding.dtype
 
     @torch.no_grad()
-    def initialise(self, seed: int, parts: Parts | None = None, filling: Filling = in_memory, only: str = "") -> T5:
+    def initialise(self, seed: int, filling: Filling = in_memory, only: str = "") -> T5:
         """Fill the weights with T5's initial values: the same for the same seed, whatever the dtype or device.
 
         Args:
-            parts: weights of which this model holds some rows only. filling: a context around the filling of each weight.
-            only: how the names of those begin that are filled.
+            filling: a context around the filling of each weight. only: how the names of those begin that are filled.
         """
         roles = {weight.name: weight.role for weight in weights(self.config)}
         for index, (name, weight) in enumerate(self.named_parameters()):
@@ -220,20 +217,16 @@ class T5(nn.Module):
                 if roles[name] in ("norm", "label bias"):
                     weight.fill_(float(roles[name] == "norm"))
                 else:
-                    self._draw(weight, roles[name], (seed * 1_000_003 + index) % 2**63, (parts or {}).get(name))
+                    self._draw(weight, roles[name], (seed * 1_000_003 + index) % 2**63)
         return self
 
-    def _draw(self, weight: nn.Parameter, role: Role, seed: int, part: tuple[int, int] | None) -> None:
-        """Fill a matrix, or those of its rows that are `part`, in row chunks: the fp32 draw is never whole in memory."""
+    def _draw(self, weight: nn.Parameter, role: Role, seed: int) -> None:
+        """Fill a matrix in row chunks: the fp32 draw is never whole in memory."""
         generator = torch.Generator().manual_seed(seed)
         deviation = self._initial_deviation(role) * self.config.initializer_factor
-        first, count = part or (0, weight.shape[0])
         step = max(1, DRAWN_ELEMENTS // weight.shape[1])
-        for start in range(0, count, step):
-            drawn = torch.randn(min(step, count - start), weight.shape[1], generator=generator) * deviation
-            low, high = max(start, first), min(start + len(drawn), first + weight.shape[0])
-            if low < high:
-                weight[low - first : high - first].copy_(drawn[low - start : high - start])
+        for rows in weight.split(step):
+            rows.copy_(torch.randn(rows.shape, generator=generator) * deviation)
 
     def _initial_deviation(self, role: Role) -> float:
         c = self.config

@@ -33,7 +33,7 @@ SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the 
 
 def check(config: Config) -> list[str]:
     """Find all contradictions, as `UserError` takes them."""
-    parts = (_of_training, _preferences, _of_heads, answer_problems, _of_memory)
+    parts = (_of_training, _preferences, _of_heads, answer_problems)
     return [problem for part in parts for problem in part(config)]
 
 
@@ -344,33 +344,4 @@ def answer_problems(config: Config) -> Iterator[str]:
             "--min_new_tokens = {min_new_tokens}, is more than max_new_tokens ({max_new_tokens}); lower it",
             min_new_tokens=how.min_new_tokens,
             max_new_tokens=how.max_new_tokens,
-        )
-
-
-def _of_memory(config: Config) -> Iterator[str]:
-    memory, train = config.memory, config.train
-    if memory.shard_weights is not True:
-        return
-    if config.lora.lora_rank or config.data.objective == PREFERENCES:
-        yield say(
-            "--shard_weights = True, is for training all weights on texts and pairs; omit it with adapters "
-            "(--lora_base=int8 or int4 makes their base smaller) and with preferences"
-        )
-    if train.max_grad_norm > 0:
-        yield say(
-            "--max_grad_norm = {max_grad_norm}, needs all gradients at once, which shard_weights=True never has; "
-            "omit one",
-            max_grad_norm=train.max_grad_norm,
-        )
-    if writes_answers(config):
-        yield (
-            say(
-                "--eval_generate_rows = {eval_generate_rows}, is written by each process for itself, which none can "
-                "with shard_weights=True; omit one, and score the finished model with evaluate",
-                eval_generate_rows=config.metrics.eval_generate_rows,
-            )
-        )
-    if memory.mixed_precision == "fp16":
-        yield say(
-            "--mixed_precision = fp16, does not work with shard_weights=True: whether scaled gradients overflow is not decided across processes; omit one"
         )

@@ -342,9 +342,6 @@ class MemoryConfig:
         choices=("no", "fp16", "bf16"),
     )  # fmt: skip
     gradient_checkpointing: bool | Auto = setting(AUTO, "recompute activations in backward; auto: if the plan needs it")
-    shard_weights: bool | Auto = setting(
-        AUTO, "shard weights and optimizer state over the processes; auto: if whole ones do not fit"
-    )
     weights_in: str | Auto = setting(
         AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
         "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),

@@ -165,11 +165,6 @@ def test_round_trip(tmp_path: Path) -> None:
         ),
         ("train", dict(is_finetune="true", objective="span"), ["objective"]),
         ("train", dict(model_preset="umt5-small", scale_decoder_outputs="False"), ["scale_decoder_outputs"]),
-        (
-            "train",
-            dict(shard_weights="True", max_grad_norm="1", mixed_precision="fp16", eval_generate_rows="8"),
-            ["max_grad_norm", "eval_generate_rows", "mixed_precision"],
-        ),
         ("train", dict(metric_for_best="bleu"), ["metric_for_best"]),
         ("train", dict(metric_for_best="los"), ["metric_for_best"]),
         ("train", dict(metric_for_best="ndcg@10", eval_generate_rows="8", num_answers="5"), ["metric_for_best"]),

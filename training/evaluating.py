@@ -95,7 +95,7 @@ def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[S
         try:
             return score_answers(live, free, rows)
         except Exception as error:
-            if live.engine.shards is not None or not live.device.is_out_of_memory(error):
+            if not live.device.is_out_of_memory(error):
                 raise
             shortage = free_failed(error, live.device)
             if free < LEAST_FREE_BYTES:  # one row at a time by then
@@ -132,16 +132,13 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
 
     budget = AnswerBudget(predict, held + free_bytes, live.monitor)
     batch_size = max(1, budget.most(Writing.by(settings, rows, run.validation.longest[0])))
-    is_kept = not weights.is_collective  # else all processes take steps together
 
     def at_once(writing: Writing) -> int:
         rows = min(writing.rows, batch_size)  # Long prompts may be answered in parts, which are more than the rows.
-        return max(1, budget.most(replace(writing, rows=rows))) if is_kept and budget.excess_bytes else rows
+        return max(1, budget.most(replace(writing, rows=rows))) if budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
-    writer = AnswerWriter(
-        [blockwise], settings, at_once, budget=budget if is_kept else None, tree=run.tree, parts=parts
-    )
+    writer = AnswerWriter([blockwise], settings, at_once, budget=budget, tree=run.tree, parts=parts)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
         if several == 1:
@@ -170,7 +167,7 @@ def _loss(live: LiveRun, rows: range | None) -> Evaluation:
             scores.gather(group)
             return replace(result, metrics={**result.metrics, **scores.result()})
         except Exception as error:
-            if live.engine.shards is not None or not live.device.is_out_of_memory(error):
+            if not live.device.is_out_of_memory(error):
                 raise
             size = live.controller.after_evaluation_out_of_memory(error, size, live.state.step)
         if live.controller.exhausted:

@@ -13,7 +13,6 @@ from typing import NoReturn
 from engine.optimizer_in_backward import is_finite
 from engine.step import Outcome
 from language import say
-from memory.controller import ADVICE, NOTHING_LEFT
 from settings.errors import DoesNotFit, UserError
 from training.checkpoints.runs import publish
 from training.divergence import MOST_IN_A_ROW
@@ -68,15 +67,6 @@ def give_up(live: LiveRun) -> NoReturn:
             story=told, step=live.last_good, folder=live.run.run_dir, command=resume_command(live.config),
         )  # fmt: skip
     raise DoesNotFit(told)
-
-
-def end_sharded(live: LiveRun, error: Exception) -> None:
-    """End a run with sharded weights that memory did not suffice for: the other processes stand in a collective by then."""
-    if live.engine.shards is None or not live.device.is_out_of_memory(error):
-        return
-    story = say("out of memory at step {step}, where weights are sharded", step=live.state.step + 1)
-    live.controller.exhausted = say(NOTHING_LEFT, story=story, advice=say(ADVICE))
-    give_up(live)
 
 
 def _after_out_of_memory(live: LiveRun, outcome: Outcome, number: int) -> None:

@@ -1,4 +1,4 @@
-"""When and how a checkpoint is written: by the main process alone, or by all where each holds a share of the weights.
+"""When and how a checkpoint is written, by the main process alone.
 
 Before that the model has to show that it is sound: that a step's loss was finite says nothing of what its update has left.
 """
@@ -16,7 +16,7 @@ from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
 from model.micro_batch import MicroBatch
-from training.checkpoints.content import save_sharded, write_checkpoint, write_companions
+from training.checkpoints.content import write_checkpoint
 from training.checkpoints.folder import name_of
 from training.live import LiveRun
 from training.processes.group import Group
@@ -27,25 +27,28 @@ def save(live: LiveRun, is_best: bool) -> bool:
 
     Raises:
         UserError: the disk is full or cannot be written.
-    Memory: a few MB of buffers; of sharded weights, the largest matrix.
+    Memory: a few MB of buffers.
     """
     step, engine, checkpoints = live.state.step, live.engine, live.checkpoints
     with live.monitor.phase("evaluation"):
         micro_batches = [engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
         if not is_sound(engine, micro_batches, live.group):
             return False
-    path, model, optimizer = checkpoints.folder / name_of(step), engine.model, engine.optimizer
-    companions = partial(
-        write_companions, tokenizer=live.run.tokenizer, state=live.checkpoint_state(),
-        answers=live.decoding if model.config.is_text else None,
-        listed_in=None if live.run.tree is None else live.run.run_dir, num_answers=live.config.answer.num_answers,
-    )  # fmt: skip
+    path = checkpoints.folder / name_of(step)
+    write = partial(
+        write_checkpoint,
+        model=engine.model,
+        optimizer=engine.optimizer,
+        tokenizer=live.run.tokenizer,
+        state=live.checkpoint_state(),
+        answers=live.decoding if engine.model.config.is_text else None,
+        listed_in=None if live.run.tree is None else live.run.run_dir,
+        num_answers=live.config.answer.num_answers,
+        held=engine.blockwise.weight_store.loaded,
+    )
     with live.monitor.phase("save"):
-        if engine.shards is not None:
-            save_sharded(checkpoints, step, model, optimizer, engine.shards, companions, is_best)
-        elif live.is_main:
-            held = engine.blockwise.weight_store.loaded
-            checkpoints.save(step, lambda folder: write_checkpoint(folder, model, optimizer, companions, held), is_best)
+        if live.is_main:
+            checkpoints.save(step, write, is_best)
     logger.info("step {} saved to {}", step, path)
     live.log.event("checkpoint", step=step, path=path, best=is_best)
     live.last_good, live.has_saved = step, True
@@ -68,7 +71,7 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
     try:
         loss = engine.blockwise.loss(micro_batches) if micro_batches else loss
     except Exception as error:
-        if engine.shards is not None or not engine.device.is_out_of_memory(error):
+        if not engine.device.is_out_of_memory(error):
             raise
         drop_frames(error)
     norms = [norm_of([tensor.detach()]) for tensor in tensors if tensor.is_floating_point()]  # each while it is held

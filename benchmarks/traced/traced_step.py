@@ -20,7 +20,6 @@ from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
 from engine.weights import weight_store_for
 from limits import DEVICE_LOSS_CHUNK_BYTES, DEVICE_SCORES
@@ -42,9 +41,8 @@ class TracedWork:
         device: "cuda" or "mps". lengths: (source, target) tokens of each row.
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of products, and of weights but with float16, where they
             are bfloat16.
-        scores: see `devices.base`. processes: that train together; here only what the first of them does. is_sharded: each
-            holds its rows of the weights. max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none. processors: of
-            the card, an H100's.
+        scores: see `devices.base`. processes: that train together; here only what the first of them does.
+        max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none. processors: of the card, an H100's.
     """
 
     model: T5ModelConfig
@@ -58,7 +56,6 @@ class TracedWork:
     scores: int = DEVICE_SCORES
     optimizer: str = "adafactor"
     processes: int = 1
-    is_sharded: bool = False
     max_grad_norm: float = 0.0
     lora_rank: int = 0
     processors: int = 132
@@ -125,23 +122,20 @@ def standing_for_processes(work: TracedWork) -> Iterator[None]:
 def engine_of(work: TracedWork, device: Device | None = None) -> Engine:
     """The engine that the plan's choice gives, filled on a device; None: its weights are on meta, and nothing fills them."""
     choice, storage, dtype = work.choice, getattr(torch, work.storage), getattr(torch, work.dtype)
-    shards = Shards(0, work.processes) if work.is_sharded else None
     model = T5(work.model, "meta" if device is None else device.torch_device, storage)
     if device is not None:
         model.initialise(0)
-    elif shards is not None:
-        shards.cut(model, "meta")
     if work.lora_rank:
         add_adapters(model, LoraSettings(work.lora_rank, work.lora_rank))
-    store = weight_store_for(storage, dtype) if shards is None else ShardedWeightStore(dtype, shards)
+    store = weight_store_for(storage, dtype)
     scaling = LossScaling() if dtype == torch.float16 else None
     blockwise = Blockwise(
         model, choice.saved_blocks, store, LossSettings(choice.loss_chunk_bytes), work.dropout, scaling=scaling
     )  # fmt: skip
     optimizer = OPTIMIZERS[work.optimizer](
-        {name: weight for name, weight in model.named_parameters() if weight.requires_grad}, shards=shards
+        {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     )
-    reducer = Reducer(shards) if work.processes > 1 else None
+    reducer = Reducer() if work.processes > 1 else None
     update = OptimizerInBackward(optimizer, work.max_grad_norm, scaling, store, reducer)
     return Engine(blockwise, update, device or MetaDevice(work.device), choice)
 

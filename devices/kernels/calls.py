@@ -68,7 +68,7 @@ class Kernels:
             ("few_rows", [p, p, p, n, n, n, i, i], None), ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
             ("pack_rows", [p, p, n, n, n, i], None),
             ("attend_newest", [p, p, p, p, p, p, i, i, i, i, i, i], i),
-            ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, n, i, i, i], i),
+            ("adafactor_apply", [p, p, p, p, n, n, f, f, c_uint64, i, i, i], i),
         ):  # fmt: skip
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, result
@@ -125,11 +125,11 @@ class Kernels:
         return float(total)
 
     def adafactor_apply(
-        self, weight: Tensor, grad: Tensor, rows: Tensor, columns: Tensor, keep: float, rate: float, key: int, first: int
-    ) -> None:  # fmt: skip
+        self, weight: Tensor, grad: Tensor, rows: Tensor, columns: Tensor, keep: float, rate: float, key: int
+    ) -> None:
         """weight (n, m) = keep weight - rate grad_ij rows_i columns_j; a bf16 weight is rounded by chance."""
         kinds = _is_bf16(weight), _is_bf16(grad)
-        self._run("adafactor_apply", weight, grad, rows, columns, *weight.shape, keep, rate, key % 2**64, first, *kinds)
+        self._run("adafactor_apply", weight, grad, rows, columns, *weight.shape, keep, rate, key % 2**64, *kinds)
 
     def chunk_loss(
         self,

@@ -180,10 +180,10 @@ double adafactor_norm(
     return total;
 }
 
-/* weight (n, m) = keep weight - rate grad rows_i columns_j; to bf16 by chance. `first`: the place of its first number */
+/* weight (n, m) = keep weight - rate grad rows_i columns_j; to bf16 by chance */
 int adafactor_apply(
     void *weight, const void *grad, const float *rows, const float *columns, long n, long m, float keep, float rate,
-    uint64_t key, long first, int weight_is_bf16, int is_bf16, int threads)
+    uint64_t key, int weight_is_bf16, int is_bf16, int threads)
 {
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
@@ -195,7 +195,7 @@ int adafactor_apply(
         for (long j = 0; j < m; j++)
             values[j] = keep * values[j] - rate * (line[j] * rows[i] * columns[j]);
         if (weight_is_bf16)
-            round_by_chance(values, (bf16 *)weight + i * m, m, key, first + i * m);
+            round_by_chance(values, (bf16 *)weight + i * m, m, key, i * m);
         else
             store(values, m, weight, 0, i * m);
     }

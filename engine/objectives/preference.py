@@ -130,7 +130,7 @@ class PreferenceObjective(Objective):
             return micro_batches
         assert self.as_reference is not None, "the micro-batches must bring reference log-probabilities"
         with self.as_reference():
-            # together: sharded weights are brought once, and as often on every rank
+            # All micro-batches pass together, so that offloaded weights are loaded once.
             losses = token_losses(micro_batches)
         return [
             replace(micro_batch, reference=answer_log_probabilities(each, micro_batch).reshape(-1))

@@ -45,15 +45,12 @@ class Adafactor(Optimizer):
             whole = [unclipped(chunks[0])] if len(chunks) == 1 else []  # used again below
             norm = group.norm(whole or (unclipped(rows) for rows in chunks))
         else:
-            square = torch.tensor([compiled.adafactor_norm(grad[0], row_factor, column_factor.square())])
-            norm = float(group.sum(square)) ** 0.5
-        rate /= at_least(1.0, norm / ((group.whole_rows * weight.shape[2]) ** 0.5 * CLIP))
+            norm = compiled.adafactor_norm(grad[0], row_factor, column_factor.square()) ** 0.5
+        rate /= at_least(1.0, norm / (weight[0].numel() ** 0.5 * CLIP))
         if compiled is not None:
-            keep, offset = 1.0 - group.step.learning_rate * group.step.weight_decay, group.offset(slice(0, None))
+            keep = 1.0 - group.step.learning_rate * group.step.weight_decay
             assert isinstance(rate, float), "kernels compute on the CPU"
-            compiled.adafactor_apply(
-                weight[0], grad[0], row_factor, column_factor, keep, rate, int(group.keys[0]), offset
-            )
+            compiled.adafactor_apply(weight[0], grad[0], row_factor, column_factor, keep, rate, int(group.keys[0]))
             return
         for rows in chunks:
             group.subtract(rows, whole.pop() if whole else unclipped(rows), rate)
@@ -61,7 +58,7 @@ class Adafactor(Optimizer):
 
 def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
     """Move the means of squared gradients over rows and columns; returns the inverse roots (count, n, 1), (count, 1, m)."""
-    grad, n = group.grad, group.whole_rows
+    grad, n = group.grad, group.grad.shape[1]
     rows, columns = group.state["rows"], group.state["columns"]
     torch._foreach_mul_([rows, columns], decay)
     total: Tensor | None = None
@@ -75,8 +72,6 @@ def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
             rows[:, chunk].add_(square.mean(2).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
             total = square.sum(1) if total is None else total.add_(square.sum(1))
     assert total is not None
-    sums = group.sum(torch.cat([total, rows.sum(1, keepdim=True)], 1))  # one collective where the weight is sharded
-    means = sums.div_(n)
-    columns.add_(means[:, :-1].add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-    row_factors, column_factors = torch._foreach_rsqrt([rows / means[:, -1:], columns])
+    columns.add_(total.div_(n).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+    row_factors, column_factors = torch._foreach_rsqrt([rows / (rows.sum(1, keepdim=True) / n), columns])
     return row_factors.unsqueeze(2), column_factors.unsqueeze(1)

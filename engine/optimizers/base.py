@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from devices.base import is_host, place, traits_of
 from devices.kernels.calls import kernels_for
 from engine.optimizers.rounding import Keys, rounding_key, write_rounded
-from engine.sharding import Part, Shards
 from limits import UPDATE_ELEMENTS
 from model.shapes import is_block_matrix, is_matrix
 
@@ -50,10 +49,9 @@ class Group:
 
     Args:
         weight: (count, n, m), of several a copy. grad: likewise; may be overwritten.
-        state: kind -> (count, ...); of this process's rows where weights are sharded. step: as these weights see it.
+        state: kind -> (count, ...). step: as these weights see it.
         is_block_matrix: whether they are matrices of blocks, and not tables, head or vectors.
-        keys: of each weight's stochastic rounding. part, shards: the rows that this process holds; None: all.
-        factor: on the gradient.
+        keys: of each weight's stochastic rounding. factor: on the gradient.
     """
 
     weight: Tensor
@@ -62,8 +60,6 @@ class Group:
     step: Step
     is_block_matrix: bool
     keys: Keys
-    part: Part | None
-    shards: Shards | None
     factor: float = 1.0
 
     def gradient(self, rows: slice = ALL_ROWS) -> Tensor:
@@ -71,39 +67,26 @@ class Group:
         wide = self.grad[:, rows].float()
         return wide if self.factor == 1.0 else wide * self.factor
 
-    @property
-    def whole_rows(self) -> int:
-        """n of the whole weight, all processes counted."""
-        return self.weight.shape[1] if self.part is None else self.part.shape[0]
-
     def chunks(self) -> Iterator[slice]:
         """Rows that are updated at a time."""
         return row_chunks(self.weight[0])
-
-    def sum(self, local: Tensor) -> Tensor:
-        """Sum over the processes that hold rows of this weight; overwrites `local`."""
-        return local if self.part is None or self.shards is None else self.shards.sum(local)
 
     def norm(self, parts: Iterable[Tensor]) -> float | Tensor:
         """The L2 norm of each matrix that comes in parts of its rows; on a GPU (count, 1, 1), which stay there."""
         norms = [torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32) for x in parts]
         if is_host(self.weight):
-            return self._sum_number(sum(float(norm) ** 2 for norm in norms)) ** 0.5
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return norm if self.part is None else self.sum(norm.square_()).sqrt_()
-
-    def _sum_number(self, local: float) -> float:
-        return local if self.part is None else float(self.sum(torch.tensor(local, dtype=torch.float64)))
+            return sum(float(norm) ** 2 for norm in norms) ** 0.5
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     def scaled_rate(self) -> float | Tensor:
         """The learning rate times each weight's RMS."""
         return self.step.learning_rate * at_least(EPSILON_SCALE, self.root_mean_square())
 
     def root_mean_square(self) -> float | Tensor:
-        """The RMS of each whole weight."""
-        count = self.whole_rows * self.weight.shape[2]
+        """The RMS of each weight."""
+        count = self.weight[0].numel()
         if compiled := kernels_for(self.weight):
-            return (self._sum_number(compiled.square_sum(self.weight)) / count) ** 0.5  # type: ignore[no-any-return]
+            return (compiled.square_sum(self.weight) / count) ** 0.5  # type: ignore[no-any-return]
         return self.norm(self.weight[:, rows] for rows in self.chunks()) / count**0.5
 
     def read(self, rows: slice) -> Tensor:
@@ -113,7 +96,7 @@ class Group:
         return values.mul_(1.0 - keep) if keep else values
 
     def write(self, rows: slice, values: Tensor) -> None:
-        write_rounded(self.weight[:, rows], values, self.keys, self.offset(rows))
+        write_rounded(self.weight[:, rows], values, self.keys, rows.start * self.weight.shape[2])
 
     def subtract(self, rows: slice, update: Tensor, rate: float | Tensor) -> None:
         """Decay rows of the weights and take `update` times `rate` from them; on a GPU the update is overwritten."""
@@ -125,10 +108,6 @@ class Group:
         del update
         self.write(rows, values)
 
-    def offset(self, rows: slice) -> int:
-        """Place of the first number of these rows in the whole weight."""
-        return (rows.start + (self.part.first if self.part else 0)) * self.weight.shape[2]
-
 
 class Optimizer(ABC):
     """Changes weights by their gradients.
@@ -136,20 +115,17 @@ class Optimizer(ABC):
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
         factors: name -> factor on the learning rate of a weight; 1 where absent.
-        shards: where processes hold parts of the weights: which, and how sums are formed.
     """
 
     def __init__(
         self,
         weights: dict[str, nn.Parameter],
         factors: Mapping[str, float] | None = None,
-        shards: Shards | None = None,
     ) -> None:
         self.weights = weights
         self.factors = factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
-        self.shards = shards
         self.state: dict[str, Tensor] = {}
         # on a GPU, keys of the rounding in one step, and the groups that have been rounded in it, in order
         self._placed_for = 0, 0
@@ -173,7 +149,7 @@ class Optimizer(ABC):
             if weight.grad is None:
                 continue
             name, shape, most = self.names[id(weight)], tuple(weight.shape), traits_of(weight.device).update
-            is_alone = self.shards is not None or is_host(weight)
+            is_alone = is_host(weight)
             facts = self.factors.get(name), is_matrix(name, shape), is_block_matrix(name, shape)
             kind = name if is_alone else (shape, weight.dtype, weight.grad.dtype, facts)
             if kind not in growing or (len(growing[kind]) + 1) * weight.numel() > most:
@@ -202,10 +178,9 @@ class Optimizer(ABC):
         weight = _stack([weight.data for weight in weights])
         grad = _stack([weight.grad for weight in weights if weight.grad is not None])
         state = self._state(names, weights[0])
-        part = None if self.shards is None else self.shards.parts.get(names[0])
         is_inner = is_block_matrix(names[0], shape)
         kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
-        self._update(Group(weight, grad, state, seen, is_inner, keys, part, self.shards, factor))
+        self._update(Group(weight, grad, state, seen, is_inner, keys, factor))
         for now, before in kept:
             assert finite is not None
             torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)

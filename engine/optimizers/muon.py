@@ -30,8 +30,7 @@ LEAST_NORM = 1e-15  # below which a gradient counts as empty
 class Muon(Adafactor):
     """State: a bf16 number for each weight of the matrices of blocks and their first size, Adafactor's for the rest.
 
-    Memory of an update: a copy of the matrix, three squares of its shorter side (of its columns, where rows
-    lie on several processes), and three chunks.
+    Memory of an update: a copy of the matrix, three squares of its shorter side, and three chunks.
     """
 
     def layout(self, name: str, shape: tuple[int, ...]) -> StateLayout:
@@ -42,9 +41,9 @@ class Muon(Adafactor):
     def _update(self, group: Group) -> None:
         if not group.is_block_matrix:
             return super()._update(group)
-        update, (n, m) = _momentum(group), (group.whole_rows, group.weight.shape[2])
-        # rows may lie on several processes, columns never do: the square of the columns' side is a sum over all rows
-        _orthogonalise(group, update.mT if n < m and group.part is None else update)
+        update = _momentum(group)
+        n, m = update.shape[1:]
+        _orthogonalise(update.mT if n < m else update)
         # singular values of 1 are an RMS of 1 / root of the longer side
         rate = _first_size(group) * (group.step.learning_rate * MATRIX_RATE * max(n, m) ** 0.5)
         for rows in group.chunks():
@@ -64,16 +63,14 @@ def _momentum(group: Group) -> Tensor:
         update[:, rows] = new.lerp_(moved, BETA)
         # by rows first: the order in which torch sums a whole matrix depends on the number of threads
         square += new.square_().sum(2, keepdim=True).sum(1, keepdim=True)
-    return update.div_(group.sum(square).sqrt_().clamp_(min=LEAST_NORM))
+    return update.div_(square.sqrt_().clamp_(min=LEAST_NORM))
 
 
-def _orthogonalise(group: Group, tall: Tensor) -> None:
+def _orthogonalise(tall: Tensor) -> None:
     """Bring the singular values of matrices with more rows than columns from at most 1 to about 1, in place."""
     tall, addmm = (tall[0], torch.addmm) if len(tall) == 1 else (tall, torch.baddbmm)
     for one, three, five in MUON_POLYNOMIALS:
         square = tall.mT @ tall
-        if group.part is not None:
-            square = group.sum(square.float()).to(tall.dtype)
         square = addmm(square, square, square, beta=three, alpha=five)
         for rows in row_chunks(tall if tall.dim() == 2 else tall[0]):
             part = tall[..., rows, :]

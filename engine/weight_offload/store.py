@@ -28,7 +28,7 @@ from memory.estimate.workload import FILE, ExecutionPlan
 from model.int4 import INT4, Int4Weight, empty_int4
 from model.quantization import QUANTIZED, Int8Weight, empty_quantized, replace_weight
 from model.shapes import is_matrix
-from model.t5 import T5, Parts
+from model.t5 import T5
 from settings.errors import UserError, reason_of
 from storage import is_full, make_folder
 from units import format_size
@@ -119,7 +119,7 @@ class OffloadedWeightStore(WeightStore):
 
     # --- making and filling
 
-    def make(self, model: T5) -> Parts:
+    def allocate(self, model: T5) -> None:
         """Give a model on "meta" its weights: those of offloaded blocks a slice of their block, all others memory. None is filled."""
         blocks, sizes = [block for stack in model.stacks.values() for block in stack.blocks], list[int]()
         first_of_decoder = 0
@@ -136,7 +136,6 @@ class OffloadedWeightStore(WeightStore):
         buffers = [self._buffer(max(sizes)) for _ in range(self._num_buffers)]
         mark = (Carrier(self.device) if self.carrier is None else self.carrier).mark
         self.buffers = PrefetchBuffers(self._make_backend(sizes), sizes, buffers, mark)
-        return {}
 
     def _lay_out(self, block: nn.Module, number: int) -> int:
         """Give the matrices of a block their slices; returns the bytes of the block."""
@@ -183,12 +182,6 @@ class OffloadedWeightStore(WeightStore):
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
         found = list(weights)
         with self.loaded(found), self.inner.in_compute_dtype(found):
-            yield
-
-    @contextmanager
-    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        found = list(weights)
-        with self.loaded(found), self.inner.in_storage_dtype(found):
             yield
 
     @contextmanager

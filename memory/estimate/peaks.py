@@ -3,7 +3,7 @@
 peak = base + weights + optimizer state + what the phase holds + what malloc keeps beyond its tensors. A step holds so little
 that it is counted, line by line as `engine/` makes it: gradients of one block and of the shared weights, checkpointed
 activations, saved blocks, one block's working memory (`memory.estimate.blocks`), one chunk of logits. e is the bytes of the
-compute dtype. Sharded weights (FSDP) and weight offload change the parts at the end.
+compute dtype. Weight offload changes the parts at the end.
 
 Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
 V vocabulary, L layers.
@@ -44,7 +44,6 @@ LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is dra
 SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
 ID_BYTES = 8
 ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
-STATE_BYTES = 4  # of a number of the optimizer's state, which is gathered for a save as weights are
 ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
 NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
 # What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
@@ -79,8 +78,6 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
         **({"samples": {**fixed, **samples_parts(work, choice, machine)}} if work.model.is_text else {}),
         "save": {**fixed, "buffers": SAVE_BYTES},
     }
-    if choice.shards > 1:
-        _share_out(phases, work, choice)
     passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
     most = max(passing[phase] for phase in STEP_PHASES if phase in phases)
     # the rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end
@@ -312,14 +309,11 @@ class StepPeaks:
         return elements * dtype_bytes(self.choice.storage) + state
 
     def _whole_bytes(self, matrix: int) -> int:
-        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one.
-
-        Where its rows lie on several processes, the squares are those of its columns, which may be the longer side.
-        """
+        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one."""
         if not OPTIMIZERS[self.work.optimizer].turns:
             return 0
         e = 2 if self.choice.compute == "bfloat16" else 4
-        side = (max if self.choice.shards > 1 else min)(self.c.d_model, matrix // self.c.d_model)
+        side = min(self.c.d_model, matrix // self.c.d_model)
         return (matrix + 3 * side**2) * e
 
     def _update_bytes(self, elements: int) -> int:
@@ -454,40 +448,3 @@ def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> in
     else:
         pieces = peaks.small_tensors(peaks.last_stack)
     return least + int(share * passing + PIECES_SHARE * pieces)
-
-
-def _share_out(phases: dict[str, dict[str, int]], work: Workload, choice: ExecutionPlan) -> None:
-    """Turn the parts of each phase into those of one of the processes that share weights and state, in place.
-
-    A process holds 1/p of every matrix and of its state, and the whole of one block while it runs. The gradient of a block is whole
-    until it is summed, while the rows of the block before wait for their update. The head is gathered for the loss, with a whole
-    gradient beside it; between that and the end only its rows are held.
-    """
-    counts, shards = work.counts, choice.shards
-    storage, compute = dtype_bytes(choice.storage), dtype_bytes(choice.compute)
-    table, head, block = counts["embedding"], counts["head"], max(counts["encoder"], counts["decoder"])
-    # where its rows do not part evenly they are copied to be summed, with rows of padding
-    padded = table * compute if work.model.vocab_size % shards else 0
-    # no gathered weight outlives its block, but a run with 12 saved blocks took that much more: the heap between their graphs
-    held = choice.saved_blocks * block * storage
-    ahead = 2 if choice.scores else 1  # blocks whose weights are gathered at a time: on a GPU the next one too
-    gathered = {
-        "loss": table * storage + held, "decoder backward": ahead * block * storage + held,
-        "encoder backward": ahead * block * storage + held, "block update": held,
-        "evaluation": max(table, block) * storage, "save": table * STATE_BYTES,
-    }  # fmt: skip
-    for phase, parts in phases.items():
-        parts |= {name: parts[name] // shards for name in ("weights", "optimizer state")}
-        if phase in gathered:
-            parts["gathered weights"] = gathered[phase]
-        if phase == "loss":
-            parts["gradients"] += padded
-        elif "gradients" in parts:
-            whole = min(max(0, parts["gradients"] // compute - table - head), block)
-            waiting = 0 if phase == "last update" else block // shards  # of the block before: its rows alone
-            parts["gradients"] = ((table + head) // shards + whole + waiting) * compute
-    # the tokens' gradients are added up in a whole table, twice; beside it its rows of the sum, those of the first time, and the head's
-    first = "decoder backward" if work.model.num_decoder_layers else "encoder backward"
-    rest = {k: v for k, v in phases[first].items() if k not in ("one block", "saved blocks")}
-    rest["gradients"] = (table + (2 * table + head) // shards) * compute + padded
-    phases["embedded tokens"] = rest

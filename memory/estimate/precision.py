@@ -90,7 +90,7 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     """
     asked, fast = asked_precision(config, multiplies_fast), BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
     compute = FLOAT16 if asked == "fp16" else fast
-    if asked == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16) and config.memory.shard_weights is not True:
+    if asked == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16):
         compute = FLOAT16
     # int8's products would leave fp16's range before their scales are applied
     wide, narrow, int8, int4 = (

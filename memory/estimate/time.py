@@ -203,10 +203,7 @@ def _seconds(
     recompute = 1.0 - choice.saved_blocks / total_blocks
     efficiency = _efficiency(pace, choice, work.model.d_model, tokens)
     count = work.counts["total"]
-    # an all-reduce of all gradients; sharded: a gather for each way and a reduce-scatter
-    sent = 2 * dtype_bytes(choice.compute)
-    if choice.shards > 1:
-        sent = 2 * dtype_bytes(choice.storage) + dtype_bytes(choice.compute)
+    sent = 2 * dtype_bytes(choice.compute)  # An all-reduce sends each gradient twice.
     exchange = count * (1 - 1 / machine.num_processes) * sent / WIRE_BYTES_PER_SECOND
     again = recompute * recomputed_flops(work.model, amount)
     # forward, and back to what comes before; gradients of weights are formed for those alone that learn
@@ -217,7 +214,7 @@ def _seconds(
     computing += total_blocks * choice.gradient_accumulation_steps * (2 + recompute) * pace.block_seconds
     values = (passes + recompute) * _activation_values(work.model, amount)
     computing += values * pace.value_flops / machine.rate("float32")
-    passing = 4 * _passed(work, pace, choice) / choice.shards / pace.memory_rate
+    passing = 4 * _passed(work, pace, choice) / pace.memory_rate
     passing += total_blocks * pace.update_seconds + pace.step_seconds
     busy = computing + passing
     # Offloaded weights are waited for, forward and back, each beside what it computes.

@@ -61,7 +61,7 @@ def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int
     """Frozen weights under adapters that a CPU reads from their file: no anonymous memory."""
     stored, count = work.mapped
     is_cpu = not machine.device and not machine.is_another and machine.base_bytes > 0  # another machine may be a Mac
-    is_mapped = is_cpu and stored == choice.storage and choice.shards == 1 and not choice.offloaded_blocks
+    is_mapped = is_cpu and stored == choice.storage and not choice.offloaded_blocks
     return count * dtype_bytes(stored) if is_mapped else 0
 
 

@@ -235,7 +235,6 @@ class ExecutionPlan:
         saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
         malloc: one of `limits.MALLOCS`, see `devices.malloc`.
-        shards: processes that share weights and optimizer state; 1: each holds all.
         source_sizes, target_sizes: what the tokens of a micro-batch are filled up to (`limits.filled_tokens`).
         kernels: whether compiled kernels compute where they can (`devices.kernels`).
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
@@ -252,7 +251,6 @@ class ExecutionPlan:
     compute: str
     loss_chunk_bytes: int
     malloc: str = "fast"
-    shards: int = 1
     source_sizes: tuple[int, ...] = ()
     target_sizes: tuple[int, ...] = ()
     kernels: bool = False

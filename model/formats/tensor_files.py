@@ -110,13 +110,11 @@ class TensorFolder(TensorHeaders):
             return False
         return name + SCALE not in self._files or self.shape(name + SCALE) != self.shape(name)[:1]
 
-    def copy_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
-        """Fill `target`, of any dtype and device, with as many rows as it has, from `first_row` on. Memory: one chunk."""
-        start, end = -first_row, len(target)
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Fill `target`, of the same shape and any dtype and device. Memory: one chunk."""
+        start = 0
         for chunk in self.chunks(name):
-            low, high = max(start, 0), min(start + len(chunk), end)
-            if low < high:
-                target[low:high].copy_(chunk[low - start : high - start])
+            target[start : start + len(chunk)].copy_(chunk)
             start += len(chunk)
 
     def mapped(self, name: str, dtype: torch.dtype) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Several processes, whole or sharded weights, resumed in another number: the losses are those of one process."""
+"""Several processes, resumed in another number: the losses are those of one process."""
 
 from __future__ import annotations
 
@@ -76,31 +76,13 @@ def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_
 
 
 @slow
-def test_sharded_weights_give_the_losses_of_whole_ones(pretrained: World, tmp_path: Path) -> None:
-    place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--shard_weights=True", "--run_name=sharded")
-    place.do("train", *flags, launcher=launcher(2))
-    assert pretrained.difference(place, "sharded") < SAME
-    plan = next(event for event in place.events("sharded") if event["event"] == "plan")
-    assert plan["choice"]["shards"] == 2
-    place.do("generate", f"--model={place.runs / 'sharded'}", "--input=the river", "--max_new_tokens=3")
-
-
-@slow
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("2", "3"), ("2 sharded", "1")],
-)
-def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Path, before: str, after: str) -> None:
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Path, after: int) -> None:
     place = pretrained.beside(tmp_path)
-
-    def go(how: str, *flags: str) -> None:
-        count, _, word = how.partition(" ")
-        shard = f"--shard_weights={bool(word)}"
-        place.do("train", *flags, shard, launcher=launcher(int(count)))
-
-    go(before, *pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=9")
+    flags = (*pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=9")
+    place.do("train", *flags, launcher=launcher(2))
     cut_back(place.runs / "cut")
-    go(after, "--is_keep_training=True", "--run_name=cut")
+    place.do("train", "--is_keep_training=True", "--run_name=cut", launcher=launcher(after))
     assert max(place.losses("cut")) == STEPS
     assert pretrained.difference(place, "cut") < SAME
 
@@ -117,11 +99,10 @@ def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_p
     assert pretrained.difference(place, "short") < SAME
 
 
-@pytest.mark.parametrize("shards", ["False", pytest.param("True", marks=slow)])
-def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World, tmp_path: Path, shards: str) -> None:
+def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World, tmp_path: Path) -> None:
     place = pretrained.beside(tmp_path)
     script = Path(__file__).parent / "children" / "not_finite_child.py"
-    words = place.command("train", *pretrained.train_flags, "--run_name=left_out", f"--shard_weights={shards}")
+    words = place.command("train", *pretrained.train_flags, "--run_name=left_out")
     must_succeed(script, 2, *words[1:])
     assert list(place.losses("left_out")) == list(range(1, 25))
     records = [(event["reason"], event["step"]) for event in place.events("left_out") if event["event"] == "recovery"]

@@ -19,21 +19,16 @@ CUTS = [[0, 1], [2, 3]]
 
 
 class Recording(WeightStore):
-    """Remembers what was asked for, how, and what was expected next."""
+    """Remembers what was asked for, and what was expected next."""
 
     def __init__(self) -> None:
         super().__init__(torch.float32)
-        self.asked: list[tuple[str, list[int]]] = []
+        self.asked: list[list[int]] = []
         self.expected: list[list[int]] = []
 
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        self.asked.append(("compute", [id(weight) for weight in weights]))
-        yield
-
-    @contextmanager
-    def in_storage_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
-        self.asked.append(("storage", [id(weight) for weight in weights]))
+        self.asked.append([id(weight) for weight in weights])
         yield
 
     def expect(self, weights: Iterable[nn.Parameter], upcoming: Any) -> None:
@@ -52,14 +47,11 @@ def test_the_order_is_known_before_the_pass(family: str, frozen: str) -> None:
     blockwise.loss(batch.micro_batches(model, CUTS))
     forward = list(store.asked)
     store.asked.clear()
-    blockwise.token_losses([])
-    assert store.asked == forward, "who has no rows loads what the others load"
-    store.asked.clear()
     store.expected.clear()
     blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, collected)  # type: ignore[arg-type]
     assert store.asked[: len(forward)] == forward
     groups = [[id(weight) for weight in group] for group in Schedule(model).backward()]
-    assert [weights for _, weights in store.asked[len(forward) :]] == groups[:-1]
+    assert store.asked[len(forward) :] == groups[:-1]
     assert [[id(weight) for weight in group] for group in collected.groups] == groups
-    blocks = [weights for how, weights in [*forward[:-1], *store.asked[len(forward) :]] if how == "compute"]
+    blocks = [*forward[:-1], *store.asked[len(forward) :]]
     assert store.expected == [*blocks[1:], groups[-1]], "each block is expected while the one before it computes"

@@ -103,7 +103,8 @@ def test_a_file_gives_the_bits_of_memory(
     config = small_model(family).config
     here = T5(config, dtype=dtypes[0]).initialise(2)
     store, model = offloaded(tmp_path, stores, dtypes, away), T5(config, "meta", dtypes[0])
-    model.initialise(2, store.make(model), store.filling)
+    store.allocate(model)
+    model.initialise(2, store.filling)
     assert_same(trained(here, weight_store_for(*dtypes), saved, norm), trained(model, store, saved, norm))
     absent = [weight for weight in model.parameters() if weight.untyped_storage().nbytes() < weight.nbytes]
     assert absent and all(weight.isnan().all() for weight in absent), "what is not here is NaN"
@@ -116,7 +117,8 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Offlo
     config = small_model().config
     here = T5(config, dtype=BF16).initialise(2)
     store, model = offloaded(tmp_path, stores, (BF16, FP32), 4, beside), T5(config, "meta", BF16)
-    model.initialise(2, store.make(model), store.filling)
+    store.allocate(model)
+    model.initialise(2, store.filling)
     assert_same(trained(here, weight_store_for(BF16, FP32)), trained(model, store))
 
 
@@ -131,7 +133,7 @@ def test_adapters_over_a_base_in_a_file(
     (tmp_path / "disk").mkdir()
     here = hf_format.load(tmp_path / "base", base)
     store = offloaded(tmp_path / "disk", stores, (base, FP32), 5)
-    model = hf_format.load(tmp_path / "base", base, cut=store.make, filling=store.filling)
+    model = hf_format.load(tmp_path / "base", base, allocate=store.allocate, filling=store.filling)
     settings = LoraSettings(2, 4.0, dora=dora)
     add_adapters(here, settings, seed=3)
     add_adapters(model, settings, seed=3, held=store.loaded)
@@ -151,7 +153,7 @@ def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: l
     hf_format.save(here, tmp_path / "one")
     (tmp_path / "disk").mkdir()
     store = offloaded(tmp_path / "disk", stores, (FP32, FP32), 5)
-    model = hf_format.load(tmp_path / "one", cut=store.make, filling=store.filling)
+    model = hf_format.load(tmp_path / "one", allocate=store.allocate, filling=store.filling)
     hf_format.save(model, tmp_path / "two", held=store.loaded)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -163,7 +165,8 @@ def test_it_is_loaded_saved_and_answers_block_by_block(tmp_path: Path, stores: l
 def test_a_step_reads_each_block_twice_and_writes_it_once(tmp_path: Path, stores: list[OffloadedWeightStore]) -> None:
     config = small_model().config
     store, model = offloaded(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
-    model.initialise(2, store.make(model), store.filling)
+    store.allocate(model)
+    model.initialise(2, store.filling)
     blockwise, batch = Blockwise(model, 0, store, LossSettings(), 0.0), Rectangle()
     update, whole = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), weight_store=store), 0
     for number in (1, 2, 3):
@@ -195,7 +198,8 @@ def test_a_disk_that_fails_says_so(
 ) -> None:
     config = small_model().config
     store, model = offloaded(tmp_path, stores, (BF16, BF16), 5), T5(config, "meta", BF16)
-    model.initialise(2, store.make(model), store.filling)
+    store.allocate(model)
+    model.initialise(2, store.filling)
 
     def broken(block: int, buffer: Tensor) -> None:
         raise OSError(5, "Input/output error")

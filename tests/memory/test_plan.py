@@ -193,15 +193,13 @@ def test_more_work_never_takes_less(
         assert peak_of(predict(*more, where))[1] >= peak
 
 
-def test_a_card_without_bf16_computes_in_fp16_and_shares_weights_in_fp32() -> None:
+def test_a_card_without_bf16_computes_in_fp16() -> None:
     config = settings_of(model_preset="t5-small", effective_batch_size=8)
     card = target_machine("gpu_16gb_t4")
     made, in_fp32 = plan(config, card), plan(config.changed(mixed_precision="no"), card)
     assert (made.choice.storage, made.choice.compute) == ("bfloat16", "float16")
     assert any("float16" in reason for reason in made.reasons)
     assert made.peak_bytes < 0.75 * in_fp32.peak_bytes and made.seconds < in_fp32.seconds
-    sharded = plan(config.changed(shard_weights=True), dataclasses.replace(card, num_processes=2)).choice
-    assert (sharded.compute, sharded.shards) == ("float32", 2)
 
 
 @pytest.mark.parametrize("preset", ["guide_config_1", "guide_config_2"])

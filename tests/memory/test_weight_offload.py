@@ -80,8 +80,8 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
     assert (chosen.storage, chosen.offloaded_blocks) == (storage, 4)
     choice, work = replace(chosen, offloaded_blocks=away), make_work(config, machine, 64, 32)
     store = offloaded_store(choice, devices.pick("cpu"), tmp_path)
-    cut, filling = (None, in_memory) if store is None else (store.make, store.filling)
-    model = hf_format.load(tmp_path, getattr(torch, storage), cut=cut, filling=filling)
+    allocate, filling = (None, in_memory) if store is None else (store.allocate, store.filling)
+    model = hf_format.load(tmp_path, getattr(torch, storage), allocate=allocate, filling=filling)
     here = [weight for weight in model.parameters() if weight.dtype != torch.float32]
     held = sum(weight.nbytes for weight in here if weight.untyped_storage().nbytes() >= weight.nbytes)
     small = sum(weight.numel() for weight in model.parameters() if weight.dtype == torch.float32)  # norms and bias

@@ -12,7 +12,6 @@ import torch
 
 from engine.step import Outcome
 from settings.declared import Config
-from settings.errors import DoesNotFit
 from training import recovering
 from training.divergence import MOST_IN_A_ROW, Divergence
 from training.processes.group import Group
@@ -47,17 +46,6 @@ class Live:
     def roll_back(self, reason: str) -> None:
         self.asked.append(reason)
         self.state.step = self.last_good
-
-
-def test_sharded_weights_end_where_memory_does_not_suffice() -> None:
-    live: Any = Live()
-    live.device = SimpleNamespace(is_out_of_memory=lambda error: isinstance(error, MemoryError))
-    live.engine.shards = None
-    recovering.end_sharded(live, MemoryError())
-    live.engine.shards = SimpleNamespace(rank=1)
-    recovering.end_sharded(live, ValueError("a bug"))
-    with pytest.raises(DoesNotFit, match="out of memory at step 5"):
-        recovering.end_sharded(live, MemoryError())
 
 
 def test_where_the_step_before_was_not_finite_its_rows_are_passed_over() -> None:

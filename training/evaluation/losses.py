@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,7 +78,7 @@ def evaluate(
     """
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     blockwise.objective.clear()
-    for batch in together(blockwise, batches, group) if blockwise.weight_store.is_collective else batches:
+    for batch in batches:
         part = to_micro_batch(batch, blockwise.model.config, device)
         sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
         if watch is not None and isinstance(blockwise.objective, LabelObjective):
@@ -88,19 +88,6 @@ def evaluate(
     metrics = mean_metrics(blockwise.objective, tokens, group)
     blockwise.objective.clear()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, blockwise.model.config.is_text)
-
-
-def together(blockwise: Blockwise, batches: Iterable[Batch], group: Group) -> Iterator[Batch]:
-    """The batches of this process, and for as long as others have more of them, only the gathering of weights."""
-    own = iter(batches)
-    while True:
-        batch = next(own, None)
-        if not group.all_reduce_sum(float(batch is not None))[0]:
-            return
-        if batch is None:
-            blockwise.token_losses([])  # gathers the weights with the others
-        else:
-            yield batch
 
 
 def mean_metrics(objective: Objective, count: float, group: Group) -> dict[str, float]:

@@ -47,8 +47,8 @@ def foreign_engines() -> list[str]:
     asked = [name for name in ENGINES if os.environ.get(name, "false").lower() not in ("false", "0", "")]
     return [
         say(
-            "{name} = {environ}, is another engine's: weights and optimizer states are shared by --shard_weights "
-            "here; use torchrun, or a configuration of accelerate without it",
+            "{name} = {environ}, is another engine's: here each process holds the whole model; use torchrun, or a "
+            "configuration of accelerate without it",
             name=name,
             environ=os.environ[name],
         )

@@ -19,7 +19,6 @@ from engine.objectives.labels import LabelObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
-from engine.sharding import ShardedWeightStore, Shards
 from engine.step import Engine
 from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
 from engine.weights import WeightStore, weight_store_for
@@ -79,27 +78,25 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     use(choice.kernels)
     form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
-    shards = None if choice.shards == 1 else Shards(group.rank, group.size, group.hosts)
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
-    model = _make_model(run, storage, device, shards, offloaded)
+    model = _make_model(run, storage, device, offloaded)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     factors = layerwise_factors(
         weights, config.model.num_layers, config.model.num_decoder_layers, config.train.layerwise_decay
     )
-    optimizer = OPTIMIZERS[config.train.optimizer](weights, factors, shards)
+    optimizer = OPTIMIZERS[config.train.optimizer](weights, factors)
     if run.is_resumed and run.base is not None:
-        load_optimizer(run.base, optimizer, device.torch_device, shards)
+        load_optimizer(run.base, optimizer, device.torch_device)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
     tables = (model.embedding, model.output_weight)
     weight_store: WeightStore = offloaded or weight_store_for(storage, compute, tables)
-    weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None
     blockwise = Blockwise(
         model, choice.saved_blocks, weight_store, loss, config.model.dropout_rate, objective_of(config, model),
         scaling, between_blocks_dtype=between_blocks,
     )  # fmt: skip
-    reducer = Reducer(shards, group.hosts) if group.size > 1 else None
+    reducer = Reducer(group.hosts) if group.size > 1 else None
     anomalies = Anomalies(model) if config.train.detect_anomaly else None
     update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer, anomalies)
     return Engine(blockwise, update, device, choice, group.all_reduce_sum)
@@ -115,27 +112,21 @@ def _pieces_of_new_tokens(run: ResolvedRun, home: Path) -> dict[int, list[int]]:
     return {number: ids[ids != base.unk_id].tolist() for number, ids in zip(new, encoded, strict=True)}
 
 
-def _make_model(
-    run: ResolvedRun,
-    storage: torch.dtype,
-    device: Device,
-    shards: Shards | None,
-    offloaded: OffloadedWeightStore | None,
-) -> T5:
-    """The model, filled or loaded, its adapters on; where it is sharded, this process's rows of it, and never more."""
+def _make_model(run: ResolvedRun, storage: torch.dtype, device: Device, offloaded: OffloadedWeightStore | None) -> T5:
+    """The model, filled or loaded, its adapters on."""
     config, place = run.config, device.torch_device
-    cut: hf_format.Cut | None = None if shards is None else partial(shards.cut, device=place)
-    cut, filling = (cut, in_memory) if offloaded is None else (offloaded.make, offloaded.filling)
+    allocate, filling = (None, in_memory) if offloaded is None else (offloaded.allocate, offloaded.filling)
     home = None if run.base is None else home_of(run.base, config)
     if home is not None:
         model = hf_format.load(
-            home, dtype=storage, device=place, expect=config.model, cut=cut, filling=filling, seed=config.run.seed,
-            pieces=_pieces_of_new_tokens(run, home), maps=config.lora.lora_rank > 0 and cut is None and device.name == "cpu",
+            home, dtype=storage, device=place, expect=config.model, allocate=allocate, filling=filling, seed=config.run.seed,
+            pieces=_pieces_of_new_tokens(run, home), maps=config.lora.lora_rank > 0 and offloaded is None and device.name == "cpu",
         )  # fmt: skip
-    elif cut is None:
+    elif offloaded is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)
     else:
-        empty = T5(config.model, "meta", storage)
-        model = empty.initialise(config.run.seed, cut(empty), filling)
+        model = T5(config.model, "meta", storage)
+        offloaded.allocate(model)
+        model.initialise(config.run.seed, filling)
     held = in_place if offloaded is None else offloaded.loaded
     return choose_trained(model, config, run.base, home, held)

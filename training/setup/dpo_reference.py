@@ -277,12 +277,9 @@ def _log_probabilities(
     group, batch_size = run.group, run.spec.plan.choice.eval_batch_size_per_gpu
     values = torch.zeros(len(block), 2)
     mine = np.arange(group.rank, len(block), group.size)
-    for first in range(0, -(-len(block) // group.size), batch_size):
+    for first in range(0, len(mine), batch_size):
         places = mine[first : first + batch_size]
-        # where weights are sharded, a rank without rows must take part in the forward all the same
-        rows = block[places] if len(places) else block[:1]
-        part = to_micro_batch(loader.batch_of(rows), blockwise.model.config, run.device.torch_device)
+        part = to_micro_batch(loader.batch_of(block[places]), blockwise.model.config, run.device.torch_device)
         (losses,) = blockwise.token_losses([part])
-        if len(places):
-            values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
+        values[torch.from_numpy(places)] = answer_log_probabilities(losses, part).t().float()
     return group.all_reduce(values).numpy()

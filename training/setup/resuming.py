@@ -19,7 +19,6 @@ from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.precedence import model_presets
 from training.checkpoints.runs import runs_newest_first
-from training.processes.launch import num_processes
 
 
 def goes_on(config: Config) -> bool:
@@ -118,8 +117,6 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
             )
         )
     refuse(problems)
-    if num_processes() == 1 and not config.typed("shard_weights"):
-        flags["shard_weights"] = AUTO  # one process has nobody to share with
     now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
     return load(command, {"config": str(path), **flags, **here, **now})
 

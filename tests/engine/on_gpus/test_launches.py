@@ -47,9 +47,7 @@ def test_a_smaller_card_is_given_fewer_rows() -> None:
 
 
 def test_several_processes_wait_as_often_as_one() -> None:
-    is_sharded = True
-    found = traced(step("cuda", RAGGED, processes=2, is_sharded=is_sharded))
-    assert found.waits.total() == 1 and found.kernels["c10d::_reduce_scatter_base_"] > 0
+    assert traced(step("cuda", RAGGED, processes=2)).waits.total() == 1
 
 
 def test_the_gradients_of_a_block_are_summed_in_one_collective_for_each_dtype() -> None:

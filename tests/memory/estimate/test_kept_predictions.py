@@ -48,7 +48,6 @@ KEPT: dict[str, tuple[Workload, ExecutionPlan, Machine, float, float]] = {
         585.333,
     ),
     "GPU": (EVEN, ON_GPU, CUDA, 69.32, 757.277),
-    "GPU, shared out": (EVEN, replace(ON_GPU, shards=4), replace(CUDA, num_processes=4), 67.40, 759.992),
 }
 
 

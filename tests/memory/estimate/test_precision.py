@@ -40,7 +40,7 @@ def test_fp16_is_taken_where_it_is_fast_and_bf16_is_not() -> None:
     config = load("train", {"train_file": "x"})
     assert precisions(config, TURING) == [Precision("bfloat16", "float16", "float32")]
     assert precisions(config.changed(mixed_precision="fp16"), lambda dtype: True)[0].compute == "float16"
-    words = {"mixed_precision": "bf16"}, {"mixed_precision": "no"}, {"shard_weights": True}
+    words = {"mixed_precision": "bf16"}, {"mixed_precision": "no"}
     assert all(precisions(config.changed(**word), TURING)[0].compute == "float32" for word in words)
     assert precisions(load("train", {"train_file": "x", **LORA, "lora_base": "int8"}), TURING)[0].compute == "float32"
 

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from model.t5 import T5
 from settings.declared import GenerateConfig
 from settings.errors import UserError
 from tests.training.small_trained import SHAPE
-from training.checkpoints.content import load_optimizer, write_checkpoint, write_companions
+from training.checkpoints.content import load_optimizer, write_checkpoint
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import BestMetric
 
@@ -47,9 +46,7 @@ def trained(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> tupl
 
 
 def write(folder: Path, model: T5, optimizer: Optimizer, state: TrainingState = STATE, **more: Any) -> None:
-    write_checkpoint(
-        folder, model, optimizer, partial(write_companions, tokenizer=byte_tokenizer(), state=state, **more)
-    )
+    write_checkpoint(folder, model, optimizer, byte_tokenizer(), state, **more)
 
 
 def test_how_the_model_shall_answer_is_in_its_folder(tmp_path: Path) -> None:
@@ -131,6 +128,13 @@ def test_no_state_is_unpickled(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         load_optimizer(tmp_path / "c", empty(), CPU)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_without_its_optimizer_state_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "c")
+    (tmp_path / "c" / "state" / "optimizer.safetensors").unlink()
+    with pytest.raises(UserError, match="--finetune_from"):
+        load_optimizer(tmp_path / "c", empty(), CPU)
 
 
 @pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])

@@ -136,14 +136,6 @@ def test_a_run_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> 
     assert len(refused.value.problems) == 1
 
 
-def test_one_process_goes_on_with_what_several_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = saved_run(tmp_path, shard_weights="True")
-    assert resumed_config(now(tmp_path), run_dir).memory.shard_weights == AUTO
-    assert resumed_config(now(tmp_path, shard_weights="True"), run_dir).memory.shard_weights is True
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert resumed_config(now(tmp_path), run_dir).memory.shard_weights is True
-
-
 def test_what_defines_a_run_stays_and_what_does_not_may_change(tmp_path: Path) -> None:
     run_dir = saved_run(tmp_path, effective_batch_size="6", max_target_len="30")
     defined = {"weight_decay": "0.01", "response_column": "answer", "is_finetune": "True", "d_ff": "8"}
