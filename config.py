@@ -124,9 +124,6 @@ class DataConfig:
     validation_file = None
     text_column = "text"  # text column for pretraining; naming it trains on this text even where the file has pairs
     label_column = "label"  # column of labels, for --head: one per text, or a list or string of one per token
-    # column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there
-    # is one
-    mask_column = "auto"
     label_file = None  # FASTA files with the labels of FASTA records, by id, of training and validation data
     mask_file = None  # FASTA files with masks of those labels, by id, as 0 and 1
     # preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold>
@@ -184,9 +181,8 @@ class PreferenceConfig:
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss = "sigmoid"  # sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)
-    beta = 0.1  # how closely the model stays to the reference model; not for orpo
+    beta = 0.1  # how closely the model stays to the reference model; in orpo the weight of the odds ratio
     preference_label_smoothing = 0.0  # assumed fraction of pairs with swapped labels; for sigmoid
-    orpo_lambda = 0.1  # weight of the odds ratio next to the cross-entropy; for orpo
 
 
 @declared
@@ -197,7 +193,6 @@ class LoraConfig:
     lora_alpha = "auto"  # adapters are scaled by alpha / rank; auto: twice the rank
     lora_dropout = 0.0  # dropout on the input of the adapters
     lora_targets = "auto"  # matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v
-    lora_scaling = "standard"  # alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)
     use_dora = False  # train the magnitude of each row as well as its direction (DoRA)
     # ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds
     lora_tokens = "auto"
@@ -226,9 +221,6 @@ class MemoryConfig:
     # one is clearly faster, and in a file only the blocks that do not fit elsewhere
     weights_in = "auto"
     weights_dir = "auto"  # folder of that file during the run; auto: output_dir
-    light_clean_steps = 50  # steps between light memory cleanups
-    full_clean_steps = 200  # steps between full memory cleanups
-    monitor_seconds = 0.25  # time between two memory samples
 
 
 @declared
@@ -263,18 +255,13 @@ class TokenizerConfig:
     # bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or
     # letters (one token per letter); auto: letters for proteins, else bpe
     tokenizer_type = "auto"
-    tokenizer_sample = 67108864  # most text to train a tokenizer on, sampled over the corpus
 
 
 @declared
 class CleaningConfig:
     """Which rows are dropped before training."""
 
-    clean = False  # normalise text and drop rows by the four limits below
-    min_chars = 5  # shortest row to keep
-    max_chars = None  # longest row to keep
-    min_letters = 0.4  # least fraction of letters and digits in a row
-    max_repetition = 0.9  # highest fraction of a text that zlib may save
+    clean = False  # normalise text and drop rows that are too short, have few letters or repeat themselves
     dedup = "none"  # drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)
 
 
@@ -283,7 +270,6 @@ class PrepareConfig:
     """How token shards are written."""
 
     shards_dir = "auto"  # folder for the token shards; auto: under cache_dir
-    shard_rows = 65536  # rows per shard file
     preview = 0  # show this many examples exactly as the model receives them, without writing shards
     prepare_workers = "auto"  # encoding processes; 0: none; auto: one per core, at most 4
 
@@ -315,7 +301,6 @@ class ConvertConfig:
     """What a converted model looks like."""
 
     dtype = "keep"  # dtype of the weights
-    shard_size = None  # largest weights file; none: one file
     # read pytorch_model.bin or adapter_model.bin where there is no safetensors file (torch's weights-only loader)
     allow_pickle = False
 
@@ -362,7 +347,6 @@ class AnswerConfig:
     # interrupted files are continued; none: the screen
     output = None
     generate_batch_size = "auto"  # prompts answered at once; auto: what the budget allows
-    long_prompts = "cut"  # prompts longer than max_seq_len: cut (counted and reported) or refuse
     # the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the
     # model's folder, if there (in training: none); none: any
     answers = "auto"
@@ -411,7 +395,6 @@ class BoardConfig:
     # password of the page, key of the API; auto: none on this machine only, else a random one is printed
     token = "auto"
     data_dir = "data/files"  # folder for data files and uploads
-    upload_limit = 8589934592  # largest file that may be uploaded
 
 
 @declared
@@ -419,8 +402,6 @@ class ServeConfig:
     """Limits of the API."""
 
     max_queue = 64  # most answers that may wait in the queue; further requests are turned away to retry later
-    request_timeout = 600.0  # maximum duration of a request, including queueing
-    shutdown_timeout = 30  # time for open requests to finish at shutdown
 
 
 @declared

@@ -602,9 +602,7 @@ def load_trained(
             objective, weights = ListedObjective(tree), replace(weights, is_listed=True)
         blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
-    trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
-    trained.monitor.interval_seconds = config.memory.monitor_seconds
-    return trained
+    return Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
 
 
 def _check_alike(first: ModelFolders, tokenizer: Tokenizer, model: ModelFolders) -> None:

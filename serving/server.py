@@ -31,10 +31,11 @@ from web.bodies import ByteBudget
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
+LEAVE_SECONDS = 30  # given to open answers at the end
 
 
 def serve(config: Config) -> None:
-    """Serve a model until SIGINT or SIGTERM: open requests are answered, as far as `shutdown_timeout` allows.
+    """Serve a model until SIGINT or SIGTERM: open requests are answered for `LEAVE_SECONDS` more.
 
     Raises:
         UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
@@ -52,7 +53,7 @@ def serve(config: Config) -> None:
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
-        server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
+        server = server_of(make_app(api, token, own_names(board.host)), LEAVE_SECONDS)
         with watched(trained.monitor, "--generate_batch_size=1"):
             with _ending_is_success(server):
                 server.run(sockets=[listener])
@@ -101,8 +102,8 @@ def api_of(trained: Trained, config: Config) -> Api:
     written = trained.first.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
-        engine, texts, name, made, ByteBudget(request_memory), config.generate, config.serve.request_timeout,
-        config.run.seed if config.given("seed") else None,
+        engine, texts, name, made, ByteBudget(request_memory), config.generate,
+        seed=config.run.seed if config.given("seed") else None,
         other_names=frozenset([str(config.checkpoint.model), str(trained.first.folder), str(trained.first.folder.resolve())]),
     )  # fmt: skip
 

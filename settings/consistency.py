@@ -64,7 +64,6 @@ def unheeded(config: Config, command: str) -> list[str]:
     learns_pairs = train.is_finetune or data.objective in ("pairs", PREFERENCES)
     trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate", "chat")
     idle: dict[str, tuple[bool, str]] = {
-        **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0 and config.answer.candidates == 1, "--temperature=0.7")),
         **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
@@ -221,8 +220,7 @@ def _preferences(config: Config) -> Iterator[str]:
     chosen = config.preference.preference_loss
     unheeded = {
         "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""), "loss_over": (True, ""),
-        "beta": (chosen == "orpo", say("; see orpo_lambda")), "preference_label_smoothing": (chosen != "sigmoid", ""),
-        "orpo_lambda": (chosen != "orpo", say("; see beta")),
+        "preference_label_smoothing": (chosen != "sigmoid", ""),
     }  # fmt: skip
     hints = {name: hint for name, (has_no_effect, hint) in unheeded.items() if has_no_effect}
     for name, value in _not_default(config, hints):

@@ -135,9 +135,6 @@ class DataConfig:
     label_column: str = defining(
         "label", "column of labels, for --head: one per text, or a list or string of one per token"
     )
-    mask_column: str | Auto = defining(
-        AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
-    )  # fmt: skip
     label_file: str | None = defining(
         None, "FASTA files with the labels of FASTA records, by id, of training and validation data"
     )
@@ -318,11 +315,12 @@ class PreferenceConfig:
         "sigmoid", "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
         choices=("sigmoid", "ipo", "orpo"),
     )  # fmt: skip
-    beta: float = defining(0.1, "how closely the model stays to the reference model; not for orpo", above=0.0)
+    beta: float = defining(
+        0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0
+    )
     preference_label_smoothing: float = defining(
         0.0, "assumed fraction of pairs with swapped labels; for sigmoid", low=0.0, high=0.49
     )
-    orpo_lambda: float = defining(0.1, "weight of the odds ratio next to the cross-entropy; for orpo", above=0.0)
 
 
 @dataclass(frozen=True)
@@ -335,10 +333,6 @@ class LoraConfig:
     lora_targets: str | Auto = defining(
         AUTO, "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v"
     )
-    lora_scaling: str = defining(
-        "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
-        choices=("standard", "rank_stabilised"),
-    )  # fmt: skip
     use_dora: bool = defining(False, "train the magnitude of each row as well as its direction (DoRA)")
     lora_tokens: str | Auto | None = defining(
         AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",
@@ -382,9 +376,6 @@ class MemoryConfig:
         "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),
     )  # fmt: skip
     weights_dir: str | Auto = setting(AUTO, "folder of that file during the run; auto: output_dir", is_place=True)
-    light_clean_steps: int = setting(50, "steps between light memory cleanups", low=1)
-    full_clean_steps: int = setting(200, "steps between full memory cleanups", low=1)
-    monitor_seconds: float = setting(0.25, "time between two memory samples", unit="seconds", low=0.01, high=60.0)
 
 
 @dataclass(frozen=True)
@@ -430,18 +421,15 @@ class TokenizerConfig:
         "(one token per letter); auto: letters for proteins, else bpe",
         choices=("bpe", "unigram", "byte", "words", "letters"),
     )  # fmt: skip
-    tokenizer_sample: Size = setting(64 * 2**20, "most text to train a tokenizer on, sampled over the corpus")
 
 
 @dataclass(frozen=True)
 class CleaningConfig:
     """Which rows are dropped before training."""
 
-    clean: bool = defining(False, "normalise text and drop rows by the four limits below")
-    min_chars: int = defining(5, "shortest row to keep", unit="characters", low=1)
-    max_chars: int | None = defining(None, "longest row to keep", unit="characters", low=1)
-    min_letters: float = defining(0.4, "least fraction of letters and digits in a row", low=0.0, high=1.0)
-    max_repetition: float = defining(0.9, "highest fraction of a text that zlib may save", low=0.0, high=1.0)
+    clean: bool = defining(
+        False, "normalise text and drop rows that are too short, have few letters or repeat themselves"
+    )
     dedup: str = defining(
         "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)",
         choices=("none", "exact", "near"),
@@ -453,7 +441,6 @@ class PrepareConfig:
     """How token shards are written."""
 
     shards_dir: str | Auto = setting(AUTO, "folder for the token shards; auto: under cache_dir")
-    shard_rows: int = setting(65536, "rows per shard file", unit="rows", low=64)
     preview: int = setting(
         0, "show this many examples exactly as the model receives them, without writing shards", unit="rows", low=0
     )
@@ -492,7 +479,6 @@ class ConvertConfig:
     """What a converted model looks like."""
 
     dtype: str = setting("keep", "dtype of the weights", choices=("keep", "fp32", "bf16", "fp16"))
-    shard_size: Size | None = setting(None, "largest weights file; none: one file")
     allow_pickle: bool = setting(
         False,
         "read pytorch_model.bin or adapter_model.bin where there is no safetensors file (torch's weights-only loader)",
@@ -562,9 +548,6 @@ class AnswerConfig:
     generate_batch_size: int | Auto = setting(
         AUTO, "prompts answered at once; auto: what the budget allows", unit="rows", low=1
     )
-    long_prompts: str = setting(
-        "cut", "prompts longer than max_seq_len: cut (counted and reported) or refuse", choices=("cut", "refuse")
-    )
     answers: str | Auto | None = defining(
         AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
         "model's folder, if there (in training: none); none: any",
@@ -627,7 +610,6 @@ class BoardConfig:
         AUTO, "password of the page, key of the API; auto: none on this machine only, else a random one is printed"
     )
     data_dir: str = setting("data/files", "folder for data files and uploads")
-    upload_limit: Size = setting(8 * 2**30, "largest file that may be uploaded")
 
 
 @dataclass(frozen=True)
@@ -636,12 +618,6 @@ class ServeConfig:
 
     max_queue: int = setting(
         64, "most answers that may wait in the queue; further requests are turned away to retry later", low=0, high=4096
-    )
-    request_timeout: float = setting(
-        600.0, "maximum duration of a request, including queueing", unit="seconds", above=0.0, high=86400.0
-    )
-    shutdown_timeout: int = setting(
-        30, "time for open requests to finish at shutdown", unit="seconds", low=0, high=3600
     )
 
 
@@ -717,7 +693,7 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # which rows are read, and how they become text
 ROWS = (
-    "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
+    "train_file", "validation_file", "text_column", "label_column", "label_file", "mask_file", "prepare_text",
     "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "items_column", "item_file", "item_separator", "history_items", "holdout", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip
@@ -746,7 +722,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "evaluate": (
         "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
-        "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
+        "eval_batch_size_per_gpu", "ultra_low_mem", *USE,
     ),
     "generate": (
         "checkpoint", "answer", "generate", "prompt_column", "items_column", "item_file", "item_separator", "history_items", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",

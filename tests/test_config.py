@@ -144,7 +144,7 @@ def test_files(tmp_path: Path) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     for command, flags in (
         ("train", {"model_preset": "t5-v1.1-small", "memory_budget": "1.3G", "seed": "9", "train_file": "a b,ü"}),
-        ("dpo", {"train_file": "x", "preference_loss": "orpo", "orpo_lambda": "0.3"}),
+        ("dpo", {"train_file": "x", "preference_loss": "orpo", "beta": "0.3"}),
     ):
         first = load(command, flags)
         first.save(tmp_path / "config.json")
@@ -180,8 +180,8 @@ def test_round_trip(tmp_path: Path) -> None:
         ("train", dict(is_finetune="True", text_column="body"), ["text_column"]),
         (
             "dpo",
-            dict(is_finetune="True", label_smoothing="0.1", z_loss="1e-4", preference_loss="orpo", beta="0.3"),
-            ["is_finetune", "label_smoothing", "z_loss", "beta"],
+            dict(is_finetune="True", label_smoothing="0.1", z_loss="1e-4", preference_loss="orpo"),
+            ["is_finetune", "label_smoothing", "z_loss"],
         ),
         (
             "generate",

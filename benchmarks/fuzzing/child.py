@@ -120,7 +120,7 @@ def shards_folder(folder: Path, kind: str, checked: bool) -> None:
 def config_for(folder: Path, train_file: Path, objective: str) -> Any:
     flags = {
         "train_file": train_file, "shards_dir": folder, "cache_dir": folder.with_name("cache"), "objective": objective,
-        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32, "shard_rows": 64,
+        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32,
     }  # fmt: skip
     return load("prepare", {name: str(value) for name, value in flags.items()})
 

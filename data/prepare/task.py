@@ -33,7 +33,6 @@ from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
 from data.sources.reading import CONVERSATIONS, head_of, item_writing, read_rows, recognised_columns, what_it_teaches
-from data.text.clean import Cleaning
 from data.text.conversations import ANSWERS, Examples
 from data.text.histories import code_tokens
 from data.text.labels import MOST_LABELS, in_order, is_fraction
@@ -52,6 +51,7 @@ from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
 FLAG = "--validation_file"
+SAMPLE_BYTES = 64 * 2**20  # most text that a tokenizer is trained on, an even sample of the data
 QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
 QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
 Rows = list[tuple[str, str]]  # of a table
@@ -250,9 +250,8 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Column
     if kind == STREAM:
         return Columns((data.text_column,))
     if kind in HEADS:
-        mask = "" if data.mask_column == AUTO else data.mask_column
         is_protein = data.prepare_text != "none"
-        return Columns((data.text_column,), head=kind, label=data.label_column, mask=mask, is_protein=is_protein)
+        return Columns((data.text_column,), head=kind, label=data.label_column, is_protein=is_protein)
     asked = PAIRS if kind == HISTORIES else kind
     if sources and (known := recognised_columns(data, asked, sources[0])) is not None:
         return known
@@ -269,13 +268,11 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     Raises:
         UserError: the template is wrong.
     """
-    chosen = config.cleaning
-    cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
-    template = None
+    clean, template = config.cleaning.clean, None
     if kind in (PAIRS, PREFERENCES) and tokenizer_dir is not None:
         template = template_of(config.data, tokenizer_dir)
     writing = None if columns.writing is None else replace(columns.writing, texts=None)
-    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text, writing)
+    return Examples(clean, template, columns.form, config.data.expand_turns, config.data.prepare_text, writing)
 
 
 def tokenizer_type_of(config: Config, task: Task) -> str:
@@ -420,7 +417,7 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
         "type": kind, "vocab_size": config.model.vocab_size,
-        "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
+        "max_samples": data.max_samples, "skip": data.skip_bad_rows,
         **({"prepare": PROSTT5} if data.prepare_text == PROSTT5 else {}),
     }  # fmt: skip
     folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
@@ -457,10 +454,9 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     source = f"--train_file = {','.join(task.parts)}"
     added = PREFIXES if config.data.prepare_text == PROSTT5 else ()
     limits = tokenizer_limits(config)
-    sample_bytes = config.tokenizer.tokenizer_sample
     try:
         return train_tokenizer(
-            texts(), kind, config.model.vocab_size, sample_bytes, source, limits, config.data.cache_dir, added
+            texts(), kind, config.model.vocab_size, SAMPLE_BYTES, source, limits, config.data.cache_dir, added
         )
     except UserError as error:
         raise UserError(*map(bad_rows.explain, error.problems)) from None

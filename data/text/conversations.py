@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from data.text.cells import parsed
-from data.text.clean import Cleaning, Dropped
+from data.text.clean import Dropped, fault, normalise
 from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
@@ -139,7 +139,7 @@ class Examples:
 
     Args:
         template: puts the prompt into words; None: rows are plain text.
-        cleaning: what is done to every text before.
+        clean: whether texts are normalised, and rows dropped that are not worth training on.
         form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
             with the turns before), "answers" (prompt, and JSON of the right answers), "histories" (JSON of the items' texts), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
         each_turn: whether every answer of a conversation is learnt, not only its last.
@@ -147,7 +147,7 @@ class Examples:
         writing: how the items of histories are written.
     """
 
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    clean: bool = False
     template: Template | None = None
     form: str = "plain"
     each_turn: bool = False
@@ -168,24 +168,27 @@ class Examples:
                 continue
             references = json.loads(row[1])[1:] if self.form == ANSWERS else []
             for before, raw in self._parts(row):
-                texts, fault = self.cleaning.row(raw)
+                texts = tuple(map(self._cleaned, raw))
                 if (unfit := answers_fault(texts)) is not None:
                     left.dropped.add(unfit, texts)
                 elif not all(text and not text.isspace() for text in texts):
                     left.blank += 1
-                elif fault is not None:
-                    left.dropped.add(fault, texts)
+                elif self.clean and (reason := fault(texts)) is not None:
+                    left.dropped.add(reason, texts)
                 else:
                     turns: list[Turn] = []
                     if self.template is not None:
-                        turns = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
+                        turns = [(role, self._cleaned(text)) for role, text in before]
                         turns.append((USER, texts[0]))
                         texts = (self.template.prompt(turns), *texts[1:])
                     left.texts.append(texts)
                     left.turns.append(turns)
-                    left.references.append([self.cleaning.row((text,))[0][0] for text in references])
+                    left.references.append([self._cleaned(text) for text in references])
                     left.places.append(place)
         return left
+
+    def _cleaned(self, text: str) -> str:
+        return normalise(text) if self.clean else text
 
     def texts(self, row: Row) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""

@@ -235,16 +235,12 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
     assert told == "--split_prompts = 25, has no effect in chat, which answers whole prompts"
 
 
-def test_long_prompts_are_cut_and_counted_or_refused(
+def test_prompts_that_are_too_long_are_cut_and_counted(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
     generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
     assert "truncated to --max_seq_len=16: 2 prompts, first " in capsys.readouterr().out
-    with pytest.raises(
-        UserError, match=r"p.jsonl, line 3: the prompt has 17 tokens, --max_seq_len = 16 allows no more"
-    ):
-        generate(settings(folder, input=source, output=tmp_path / "no.jsonl", max_seq_len=16, long_prompts="refuse"))
 
 
 def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(

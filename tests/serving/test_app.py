@@ -214,7 +214,7 @@ def test_more_answers_than_are_ever_taken_are_no_matter_of_waiting() -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, is_streamed: bool) -> None:
-    api = make_api(request_timeout=0.01)
+    api = replace(make_api(), seconds=0.01)
     gate = Gate(api, monkeypatch)
     with client_of(api) as client:
         answer = chat(client, stream=is_streamed)

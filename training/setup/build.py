@@ -67,7 +67,7 @@ def objective_of(config: Config, model: T5, tree: AnswerTree | None) -> Objectiv
     if config.data.objective != PREFERENCES:
         return Objective() if tree is None or config.train.loss_over == VOCABULARY else ListedObjective(tree)
     how = config.preference
-    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing, how.orpo_lambda)
+    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing)
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 

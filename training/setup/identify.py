@@ -93,7 +93,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     """
     run = ResolvedRun(config, config, group)
     run.budget = host_budget(config.memory.memory_budget, local_processes())
-    run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
+    run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone()))
     run.lock = held.enter_context(RunLock())
     run.heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
     name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
