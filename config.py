@@ -91,7 +91,6 @@ class TrainConfig:
     # tokens that each token of an answer is compared with in the loss: all of the vocabulary, or with answers those by
     # which an answer of the list (--answers) may go on
     loss_over = "vocabulary"
-    z_loss = 0.0  # weight of the squared log-partition in the loss
     # weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced
     # (inverse to their frequency); none: 1 each
     class_weights = None

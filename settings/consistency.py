@@ -219,7 +219,7 @@ def _preferences(config: Config) -> Iterator[str]:
         return
     chosen = config.preference.preference_loss
     unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""), "loss_over": (True, ""),
+        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "loss_over": (True, ""),
         "preference_label_smoothing": (chosen != "sigmoid", ""),
     }  # fmt: skip
     hints = {name: hint for name, (has_no_effect, hint) in unheeded.items() if has_no_effect}
@@ -243,7 +243,7 @@ def _of_heads(config: Config) -> Iterator[str]:
             )
         idle, hint = ["labels", "pooling", "head_kind", "class_weights"], say("name --head=sequence or token")
     else:
-        idle = ["z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
+        idle = ["loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
         hint = say("omit it")
     if head == TOKEN:
         idle.append("pooling")

@@ -280,7 +280,6 @@ class TrainConfig:
         "vocabulary", "tokens that each token of an answer is compared with in the loss: all of the vocabulary, or with answers those by which "
         "an answer of the list (--answers) may go on", choices=("vocabulary", "answers"),
     )  # fmt: skip
-    z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", low=0.0, high=1.0)
     class_weights: str | None = defining(
         None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
         "to their frequency); none: 1 each",

@@ -180,8 +180,8 @@ def test_round_trip(tmp_path: Path) -> None:
         ("train", dict(is_finetune="True", text_column="body"), ["text_column"]),
         (
             "dpo",
-            dict(is_finetune="True", label_smoothing="0.1", z_loss="1e-4", preference_loss="orpo"),
-            ["is_finetune", "label_smoothing", "z_loss"],
+            dict(is_finetune="True", label_smoothing="0.1", preference_loss="orpo"),
+            ["is_finetune", "label_smoothing"],
         ),
         (
             "generate",

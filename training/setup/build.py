@@ -95,7 +95,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     if run.is_resumed and run.base is not None:
         load_optimizer(run.base, optimizer, device.torch_device, shards)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
-    loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
+    loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing)
     tables = (model.embedding, model.output_weight)
     weight_store: WeightStore = offloaded or weight_store_for(storage, compute, tables)
     weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
