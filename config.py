@@ -25,7 +25,7 @@ class T5ModelConfig:
     d_kv = 64  # size of one attention head, independent of d_model
     d_ff = 2048  # inner size of the feed-forward layers
     num_layers = 6  # encoder blocks; named alone, also decoder blocks where both stacks are equal
-    num_decoder_layers = 6  # decoder blocks; 0: an encoder, which needs a head
+    num_decoder_layers = 6  # decoder blocks; 0: an encoder, which needs a head; 0 with a head
     num_heads = 8  # attention heads
     relative_attention_num_buckets = 32  # buckets of the relative position bias
     relative_attention_max_distance = 128  # distance beyond which positions share one bucket
@@ -33,8 +33,8 @@ class T5ModelConfig:
     layer_norm_epsilon = 1e-06  # epsilon of the RMS norms
     initializer_factor = 1.0  # factor on T5's initial standard deviations
     feed_forward_proj = "relu"  # activation function
-    tie_word_embeddings = True  # share one table between embedding and output
-    scale_decoder_outputs = True  # scale the output by d_model^-0.5 (T5 1.0)
+    tie_word_embeddings = True  # share one table between embedding and output; with a head over a preset too
+    scale_decoder_outputs = True  # scale the output by d_model^-0.5 (T5 1.0); with a head over a preset too
     bias_in_every_layer = False  # one position bias table per block (UMT5)
     pad_token_id = 0  # id of the padding token
     eos_token_id = 1  # id of the end-of-sequence token
@@ -72,7 +72,7 @@ class TrainConfig:
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
     gradient_accumulation_steps = "auto"  # micro-batches per step and process
     # adafactor (T5's own), adamw_rms (AdamW scaled by each weight's RMS), adamw_8bit (adamw_rms with 8-bit moments),
-    # adamw, sinkgd (no state for the blocks), or muon (lowest loss per token)
+    # adamw, sinkgd (no state for the blocks), or muon (lowest loss per token); adamw with adapters
     optimizer = "adafactor"
     # how bf16 weights take small updates: stochastic, compensated (one more byte per weight) or nearest (loses them)
     bf16_rounding = "stochastic"
@@ -95,7 +95,7 @@ class TrainConfig:
     # (inverse to their frequency); none: 1 each
     class_weights = None
     eval_steps = "auto"  # steps between evaluations; auto: a fifth of all, at most 1000
-    eval_rows = 64  # maximum validation rows per evaluation; with a head 4096 unless it is given
+    eval_rows = 64  # maximum validation rows per evaluation; 4096 with a head
     save_steps = "auto"  # steps between checkpoints; auto: a tenth of all, at most 1000
     keep_latest_n_ckp = 2  # recent checkpoints to keep besides the best
     # evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as it
@@ -156,9 +156,10 @@ class DataConfig:
     # file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens
     extra_tokens = None
     # training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5);
-    # auto: span for text, pairs for prompt and response; the command dpo takes preferences
+    # auto: span for text, pairs for prompt and response; the command dpo takes preferences; preferences in dpo, that of
+    # the head, span where a text_column is named
     objective = "auto"
-    max_seq_len = 512  # maximum encoder input; with a head nothing is cut unless it is given
+    max_seq_len = 512  # maximum encoder input; 65536 with a head, so that nothing is cut
     max_target_len = "auto"  # longest decoder input; auto: what span corruption needs, or max_seq_len for pairs
     noise_density = 0.15  # fraction of tokens that span corruption and denoise mask
     mean_noise_span_length = 3.0  # mean length of a masked span

@@ -56,10 +56,11 @@ from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import answer_problems, idle_search, ranking_problems
+from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
 from settings.fields import AUTO, counted, near_path, parse, read_settings_file
+from settings.needs import without_effect
 from training.checkpoints.runs import model_folder, newest_run
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -355,12 +356,9 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
-    refuse(
-        problems
-        or [say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in answer_problems(config)]
-    )
-    refuse(list(ranking_problems(config)))
-    notes = [*(idle_search(config) if searches else []), *notes]
+    wrong = broken(ANSWER_RULES, config)
+    refuse(problems or [say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in wrong])
+    refuse([*ranking_problems(config), *(without_effect(config, ("num_beams", "temperature")) if searches else [])])
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())
         text = "generating with {settings} from the model's {file}; flags override it"

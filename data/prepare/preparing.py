@@ -226,7 +226,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
     except UserError as error:  # of all that is named, what is missing is told at once
         raise UserError(*error.problems, *file_problems(data)) from None
     task = _with_names(config, task, once)
-    check_heeded(data, task)
+    check_heeded(config, task)
     if task.shards is not None:
         _refuse_changes(config, raw)
         train = _place(task.shards, TRAIN)

@@ -48,6 +48,7 @@ from settings.consistency import HEADS, LAST
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
+from settings.needs import without_effect
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
 FLAG = "--validation_file"
@@ -203,42 +204,31 @@ def _for_dpo(data: DataConfig) -> UserError:
     )
 
 
-def check_heeded(data: DataConfig, task: Task) -> None:
-    """Refuse settings that the rows of a task do not heed; raises UserError."""
-    kind = task.kind
-    turns = ("messages_column", "history_column", "items_column")
-    worded = ("prompt_template", "source_prefix")
-    idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
-    if kind == PAIRS and data.messages_column != AUTO:
-        idle = ("history_column",)
-    idle = (*worded, "messages_column", "history_column") if kind == HISTORIES else (*idle, "item_file")
-    problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
-    if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form in ("plain", ANSWERS)):
-        problems.append("expand_turns")
-    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
-        problems.append("prepare_text")
-    if kind != HISTORIES:
-        problems += ["holdout"] * (data.holdout == LAST)
-        problems += ["reverse_histories"] * (data.reverse_histories > 0)
-    if problems:
-        kinds = {
-            STREAM: say("text for pretraining"),
-            PAIRS: say("these pairs"),
-            PREFERENCES: say("preferences"),
-            HISTORIES: say("histories"),
-        }
-        what = kinds.get(kind, say("texts with labels"))
-        raise UserError(
+def check_heeded(config: Config, task: Task) -> None:
+    """Refuse settings that have no effect on the rows of a task; raises UserError."""
+    data = config.data
+    idle = list[str]()
+    if task.kind == HISTORIES:
+        worded = ("prompt_template", "source_prefix", "messages_column", "history_column")
+        idle = [name for name in worded if getattr(data, name) not in (AUTO, None)]
+    else:
+        idle += ["item_file"] * (data.item_file is not None)
+        idle += ["items_column"] * (data.items_column != AUTO and task.kind != PAIRS)
+        idle += ["holdout"] * (data.holdout == LAST)
+        idle += ["reverse_histories"] * (data.reverse_histories > 0)
+    if task.kind == PAIRS and data.messages_column != AUTO and data.history_column is not None:
+        idle.append("history_column")
+    if data.expand_turns and task.kind == PAIRS and task.shards is None and task.columns.form in ("plain", ANSWERS):
+        idle.append("expand_turns")
+    refuse(
+        [
+            *without_effect(config.changed(objective=task.objective), ("objective",)),
             *(
-                say(
-                    "--{name} = {value}, has no effect on {what}; omit it",
-                    name=name,
-                    value=getattr(data, name),
-                    what=what,
-                )
-                for name in problems
-            )
-        )
+                say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=getattr(data, name))
+                for name in idle
+            ),
+        ]
+    )
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
