@@ -59,6 +59,20 @@ def _optimizer(s: Any) -> str:
     return "adamw" if s.lora_rank and s.origin("optimizer") is None else str(s.optimizer)
 
 
+class Noting:
+    """A group that notes which of its settings are read."""
+
+    def note_reads(self, names: set[str]) -> None:
+        """Add the name of each setting that is read from now on to `names`."""
+        object.__setattr__(self, "_reads", names)
+
+    def __getattribute__(self, name: str) -> Any:
+        known: dict[str, Any] = object.__getattribute__(self, "__dict__")
+        if name in known and "_reads" in known:
+            known["_reads"].add(name)
+        return object.__getattribute__(self, name)
+
+
 @dataclass(frozen=True)
 class T5ModelConfig:
     """The shape of a T5 model. Names and meaning follow the T5 paper and Hugging Face's `T5Config`."""
@@ -159,7 +173,7 @@ class T5ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Noting):
     """The data, and how it becomes training examples."""
 
     train_file: str | None = defining(
@@ -288,7 +302,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Noting):
     """Steps, batch size, optimizer, learning rate, evaluation and checkpoints."""
 
     is_finetune: bool = defining(False, "finetune a trained model on prompt and response pairs")
@@ -389,7 +403,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class PreferenceConfig:
+class PreferenceConfig(Noting):
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss: str = defining(
@@ -405,7 +419,7 @@ class PreferenceConfig:
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Noting):
     """Adapters trained on top of frozen weights: LoRA and DoRA."""
 
     lora_rank: int = defining(0, "LoRA rank; 0: no adapters, all weights are trained", low=0, high=4096)
@@ -433,7 +447,7 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Noting):
     """The memory budget, and the techniques that keep to it."""
 
     memory_budget: Size | Auto = setting(
@@ -470,7 +484,7 @@ class MemoryConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Noting):
     """Names, folders, device and output."""
 
     run_name: str | Auto = setting(
@@ -504,7 +518,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Noting):
     """How a tokenizer is trained."""
 
     tokenizer_type: str | Auto = setting(
@@ -515,7 +529,7 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True)
-class CleaningConfig:
+class CleaningConfig(Noting):
     """Which rows are dropped before training."""
 
     clean: bool = defining(
@@ -528,7 +542,7 @@ class CleaningConfig:
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Noting):
     """How token shards are written."""
 
     shards_dir: str | Auto = setting(AUTO, "folder for the token shards; auto: under cache_dir")
@@ -541,7 +555,7 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Noting):
     """The machine to plan for, and the form of the output."""
 
     target: str | Auto = setting(
@@ -555,7 +569,7 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Noting):
     """The trained model to use."""
 
     model: str | Auto = setting(
@@ -566,7 +580,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class ConvertConfig:
+class ConvertConfig(Noting):
     """What a converted model looks like."""
 
     dtype: str = setting("keep", "dtype of the weights", choices=("keep", "fp32", "bf16", "fp16"))
@@ -577,7 +591,7 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Noting):
     """The format to export to."""
 
     format: str | None = setting(
@@ -587,7 +601,7 @@ class ExportConfig:
 
 
 @dataclass(frozen=True)
-class GenerateConfig:
+class GenerateConfig(Noting):
     """How answers are decoded."""
 
     max_new_tokens: int = setting(
@@ -636,7 +650,7 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True)
-class AnswerConfig:
+class AnswerConfig(Noting):
     """Prompts, and where the answers go."""
 
     input: str | None = setting(
@@ -669,7 +683,7 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
-class EmbedConfig:
+class EmbedConfig(Noting):
     """Which vectors of texts are written."""
 
     vectors: str = setting(
@@ -678,7 +692,7 @@ class EmbedConfig:
 
 
 @dataclass(frozen=True)
-class MetricsConfig:
+class MetricsConfig(Noting):
     """How answers are scored."""
 
     metrics: str | Auto = setting(
@@ -693,7 +707,7 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
-class ChatConfig:
+class ChatConfig(Noting):
     """The conversation in the terminal."""
 
     system_prompt: str | None = setting(None, "system prompt of the conversation")
@@ -704,7 +718,7 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
-class BoardConfig:
+class BoardConfig(Noting):
     """Address, access and files of the page and the API."""
 
     host: str = setting("127.0.0.1", "address to listen on; one that others can reach always requires a token")
@@ -718,7 +732,7 @@ class BoardConfig:
 
 
 @dataclass(frozen=True)
-class ServeConfig:
+class ServeConfig(Noting):
     """Limits of the API."""
 
     max_queue: int = setting(
@@ -727,7 +741,7 @@ class ServeConfig:
 
 
 @dataclass(frozen=True)
-class ListingConfig:
+class ListingConfig(Noting):
     """Deleting runs."""
 
     delete: str | None = setting(None, "name of a run to delete, with its model and checkpoints")
@@ -763,6 +777,13 @@ class Config:
     model_preset: str = "tiny"
     origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
     is_record: bool = False  # whether its file is what a run has saved, which names all settings, chosen or not
+    # Settings that somebody has read, those of the model aside; `changed`, `as_dict` and `save` read none.
+    reads: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for settings in vars(self).values():
+            if isinstance(settings, Noting):
+                settings.note_reads(self.reads)
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file", "edited" in `config.py`, or "preset"; None: the default."""
@@ -781,14 +802,16 @@ class Config:
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             groups.setdefault(settings_by_name()[name][0], {})[name] = value
-        changes: dict[str, Any] = {
-            group: dataclasses.replace(getattr(self, group), **members) for group, members in groups.items()
-        }
+        changes: dict[str, Any] = {}
+        for group, members in groups.items():
+            settings = getattr(self, group)
+            known = {member.name: vars(settings)[member.name] for member in dataclasses.fields(settings)}
+            changes[group] = type(settings)(**{**known, **members})
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
-        values = {name: getattr(getattr(self, group), name) for name, (group, _) in settings_by_name().items()}
+        values = {name: vars(getattr(self, group))[name] for name, (group, _) in settings_by_name().items()}
         return {"model_preset": self.model_preset, **values}
 
     def save(self, path: Path) -> None:
@@ -796,7 +819,7 @@ class Config:
         path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
-GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.default_factory is not dataclasses.MISSING}
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if str(f.type).endswith("Config")}
 # Sets of settings that several commands take: of groups, single settings and other sets.
 SETS = {
     "folders": "output_dir log_dir language",

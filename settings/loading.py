@@ -62,7 +62,7 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
         wrong = [*check(config, command), *without_effect(config, _decided(command))]
         problems += [_placed(problem, config) for problem in wrong]
     refuse(problems)
-    return config
+    return dataclasses.replace(config, reads=set())  # What the checks have read is not in use yet.
 
 
 def _derived(config: Config, command: str) -> dict[str, Any]:

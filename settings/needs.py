@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from language import Message, join, say
 from settings.consistency import HEADS
-from settings.declared import Config, settings_by_name
+from settings.declared import Config, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
 
 STRENGTH = (None, "preset", "edited", "file", "flag")  # Origins of values, each stronger than those before it.
@@ -25,8 +25,7 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
     values["objective"] = _objective_of(config)
     found = list[Message]()
     for name, (_, member) in settings.items():
-        is_named = config.given(name) and values[name] != member.default
-        if not is_named or (config.is_record and origins[name] == "file"):
+        if not _is_chosen(config, name, values[name], member.default):
             continue
         for need in member.metadata["needs"]:
             is_weaker = STRENGTH.index(origins[name]) < STRENGTH.index(origins.get(need.name))
@@ -34,6 +33,21 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
             if need.name in decided and not is_weaker and not need.allows(values[need.name], default):
                 found.append(_sentence(name, show(member, values[name]), need, values[need.name]))
     return found
+
+
+def unread(config: Config, command: str) -> list[Message]:
+    """What the user has named and nobody has read until now, each in a sentence; the shape of the model aside."""
+    values = config.as_dict()
+    return [
+        say("--{name} = {value}, has no effect on this run", name=name, value=show(member, values[name]))
+        for name, (group, member) in flags_of(command).items()
+        if group != "model" and name not in config.reads and _is_chosen(config, name, values[name], member.default)
+    ]
+
+
+def _is_chosen(config: Config, name: str, value: object, default: object) -> bool:
+    is_saved = config.is_record and config.origin(name) == "file"
+    return config.given(name) and value != default and not is_saved
 
 
 def _objective_of(config: Config) -> str:
