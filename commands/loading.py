@@ -356,8 +356,9 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
-    wrong = broken(ANSWER_RULES, config)
-    refuse(problems or [say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in wrong])
+    for problem in broken(ANSWER_RULES, config) if not problems else []:
+        problems.append(say("{file}: {problem}", file=GENERATION_FILE, problem=problem))
+    refuse(problems)
     refuse([*ranking_problems(config), *(without_effect(config, ("num_beams", "temperature")) if searches else [])])
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())

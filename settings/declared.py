@@ -60,17 +60,25 @@ def _optimizer(s: Any) -> str:
 
 
 class Noting:
-    """A group that notes which of its settings are read."""
+    """A group that notes which of its settings are read, once it is part of a `Config`.
+
+    The groups of the model and of decoding do not, for they are read at every step.
+    """
+
+    __slots__ = ("_reads",)  # so that `vars` gives settings alone
 
     def note_reads(self, names: set[str]) -> None:
         """Add the name of each setting that is read from now on to `names`."""
         object.__setattr__(self, "_reads", names)
 
     def __getattribute__(self, name: str) -> Any:
-        known: dict[str, Any] = object.__getattribute__(self, "__dict__")
-        if name in known and "_reads" in known:
-            known["_reads"].add(name)
+        settings: dict[str, Any] = object.__getattribute__(self, "__dict__")
+        if name in settings and hasattr(self, "_reads"):
+            self._reads.add(name)
         return object.__getattribute__(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -601,14 +609,14 @@ class ExportConfig(Noting):
 
 
 @dataclass(frozen=True)
-class GenerateConfig(Noting):
+class GenerateConfig:
     """How answers are decoded."""
 
     max_new_tokens: int = setting(
         128, "longest answer; if not given, the value in the model's folder: the longest it was trained on",
         unit="tokens", low=1, high=65536,
     )  # fmt: skip
-    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536)
+    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536, needs="answers=none")
     temperature: float = setting(0.0, "0: greedy decoding; above 0: sampling", low=0.0, high=10.0)
     top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0, needs="temperature")
     top_p: float = setting(
@@ -628,10 +636,18 @@ class GenerateConfig(Noting):
         needs="num_beams",
     )  # fmt: skip
     repetition_penalty: float = setting(
-        1.0, "penalty on tokens that were already generated; 1: none, 1.2: strong", above=0.0, high=100.0
+        1.0,
+        "penalty on tokens that were already generated; 1: none, 1.2: strong",
+        above=0.0,
+        high=100.0,
+        needs="answers=none",
     )
     no_repeat_ngram_size: int = setting(
-        0, "forbid repeating any sequence of this many tokens; 0: off", unit="tokens", low=0
+        0,
+        "forbid repeating any sequence of this many tokens; 0: off",
+        unit="tokens",
+        low=0,
+        needs="answers=none",
     )
     exclude_seen: bool = setting(
         False,
@@ -646,6 +662,7 @@ class GenerateConfig(Noting):
     split_prompts: int = setting(
         0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
         unit="tokens", low=0,
+        needs="answers=none",
     )  # fmt: skip
 
 
@@ -777,13 +794,17 @@ class Config:
     model_preset: str = "tiny"
     origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
     is_record: bool = False  # whether its file is what a run has saved, which names all settings, chosen or not
-    # Settings that somebody has read, those of the model aside; `changed`, `as_dict` and `save` read none.
+    # Settings of the groups that note it which somebody has read; `changed`, `as_dict` and `save` read none.
     reads: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for settings in vars(self).values():
             if isinstance(settings, Noting):
                 settings.note_reads(self.reads)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file", "edited" in `config.py`, or "preset"; None: the default."""

@@ -61,7 +61,7 @@ class Need:
     def allows(self, value: Any, default: Any) -> bool:
         """Whether the setting has an effect while the other one has this value."""
         if self.words:
-            return str(value) in (*self.words, AUTO)
+            return ("none" if value is None else str(value)) in (*self.words, AUTO)
         return value not in (default, 0, None)
 
 
@@ -108,9 +108,9 @@ def setting(
         derived: the default where another setting decides it.
     """
     facts = dict(help=help, kind=None, unit=unit, low=low, high=high, above=above, choices=choices)
-    allows = dict(auto=None, optional=None, defines=defines, is_place=is_place, derived=derived)
-    allows["needs"] = tuple(Need.of(text) for text in ((needs,) if isinstance(needs, str) else needs))
-    return dataclasses.field(default=default, metadata={**facts, **allows})
+    allows = dict(auto=None, optional=None, defines=defines, is_place=is_place)
+    needed = tuple(map(Need.of, (needs,) if isinstance(needs, str) else needs))
+    return dataclasses.field(default=default, metadata={**facts, **allows, "needs": needed, "derived": derived})
 
 
 defining = partial(setting, defines=True)

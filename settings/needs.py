@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from language import Message, join, say
 from settings.consistency import HEADS
-from settings.declared import Config, flags_of, settings_by_name
+from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
 
 STRENGTH = (None, "preset", "edited", "file", "flag")  # Origins of values, each stronger than those before it.
@@ -36,12 +36,14 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
 
 
 def unread(config: Config, command: str) -> list[Message]:
-    """What the user has named and nobody has read until now, each in a sentence; the shape of the model aside."""
+    """What the user has named and nobody has read until now, each in a sentence."""
     values = config.as_dict()
     return [
         say("--{name} = {value}, has no effect on this run", name=name, value=show(member, values[name]))
         for name, (group, member) in flags_of(command).items()
-        if group != "model" and name not in config.reads and _is_chosen(config, name, values[name], member.default)
+        if isinstance(getattr(config, group), Noting)
+        and name not in config.reads
+        and _is_chosen(config, name, values[name], member.default)
     ]
 
 

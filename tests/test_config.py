@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,12 @@ def test_a_head_takes_the_decoder_away_unless_it_is_asked_for() -> None:
 def test_what_a_head_cannot_be_is_refused(flags: dict[str, Any], name: str) -> None:
     with pytest.raises(UserError, match=f"^--{name} = "):
         load("train", flags)
+
+
+def test_what_is_read_of_the_settings_is_known_and_copying_reads_nothing(tmp_path: Path) -> None:
+    config = load("train", {"train_file": "x", "eval_rows": "9"})
+    copied = pickle.loads(pickle.dumps(config.changed(seed=3)))
+    copied.save(tmp_path / "config.json")
+    assert config.reads == copied.reads == set()
+    assert config.changed(seed=4).train.eval_rows == copied.train.eval_rows == 9
+    assert config.reads == copied.reads == {"eval_rows"}

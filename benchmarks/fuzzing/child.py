@@ -174,7 +174,7 @@ def adapter_folder(folder: Path) -> None:
     from model.lora.adapter import LoraAdapter, linears, use_adapters
     from model.lora.form import LoraSettings
 
-    model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"), 0.0, False, False)
+    model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"))
     chosen = {
         path: LoraAdapter(linear.weight, settings, 0)
         for path, linear in linears(model).items()
