@@ -23,7 +23,7 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
     """
     settings, values, origins = settings_by_name(), config.as_dict(), dict(config.origins)
     values["objective"] = _objective_of(config)
-    found = list[Message]()
+    problems = list[Message]()
     for name, (_, member) in settings.items():
         if not _is_chosen(config, name, values[name], member.default):
             continue
@@ -31,8 +31,8 @@ def without_effect(config: Config, decided: Collection[str]) -> list[Message]:
             is_weaker = STRENGTH.index(origins[name]) < STRENGTH.index(origins.get(need.name))
             default = settings[need.name][1].default
             if need.name in decided and not is_weaker and not need.allows(values[need.name], default):
-                found.append(_sentence(name, show(member, values[name]), need, values[need.name]))
-    return found
+                problems.append(_sentence(name, show(member, values[name]), need, values[need.name]))
+    return problems
 
 
 def unread(config: Config, command: str) -> list[Message]:

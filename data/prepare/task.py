@@ -220,9 +220,11 @@ def check_heeded(config: Config, task: Task) -> None:
         idle.append("history_column")
     if data.expand_turns and task.kind == PAIRS and task.shards is None and task.columns.form in ("plain", ANSWERS):
         idle.append("expand_turns")
+    # An edited line is a default for all data: rows of another kind stand over it, as a file does.
+    decided = replace(config.changed(objective=task.objective), origins=(*config.origins, ("objective", "file")))
     refuse(
         [
-            *without_effect(config.changed(objective=task.objective), ("objective",)),
+            *without_effect(decided, ("objective",)),
             *(
                 say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=getattr(data, name))
                 for name in idle
