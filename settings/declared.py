@@ -850,10 +850,10 @@ SETS = {
         "history_items holdout expand_turns tokenizer_dir objective max_samples skip_bad_rows cache_dir"
     ),
     "rows": "texts validation_file prompt_template source_prefix max_seq_len max_target_len",
-    "training": (
-        "model data train metrics lora memory tokenizer cleaning prepare_workers run answers num_answers "
-        "num_beams length_penalty repetition_penalty no_repeat_ngram_size exclude_seen history_prompts "
-        "split_prompts"
+    "training": "model data train metrics lora memory tokenizer cleaning prepare_workers run answering",
+    "answering": (
+        "answers num_answers num_beams length_penalty repetition_penalty no_repeat_ngram_size exclude_seen "
+        "history_prompts split_prompts"
     ),
     "use": "memory_budget weights_in weights_dir mixed_precision device num_threads compiled_kernels seed folders",
     "prompts": "prompt_template source_prefix answers response_column cache_dir max_seq_len",

@@ -222,15 +222,11 @@ def check_heeded(config: Config, task: Task) -> None:
         idle.append("expand_turns")
     # An edited line is a default for all data: rows of another kind stand over it, as a file does.
     decided = replace(config.changed(objective=task.objective), origins=(*config.origins, ("objective", "file")))
-    refuse(
-        [
-            *without_effect(decided, ("objective",)),
-            *(
-                say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=getattr(data, name))
-                for name in idle
-            ),
-        ]
-    )
+    problems = without_effect(decided, ("objective",))
+    for name in idle:
+        value = getattr(data, name)
+        problems.append(say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=value))
+    refuse(problems)
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
