@@ -398,13 +398,6 @@ class BoardConfig:
 
 
 @declared
-class ServeConfig:
-    """Limits of the API."""
-
-    max_queue = 64  # most answers that may wait in the queue; further requests are turned away to retry later
-
-
-@declared
 class ListingConfig:
     """Deleting runs."""
 

@@ -749,15 +749,6 @@ class BoardConfig(Noting):
 
 
 @dataclass(frozen=True)
-class ServeConfig(Noting):
-    """Limits of the API."""
-
-    max_queue: int = setting(
-        64, "most answers that may wait in the queue; further requests are turned away to retry later", low=0, high=4096
-    )
-
-
-@dataclass(frozen=True)
 class ListingConfig(Noting):
     """Deleting runs."""
 
@@ -789,7 +780,6 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
-    serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
     origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
@@ -889,7 +879,7 @@ COMMANDS = {
     "board": "board folders",
     "demo": "cache_dir memory_budget seed device num_threads compiled_kernels folders",
     "serve": (
-        "checkpoint host port token serve generate_batch_size max_new_tokens temperature top_k top_p "
+        "checkpoint host port token generate_batch_size max_new_tokens temperature top_k top_p "
         "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text use"
     ),
     "runs": "listing json folders",

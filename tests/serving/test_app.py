@@ -183,7 +183,7 @@ def test_the_older_address_answers(client: TestClient) -> None:
 
 
 def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = make_api(max_queue=1, generate_batch_size=1)
+    api = make_api(queue_limit=1, generate_batch_size=1)
     gate = Gate(api, monkeypatch)
     with client_of(api) as client, ThreadPoolExecutor(1) as beside:
         first = beside.submit(chat, client)
@@ -200,7 +200,7 @@ def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_answers_than_are_ever_taken_are_no_matter_of_waiting() -> None:
-    with client_of(make_api(max_queue=1, generate_batch_size=1)) as client:
+    with client_of(make_api(queue_limit=1, generate_batch_size=1)) as client:
         assert chat(client, n=2).status_code == 200
         for path, param, body in (
             ("/v1/chat/completions", "n", {"messages": [{"role": "user", "content": "x"}], "n": 3}),
