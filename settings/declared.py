@@ -652,12 +652,10 @@ class GenerateConfig:
     exclude_seen: bool = setting(
         False,
         "leave out answers that the prompt contains, of a history all its items; for a beam search",
-        needs="num_beams",
     )
     history_prompts: int = setting(
         1, "prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search",
         unit="prompts", low=1, high=64,
-        needs="num_beams",
     )  # fmt: skip
     split_prompts: int = setting(
         0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
