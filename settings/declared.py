@@ -712,7 +712,6 @@ class MetricsConfig(Noting):
 
     metrics: str | Auto = setting(
         AUTO, f"scores of answers, separated by commas: {', '.join(SCORES)}, and with num_answers {', '.join(RANKED_SHOWN)}; auto: all",
-        needs="eval_generate_rows",
     )  # fmt: skip
     eval_generate_rows: int | Auto = setting(
         AUTO, "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",

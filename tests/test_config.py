@@ -211,7 +211,7 @@ def test_a_text_column_asks_for_text_where_a_run_did_not_save_it(tmp_path: Path)
         ("train", {"prompt_template": "chat", "objective": "span"}, {"objective": "pairs"}),
         ("train", {"noise_density": "0.3", "is_finetune": "True"}, {"is_finetune": "False"}),
         ("train", {"lora_alpha": "8"}, {"lora_rank": "4"}),
-        ("plan", {"metrics": "bleu"}, {"eval_generate_rows": "8"}),
+        ("plan", {"num_answers": "2", "num_beams": "2"}, {"eval_generate_rows": "8"}),
         ("dpo", {"label_smoothing": "0.1"}, {"label_smoothing": "0"}),
     ],
 )
