@@ -25,7 +25,7 @@ class T5ModelConfig:
     d_kv = 64  # size of one attention head, independent of d_model
     d_ff = 2048  # inner size of the feed-forward layers
     num_layers = 6  # encoder blocks; named alone, also decoder blocks where both stacks are equal
-    num_decoder_layers = 6  # decoder blocks; 0: an encoder, which needs a head
+    num_decoder_layers = 6  # decoder blocks; 0: an encoder, which needs a head; 0 with a head
     num_heads = 8  # attention heads
     relative_attention_num_buckets = 32  # buckets of the relative position bias
     relative_attention_max_distance = 128  # distance beyond which positions share one bucket
@@ -33,8 +33,8 @@ class T5ModelConfig:
     layer_norm_epsilon = 1e-06  # epsilon of the RMS norms
     initializer_factor = 1.0  # factor on T5's initial standard deviations
     feed_forward_proj = "relu"  # activation function
-    tie_word_embeddings = True  # share one table between embedding and output
-    scale_decoder_outputs = True  # scale the output by d_model^-0.5 (T5 1.0)
+    tie_word_embeddings = True  # share one table between embedding and output; with a head over a preset too
+    scale_decoder_outputs = True  # scale the output by d_model^-0.5 (T5 1.0); with a head over a preset too
     bias_in_every_layer = False  # one position bias table per block (UMT5)
     pad_token_id = 0  # id of the padding token
     eos_token_id = 1  # id of the end-of-sequence token
@@ -72,7 +72,7 @@ class TrainConfig:
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
     gradient_accumulation_steps = "auto"  # micro-batches per step and process
     # adafactor (T5's own), adamw_rms (AdamW scaled by each weight's RMS), adamw_8bit (adamw_rms with 8-bit moments),
-    # adamw, or muon (lowest loss per token)
+    # adamw, or muon (lowest loss per token); adamw with adapters
     optimizer = "adafactor"
     # peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)
     learning_rate = "auto"
@@ -86,12 +86,11 @@ class TrainConfig:
     # clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)
     max_grad_norm = 0.0
     label_smoothing = 0.0  # label smoothing
-    z_loss = 0.0  # weight of the squared log-partition in the loss
     # weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced
     # (inverse to their frequency); none: 1 each
     class_weights = None
     eval_steps = "auto"  # steps between evaluations; auto: a fifth of all, at most 1000
-    eval_rows = 64  # maximum validation rows per evaluation; with a head 4096 unless it is given
+    eval_rows = 64  # maximum validation rows per evaluation; 4096 with a head
     save_steps = "auto"  # steps between checkpoints; auto: a tenth of all, at most 1000
     keep_latest_n_ckp = 2  # recent checkpoints to keep besides the best
     # evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as it
@@ -119,9 +118,6 @@ class DataConfig:
     validation_file = None
     text_column = "text"  # text column for pretraining; naming it trains on this text even where the file has pairs
     label_column = "label"  # column of labels, for --head: one per text, or a list or string of one per token
-    # column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there
-    # is one
-    mask_column = "auto"
     # preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold>
     # in front) or ankh (each letter encoded separately)
     prepare_text = "none"
@@ -141,9 +137,10 @@ class DataConfig:
     # file of tokens, one a line, that are added to the tokenizer and to the model's embedding; none: no tokens
     extra_tokens = None
     # training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5);
-    # auto: span for text, pairs for prompt and response; the command dpo takes preferences
+    # auto: span for text, pairs for prompt and response; the command dpo takes preferences; preferences in dpo, that of
+    # the head, span where a text_column is named
     objective = "auto"
-    max_seq_len = 512  # maximum encoder input; with a head nothing is cut unless it is given
+    max_seq_len = 512  # maximum encoder input; 65536 with a head, so that nothing is cut
     max_target_len = "auto"  # longest decoder input; auto: what span corruption needs, or max_seq_len for pairs
     noise_density = 0.15  # fraction of tokens that span corruption and denoise mask
     mean_noise_span_length = 3.0  # mean length of a masked span
@@ -165,9 +162,8 @@ class PreferenceConfig:
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss = "sigmoid"  # sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)
-    beta = 0.1  # how closely the model stays to the reference model; not for orpo
+    beta = 0.1  # how closely the model stays to the reference model; in orpo the weight of the odds ratio
     preference_label_smoothing = 0.0  # assumed fraction of pairs with swapped labels; for sigmoid
-    orpo_lambda = 0.1  # weight of the odds ratio next to the cross-entropy; for orpo
 
 
 @declared
@@ -178,7 +174,6 @@ class LoraConfig:
     lora_alpha = "auto"  # adapters are scaled by alpha / rank; auto: twice the rank
     lora_dropout = 0.0  # dropout on the input of the adapters
     lora_targets = "auto"  # matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v
-    lora_scaling = "standard"  # alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)
     use_dora = False  # train the magnitude of each row as well as its direction (DoRA)
     # ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds
     lora_tokens = "auto"
@@ -204,9 +199,6 @@ class MemoryConfig:
     # one is clearly faster, and in a file only the blocks that do not fit elsewhere
     weights_in = "auto"
     weights_dir = "auto"  # folder of that file during the run; auto: output_dir
-    light_clean_steps = 50  # steps between light memory cleanups
-    full_clean_steps = 200  # steps between full memory cleanups
-    monitor_seconds = 0.25  # time between two memory samples
 
 
 @declared
@@ -240,18 +232,13 @@ class TokenizerConfig:
     # bpe (byte-level), unigram, byte (ByT5, needs no training), words (split at spaces, for phones and the like), or
     # letters (one token per letter); auto: letters for proteins, else bpe
     tokenizer_type = "auto"
-    tokenizer_sample = 67108864  # most text to train a tokenizer on, sampled over the corpus
 
 
 @declared
 class CleaningConfig:
     """Which rows are dropped before training."""
 
-    clean = False  # normalise text and drop rows by the four limits below
-    min_chars = 5  # shortest row to keep
-    max_chars = None  # longest row to keep
-    min_letters = 0.4  # least fraction of letters and digits in a row
-    max_repetition = 0.9  # highest fraction of a text that zlib may save
+    clean = False  # normalise text and drop rows that are too short, have few letters or repeat themselves
     dedup = "none"  # drop rows whose texts an earlier row had (exact); none: all rows stay
 
 
@@ -260,7 +247,6 @@ class PrepareConfig:
     """How token shards are written."""
 
     shards_dir = "auto"  # folder for the token shards; auto: under cache_dir
-    shard_rows = 65536  # rows per shard file
     preview = 0  # show this many examples exactly as the model receives them, without writing shards
     prepare_workers = "auto"  # encoding processes; 0: none; auto: one per core, at most 4
 
@@ -290,7 +276,6 @@ class ConvertConfig:
     """What a converted model looks like."""
 
     dtype = "keep"  # dtype of the weights
-    shard_size = None  # largest weights file; none: one file
     # read pytorch_model.bin or adapter_model.bin where there is no safetensors file (torch's weights-only loader)
     allow_pickle = False
 
@@ -334,7 +319,6 @@ class AnswerConfig:
     # interrupted files are continued; none: the screen
     output = None
     generate_batch_size = "auto"  # prompts answered at once; auto: what the budget allows
-    long_prompts = "cut"  # prompts longer than max_seq_len: cut (counted and reported) or refuse
     # the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the
     # model's folder, if there (in training: none); none: any
     answers = "auto"
@@ -383,16 +367,6 @@ class BoardConfig:
     # password of the page, key of the API; auto: none on this machine only, else a random one is printed
     token = "auto"
     data_dir = "data/files"  # folder for data files and uploads
-    upload_limit = 8589934592  # largest file that may be uploaded
-
-
-@declared
-class ServeConfig:
-    """Limits of the API."""
-
-    max_queue = 64  # most answers that may wait in the queue; further requests are turned away to retry later
-    request_timeout = 600.0  # maximum duration of a request, including queueing
-    shutdown_timeout = 30  # time for open requests to finish at shutdown
 
 
 @declared

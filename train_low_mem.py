@@ -26,7 +26,6 @@ from pathlib import Path
 
 from language import join, say, speak
 from screen import guard, visible
-from settings.consistency import unheeded
 from settings.declared import COMMANDS, Config, flags_of
 from settings.errors import DoesNotFit, OverBudget, UserError, reason_of, refuse
 from settings.fields import AUTO, allowed, counted, nearest
@@ -174,7 +173,7 @@ def _run(name: str, config: Config) -> None:
     learns_pairs, data = config.train.is_finetune and config.train.is_keep_training is False, config.data.train_file
     if name == "train" and learns_pairs and data is None:
         _print_note(say("no --train_file: finetuning on the built-in samples, pairs from the Python standard library"))
-    for note in (*edit_notes(config, name), *unheeded(config, name)):
+    for note in edit_notes(config, name):
         _print_note(note)
     if name in ("train", "dpo"):
         _train(config)

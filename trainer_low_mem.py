@@ -31,6 +31,8 @@ from settings.consistency import HEADS, PREFERENCES, check
 from settings.declared import Config
 from settings.errors import refuse
 from settings.fields import AUTO
+from settings.loading import training_command
+from settings.needs import unread
 from storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, publish, restore_replaced_run
@@ -144,6 +146,7 @@ class LowMemTrainer:
     def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
         """Open the log, say what will be done, build the model."""
         self.config, self.monitor, self.steps = run.config, run.monitor, run.spec.counted
+        self.weight_decay = run.config.train.weight_decay
         config, plan = run.config, run.spec.plan
         self.group.resumes_by(resume_command(config))
         track = held.enter_context(trackers(self.accelerator, config))
@@ -181,6 +184,8 @@ class LowMemTrainer:
         self.recorder = Recorder(self.live, plan)
         self.interrupts = held.enter_context(Interrupts(self.group.is_main))
         self.stays_stopped = False
+        for text in unread(config, training_command(config.as_dict())):
+            log.tell(text)
         log.start()
         run.threads.look_anew()
 
@@ -227,11 +232,11 @@ class LowMemTrainer:
 
     def _step(self, number: int) -> bool:
         """One optimizer step. False: memory did not suffice, or it was not finite; the state says where to go on."""
-        live, train, began = self.live, self.config.train, time.perf_counter()
+        live, began = self.live, time.perf_counter()
         rate, batches = self.steps.rate(number) * live.divergence.rate_factor, live.batches(number)
         counts = sum(batch.num_labels for batch in batches), sum(batch.num_tokens for batch in batches)
         labels, tokens = self.group.all_reduce_sum(*counts)
-        step = Step(number, rate, train.weight_decay, self.config.run.seed)
+        step = Step(number, rate, self.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not outcome.is_done:
             recover(live, outcome, number)

@@ -234,9 +234,7 @@ def peer(options: dict[str, str], flags: Flags, work: Path) -> tuple[str, str, A
     rows, steps = int(options["rows"] or 8), int(options["steps"] or 3) + 1
     held_out = made_up(work / "rows_valid.jsonl", "rows valid", 16, (100, 600))
     file = options["proteins"] or made_up(work / "rows_train.jsonl", "rows train", 256, (100, 600))
-    columns = (
-        {"label_column": "labels", "mask_column": "mask"} if options["proteins"] else {"label_column": "structure"}
-    )
+    columns = {"label_column": "labels"} if options["proteins"] else {"label_column": "structure"}
     if options["proteins"]:
         held_out = _head_of(Path(options["proteins"]), work / "proteins_valid.jsonl", 16)
     common = {

@@ -188,7 +188,7 @@ def _plans(board: Board, request: Request) -> Any:
 
 
 def _data(board: Board, request: Request) -> Any:
-    return {"files": board.places.data_files(), "folder": str(board.places.data_dir), "limit": board.upload_limit}
+    return {"files": board.places.data_files(), "folder": str(board.places.data_dir)}
 
 
 async def _upload(board: Board, request: Request) -> Response:
@@ -203,13 +203,13 @@ async def _upload(board: Board, request: Request) -> Response:
     partial = place.with_name(f".upload-{secrets.token_hex(8)}")
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
-    _refuse_large(board, name, size, size)
+    _refuse_large(board, name, size)
     taken = 0
     try:
         with partial.open("xb") as file:
             async for chunk in request.stream():
                 taken += len(chunk)
-                _refuse_large(board, name, taken, len(chunk))  # others may write as well
+                _refuse_large(board, name, len(chunk))  # others may write as well
                 await asyncio.to_thread(file.write, chunk)
         os.link(partial, place)  # unlike a rename, this never replaces a file that has come meanwhile
     except ClientDisconnect:
@@ -219,12 +219,8 @@ async def _upload(board: Board, request: Request) -> Response:
     return Told({"name": name, "bytes": taken})
 
 
-def _refuse_large(board: Board, name: str, size: int, more: int) -> None:
-    """Refuse a file that is larger than allowed, or of which the disk cannot take so many bytes more."""
-    if size > board.upload_limit:
-        raise UserError(
-            say("{file} is larger than the upload limit of {limit} bytes", file=name, limit=f"{board.upload_limit:,}")
-        )
+def _refuse_large(board: Board, name: str, more: int) -> None:
+    """Refuse a file of which the disk cannot take so many bytes more."""
     free = board.free_disk_bytes()
     if more > free - DISK_SPARE:
         raise UserError(

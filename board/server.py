@@ -26,7 +26,7 @@ def serve(config: Config) -> None:
     settings, places = config.board, places_of(config)
     token = token_of(settings.token, settings.host)
     listener = listen(settings.host, PORT if settings.port == AUTO else int(settings.port))
-    app = make_app(Board(places, Path.cwd(), settings.upload_limit), token, own_names(settings.host))
+    app = make_app(Board(places, Path.cwd()), token, own_names(settings.host))
     where = address_of(settings.host, listener) + "/" + (f"?token={quote(token, safe='')}" if token else "")
     print(say("the page is at {where}  (Ctrl-C stops the page; runs continue)", where=where), flush=True)
     server_of(app, LEAVE_SECONDS).run(sockets=[listener])

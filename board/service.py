@@ -43,12 +43,10 @@ class Board:
 
     Args:
         folder: where relative paths begin, as they do for a command typed there.
-        upload_limit: bytes of the largest file that is taken.
     """
 
     places: Places
     folder: Path
-    upload_limit: int = 8 * 2**30
     planner: Planner = field(init=False)
     launcher: Launcher = field(init=False)
     talks: Talks = field(init=False)

@@ -116,9 +116,11 @@ def _convert_adapter(config: Config, source: Path) -> None:
     """Write a pickled adapter of PEFT as safetensors."""
     if not config.convert.allow_pickle:
         adapter_folder.open_weights(source)  # which says what to do
-    if config.convert.dtype != "keep" or config.convert.shard_size is not None:
+    if config.convert.dtype != "keep":
         raise UserError(
-            "--dtype and --shard_size, are for models, and {source} is an adapter; leave them out", source=source
+            "--dtype = {dtype}, is for models, and {source} is an adapter; omit it",
+            dtype=config.convert.dtype,
+            source=source,
         )
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         stored = PickleFile(source / adapter_folder.PICKLE_FILE)
@@ -165,7 +167,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
         if lost := names_not_finite(dict(model.named_parameters())):
             text = "--dtype = {named}, cannot hold the numbers in {names}; use bf16 or fp32"
             raise UserError(text, named=settings.dtype, names=listed(lost))
-    hf_format.save(model, folder, settings.shard_size)
+    hf_format.save(model, folder)
     del model
     written = probe_logits(hf_format.load(folder, dtype=target))
     difference = relative_difference(written, expected)

@@ -175,11 +175,7 @@ class Encoder:
     first_cut: str = field(default="")
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of the prompt in the model's template, with the end token.
-
-        Raises:
-            UserError: it is too long, and `long_prompts` refuses such.
-        """
+        """Token ids of the prompt in the model's template, with the end token; those behind `max_seq_len` are left out."""
         longest = self.config.data.max_seq_len
         template = self.trained.template
         text = template.prompt(prompt.turns)
@@ -188,15 +184,6 @@ class Encoder:
         if self.config.generate.split_prompts and len(prompt.turns) == 1:
             return [*ids, self.trained.tokenizer.eos_id]  # its parts are short enough
         if len(ids) >= longest:
-            if self.config.answer.long_prompts == "refuse":
-                raise UserError(
-                    say(
-                        "{place}: the prompt has {ids} tokens, --max_seq_len = {longest} allows no more; raise it, or take --long_prompts=cut",
-                        place=prompt.place,
-                        ids=len(ids) + 1,
-                        longest=longest,
-                    )
-                )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1], self.trained.tokenizer.eos_id]
 

@@ -53,10 +53,11 @@ from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
 from model.t5 import in_memory
-from settings.consistency import answer_problems, idle_search, ranking_problems
+from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config, T5ModelConfig
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
 from settings.fields import AUTO, counted, near_path
+from settings.needs import without_effect
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
 from training.evaluation.minimum_bayes_risk import similarities
@@ -350,12 +351,10 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
-    refuse(
-        problems
-        or [say("{file}: {problem}", file=GENERATION_FILE, problem=problem) for problem in answer_problems(config)]
-    )
-    refuse(list(ranking_problems(config)))
-    notes = [*(idle_search(config) if searches else []), *notes]
+    for problem in broken(ANSWER_RULES, config) if not problems else []:
+        problems.append(say("{file}: {problem}", file=GENERATION_FILE, problem=problem))
+    refuse(problems)
+    refuse([*ranking_problems(config), *(without_effect(config, ("num_beams", "temperature")) if searches else [])])
     if own:
         settings = ", ".join(f"--{name}={value}" for name, value in own.items())
         text = "generating with {settings} from the model's {file}; flags override it"
@@ -577,9 +576,7 @@ def load_trained(
         objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)
         blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
-    trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
-    trained.monitor.interval_seconds = config.memory.monitor_seconds
-    return trained
+    return Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
 
 
 def _check_alike(first: ModelFolders, tokenizer: Tokenizer, model: ModelFolders) -> None:

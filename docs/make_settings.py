@@ -65,8 +65,13 @@ def settings_page() -> str:
         for member in map(declared, dataclasses.fields(cls)):
             commands = ", ".join(command for command, flags in taken_by.items() if member.name in flags)
             default = "none" if member.default is None else show(member, member.default)
+            if member.metadata["derived"] is not None:
+                default += f"; {member.metadata['derived'].text}"
             name = f"`{member.name}`" + (" •" if member.metadata["defines"] else "")
-            cells = (name, default, allowed(member.metadata), member.metadata["help"], commands)
+            about = member.metadata["help"]
+            if member.metadata["needs"]:
+                about += f" (needs {', '.join(map(str, member.metadata['needs']))})"
+            cells = (name, default, allowed(member.metadata), about, commands)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -135,6 +140,8 @@ def plain_values() -> str:
             value = json.dumps(member.default) if isinstance(member.default, str) else repr(member.default)
             line = f"    {member.name} = {value}"
             about = member.metadata["help"]
+            if member.metadata["derived"] is not None:
+                about += f"; {member.metadata['derived'].text}"
             if len(line) + len(about) + 4 <= LINE_WIDTH:
                 lines.append(f"{line}  # {about}")
             else:

@@ -29,6 +29,7 @@ from units import format_size, parse_size
 if TYPE_CHECKING:
     from devices.base import Device
 
+LIGHT_STEPS, FULL_STEPS = 50, 200  # between two cleanings of each kind
 IDLE_SHARE = 0.5  # a light cleaning empties the device's cache when more than this part of it is idle
 YOUNG = 1  # generations 0 and 1
 _NEEDED = re.compile(r"tried to allocate ([0-9.]+(?:e[0-9]+)?) ?([KMGT]i?B|bytes)?", re.IGNORECASE)
@@ -48,11 +49,10 @@ class Cleaner:
 
     Args:
         device: whose cache is emptied.
-        light_steps, full_steps: steps between two cleanings of each kind, 1 or more.
     """
 
-    def __init__(self, device: Device, light_steps: int = 50, full_steps: int = 200) -> None:
-        self.device, self.light_steps, self.full_steps = device, light_steps, full_steps
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.total_seconds = 0.0
 
     def settle(self) -> None:
@@ -63,9 +63,9 @@ class Cleaner:
 
     def after_step(self, step: int) -> CleanupRecord | None:
         """Clean if it is the turn of this step, counted from 1; full where both kinds are due."""
-        if step > 0 and step % self.full_steps == 0:
+        if step > 0 and step % FULL_STEPS == 0:
             return self._clean("full", "schedule")
-        if step > 0 and step % self.light_steps == 0:
+        if step > 0 and step % LIGHT_STEPS == 0:
             return self._clean("light", "schedule")
         return None
 

@@ -119,7 +119,7 @@ class MemoryController:
         self.exhausted: str | None = None  # why the run cannot go on: nothing is left to shrink
         self.first_over: int | None = None  # the step in which too much was held first, where that was answered
         self.over_bytes = 0  # the highest peak over the plan's budget that was answered
-        self.cleaner = Cleaner(device, config.memory.light_clean_steps, config.memory.full_clean_steps)
+        self.cleaner = Cleaner(device)
         precision = plan.choice.precision
         base = {"lora_base": precision.lora_base} if config.lora.lora_rank else {}
         self._config = config.changed(mixed_precision=precision.mixed_precision, **base)

@@ -52,7 +52,7 @@ WITHOUT_EFFECT = (
     "run_name", "output_dir", "log_dir", "overwrite", "cache_dir", "train_file", "validation_file", "seed", "max_steps", "epochs",
     "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "eval_steps", "save_steps", "log_steps", "eval_rows",
     "keep_latest_n_ckp", "is_keep_training", "memory_budget", "probe", "tokenizer_dir", "finetune_from", "model_preset",
-    "light_clean_steps", "full_clean_steps", "monitor_seconds", "num_threads", "max_samples", "weights_dir",
+    "num_threads", "max_samples", "weights_dir",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from language import join, say
 from model.formats.answering import GENERATION_FILE
-from model.formats.headers import INT8_FILE, SCALE, read_json
+from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
 from model.formats.shape_file import (
     CONFIG_FILE,
     EMBEDDING,
@@ -36,7 +36,7 @@ from model.formats.shape_file import (
     shape_from,
     stored_names,
 )
-from model.formats.tensor_files import TensorFolder, write_safetensors, write_shards
+from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.quantization import QUANTIZED, fill_quantized, is_int4, is_int8, scale_of
 from model.shapes import LABEL_HEAD
 from model.t5 import T5, Filling, WithWeights, in_memory, in_place
@@ -260,7 +260,7 @@ def _match(stored: TensorFolder, config: T5ModelConfig) -> dict[str, str]:
     return sources
 
 
-def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: WithWeights = in_place) -> None:
+def save(model: T5, folder: str | Path, held: WithWeights = in_place) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads: weights in their dtype, and configuration.
 
     Weights in int8 go into a file of another name, which this program alone loads.
@@ -268,7 +268,6 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: Wi
     The caller makes the change atomic (writes beside, then renames).
 
     Args:
-        shard_bytes: most bytes of one file of weights, as far as single tensors allow; None: one file.
         held: a context in which a weight is in memory, where some rest elsewhere; one is asked for at a time.
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -289,6 +288,5 @@ def save(model: T5, folder: str | Path, shard_bytes: int | None = None, held: Wi
     if scales:
         write_safetensors({**tensors, **scales}, Path(folder) / INT8_FILE, here)
     else:
-        whole = sum(tensor.nbytes for tensor in tensors.values())
-        write_shards(tensors, Path(folder), shard_bytes or whole, here)
+        write_safetensors(tensors, Path(folder) / WEIGHTS_FILE, here)
     write_config(model.config, folder, model.embedding.dtype)

@@ -4,7 +4,7 @@ The only place where training logits exist: (C, V) for a chunk of C tokens at a 
 once and added to the gradients of hidden states and head, so loss and gradient together cost one chunk.
 
 Shapes: N target tokens, D d_model, V vocabulary, C tokens of a chunk.
-Source: label smoothing: Szegedy et al. 2016; z-loss: Chowdhery et al. 2022 (arXiv 2204.02311), section 5.
+Source: label smoothing: Szegedy et al. 2016.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class LossSettings:
     Args:
         chunk_bytes: most memory of one chunk of logits (C x V x 4 bytes).
         label_smoothing: share of the target spread over the vocabulary, 0 to 1.
-        z_loss: weight of the squared log-partition.
     """
 
     chunk_bytes: int = LOSS_CHUNK_BYTES
     label_smoothing: float = 0.0
-    z_loss: float = 0.0
 
 
 def sum_of(losses: Tensor) -> Tensor:
@@ -59,8 +57,7 @@ def _chunk(
     such gradient is formed."""
     logits = product(hidden, head)
     if compiled := kernels_for(logits):
-        smoothing, z_loss = settings.label_smoothing, settings.z_loss
-        return compiled.chunk_loss(logits, labels, weights, smoothing, z_loss, scale), logits
+        return compiled.chunk_loss(logits, labels, weights, settings.label_smoothing, scale), logits
     wide = logits.float()
     del logits
     losses = _chunk_loss(wide, labels, settings, scale, weights)
@@ -80,21 +77,17 @@ def _chunk_loss(
     if weights is not None:
         counted = counted * weights
     target = labels.clamp(min=0).unsqueeze(1)
-    smooth, z_weight = settings.label_smoothing, settings.z_loss
+    smooth = settings.label_smoothing
     wanted = logits.gather(1, target).squeeze(1)
     if smooth:
         wanted = (1 - smooth) * wanted + smooth * logits.mean(1)
     largest = logits.amax(1, keepdim=True)
     exponentials = logits.sub_(largest).exp_()
     mass = exponentials.sum(1, keepdim=True)
-    log_z = (largest + mass.log()).squeeze(1)
-    losses = log_z - wanted
-    if z_weight:
-        losses += z_weight * log_z.square()
+    losses = (largest + mass.log()).squeeze(1) - wanted
     if scale is not None:
         factor = (counted * scale).unsqueeze(1)
-        share = (1 + 2 * z_weight * log_z).unsqueeze(1) * factor if z_weight else factor
-        gradient = exponentials.mul_(share / mass)
+        gradient = exponentials.mul_(factor / mass)
         if smooth:
             gradient.sub_(factor * (smooth / logits.shape[1]))
         gradient.scatter_add_(1, target, factor * (smooth - 1.0))
@@ -142,7 +135,7 @@ def loss_and_gradients(
 
 
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
-    """The loss of each token (N,), fp32, 0 where IGNORED: without smoothing and z-loss the negative log-probability.
+    """The loss of each token (N,), fp32, 0 where IGNORED: without smoothing the negative log-probability.
 
     Shapes and memory as `loss_and_gradients`, without gradients.
     """

@@ -191,7 +191,7 @@ class Api:
         if self.engine.decoder is None:
             raise Refused(404, "this model is an encoder and writes no text; send texts to /v1/embeddings")
         how, seed = asked.how, asked.seed if asked.seed is not None else self.seed
-        wanted, most = len(asked.prompts) * asked.count, self.engine.max_queue + self.engine.capacity.rows
+        wanted, most = len(asked.prompts) * asked.count, self.engine.queue_limit + self.engine.capacity.rows
         if wanted > most:
             param = "n" if asked.count > 1 else "prompt"
             raise Refused(
@@ -234,7 +234,7 @@ class Api:
         latest = monitor.latest()
         return [
             ("queue_length", "answers that wait", engine.waiting),
-            ("queue_limit", "answers that may wait", engine.max_queue),
+            ("queue_limit", "answers that may wait", engine.queue_limit),
             ("running_rows", "answers being written", engine.running),
             ("running_rows_limit", "answers that may be written at once", engine.capacity.rows),
             ("running_tokens", "tokens that those being written may need", engine.tokens),

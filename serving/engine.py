@@ -30,6 +30,7 @@ from serving.meters import Meters
 from settings.errors import UserError, reason_of
 
 Result = TypeVar("Result")
+MOST_WAITING = 64  # answers, or computations, in the queue; further requests are turned away
 QUIET_SECONDS = 2.0  # without work, after which memory is given back
 PRESSURE = 0.97  # share of the budget from which memory is cleaned
 REST_SECONDS = 10.0  # least time between two cleanings
@@ -41,7 +42,7 @@ class Engine:
 
     Args:
         decoder: None: the model writes nothing.
-        capacity: what may be written at once. max_queue: answers, or computations, that may wait.
+        capacity: what may be written at once.
         device: that the model is on. tree: the answers that there are; None: any.
     """
 
@@ -49,12 +50,14 @@ class Engine:
         self,
         decoder: Decoder | None,
         capacity: Capacity,
-        max_queue: int,
         monitor: Monitor,
         device: Device,
         tree: AnswerTree | None = None,
     ) -> None:
-        self.decoder, self.capacity, self.max_queue, self.monitor = decoder, capacity, max_queue, monitor
+        self.decoder = decoder
+        self.capacity = capacity
+        self.queue_limit = MOST_WAITING
+        self.monitor = monitor
         self.tree = tree
         self.meters = Meters()
         self.hand_over: Callable[[], object] = lambda: None  # called behind each step in the engine's thread
@@ -104,7 +107,7 @@ class Engine:
             if self._is_closed:
                 raise Refused(503, "the server is being ended")
             free, waiting = max(0, self.capacity.rows - len(self._running)), len(self._waiting)
-            if waiting + len(answers) > self.max_queue + free:
+            if waiting + len(answers) > self.queue_limit + free:
                 raise Refused(429, f"{waiting} answers wait already; come again", code="rate_limit_exceeded")
             self._waiting.extend(answers)
             self._changed.notify()
@@ -119,7 +122,7 @@ class Engine:
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the server is being ended")
-            if len(self._computations) > self.max_queue:
+            if len(self._computations) > self.queue_limit:
                 waiting = len(self._computations)
                 raise Refused(429, f"{waiting} requests wait already; come again", code="rate_limit_exceeded")
             self._computations.append((future, work))

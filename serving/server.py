@@ -21,7 +21,7 @@ from memory.estimate.generation import (
 )
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
-from serving.engine import Engine
+from serving.engine import MOST_WAITING, Engine
 from settings.declared import Config
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
@@ -31,10 +31,11 @@ from web.bodies import ByteBudget
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
+LEAVE_SECONDS = 30  # given to open answers at the end
 
 
 def serve(config: Config) -> None:
-    """Serve a model until SIGINT or SIGTERM: open requests are answered, as far as `shutdown_timeout` allows.
+    """Serve a model until SIGINT or SIGTERM: open requests are answered for `LEAVE_SECONDS` more.
 
     Raises:
         UserError: the model is not usable, or the address cannot be listened at. DoesNotFit: the budget does not hold
@@ -52,7 +53,7 @@ def serve(config: Config) -> None:
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
-        server = server_of(make_app(api, token, own_names(board.host)), config.serve.shutdown_timeout)
+        server = server_of(make_app(api, token, own_names(board.host)), LEAVE_SECONDS)
         with watched(trained.monitor, "--generate_batch_size=1"):
             with _ending_is_success(server):
                 server.run(sockets=[listener])
@@ -95,21 +96,21 @@ def api_of(trained: Trained, config: Config) -> Api:
             not trained.room.budget.is_on_device
         ):  # of what the plan leaves, half, as the heap may take more than planned
             request_memory += max(0, trained.room.total_bytes - sum(capacity.parts.values())) // 2
-    engine = Engine(decoder, capacity, config.serve.max_queue, trained.monitor, trained.device, trained.tree)
+    engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, embedder)
     name = "+".join(one.folder.resolve().name for one in trained.loaded)
     written = trained.first.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
-        engine, texts, name, made, ByteBudget(request_memory), config.generate, config.serve.request_timeout,
-        config.run.seed if config.given("seed") else None,
+        engine, texts, name, made, ByteBudget(request_memory), config.generate,
+        seed=config.run.seed if config.given("seed") else None,
         other_names=frozenset([str(config.checkpoint.model), str(trained.first.folder), str(trained.first.folder.resolve())]),
     )  # fmt: skip
 
 
 def _requests_beside_vectors(trained: Trained, config: Config) -> int:
     """What requests may hold beside an encoder: as much as waiting ones take, or a quarter of what its weights leave."""
-    least = REQUEST_BYTES * (1 + config.serve.max_queue)
+    least = REQUEST_BYTES * (1 + MOST_WAITING)
     if trained.room.budget.is_on_device:
         return least
     room = trained.room
@@ -123,9 +124,10 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
     longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True, choices=choices)
 
     def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
-        base, waiting = trained.room.base_bytes, config.serve.max_queue
-        one_more = max(0, request_bytes(asked.source_tokens, 1, asked.new_tokens) - REQUEST_BYTES * (1 + waiting))
-        return serving_capacity(trained.shapes, asked, base, total_bytes, waiting, READING_BYTES + one_more)
+        waiting = REQUEST_BYTES * (1 + MOST_WAITING)
+        one_more = max(0, request_bytes(asked.source_tokens, 1, asked.new_tokens) - waiting)
+        reading = READING_BYTES + one_more
+        return serving_capacity(trained.shapes, asked, trained.room.base_bytes, total_bytes, MOST_WAITING, reading)
 
     found = capacity(longest, trained.room.total_bytes)
     if found is None:
@@ -153,7 +155,7 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
             "capacity: {rows} concurrent answers, {tokens} tokens of prompts and answers (at most {longest} each, "
             "{prompt} + {answer}); queue of {waiting}",
             rows=capacity.rows, tokens=f"{capacity.tokens:,}", longest=capacity.tokens // (longest + new), prompt=longest,
-            answer=new, waiting=api.engine.max_queue,
+            answer=new, waiting=api.engine.queue_limit,
         ),
         say(
             "memory: {planned} planned of {budget}: {parts}",

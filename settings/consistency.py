@@ -1,18 +1,20 @@
 """Contradictions between settings that can be seen before data are read.
 
-`config.load` tells all that is found together.
+What a single setting needs stands beside it (`needs` in `settings/declared.py`); what is about several is a line of
+`RULES`. All that is found is refused together.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from string import Formatter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from language import say
-from settings.fields import AUTO, counted, not_known
+from language import Message, say
+from settings.fields import AUTO, not_known
 
 if TYPE_CHECKING:
     from settings.declared import Config
@@ -29,244 +31,230 @@ RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
 NUMBER_SCORES = ("spearman", "pearson", "mse")  # of predicted numbers
 SACREBLEU = ("bleu", "char_bleu", "chrf", "chrf++", GEOMETRIC_MEAN)  # what the library of this name computes
+FLAG = "flag"  # origin of a value
 
 
-def check(config: Config) -> list[str]:
-    """Find all contradictions, as `UserError` takes them."""
-    parts = (_of_training, _preferences, _of_heads, answer_problems)
-    return [problem for part in parts for problem in part(config)]
+class Rule(NamedTuple):
+    """A contradiction.
+
+    Args:
+        when: whether there is one, by all settings as `view` shows them.
+        message: a setting's name in braces stands for its value.
+    """
+
+    when: Callable[[Any], Any]
+    message: str
 
 
-def objective_problems(config: Config, command: str) -> Iterator[str]:
-    """Find an objective or a head that a command does not train with."""
-    objective, head = config.data.objective, config.model.head
-    if command == "train" and objective == PREFERENCES:
-        told = "--objective = {objective}, belongs to the command dpo; use dpo instead of train"
-        yield say(told, objective=objective)
-    if command == "dpo" and objective not in (AUTO, PREFERENCES):
-        told = "--objective = {asked}, dpo trains on {preferences} only; omit it"
-        yield say(told, asked=objective, preferences=PREFERENCES)
-    if head in HEADS and objective not in (AUTO, head):
-        yield say("--objective = {asked}, --head={head} trains on labels; omit it", asked=objective, head=head)
-    elif head not in HEADS and objective in HEADS:
-        yield say("--objective = {asked}, is what --head={asked} trains on; name that instead", asked=objective)
-    if head == "none" and command in ("train", "plan"):
-        yield say("--head = none, has no loss to {command}; use sequence or token", command=command)
-    if head != TEXT and command == "dpo":
-        yield say("--head = {head}, dpo trains answers, which an encoder does not write; omit it", head=head)
+# How answers are written: checked again where a model's folder says some of it.
+ANSWER_RULES = (
+    Rule(
+        lambda s: s.candidates > 1 and s.num_answers > 1,
+        "--num_answers = {num_answers}, writes one answer of {candidates} candidates; omit it, or --candidates",
+    ),
+    Rule(
+        lambda s: s.num_beams > 1 and s.temperature > 0.0 and s.candidates == 1,
+        "--num_beams = {num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1",
+    ),
+    Rule(
+        lambda s: s.split_prompts and s.num_answers > 1,
+        "--split_prompts = {split_prompts}, joins one answer of each part, and num_answers is {num_answers}; omit one",
+    ),
+    Rule(
+        lambda s: s.split_prompts >= s.max_seq_len,
+        "--split_prompts = {split_prompts}, is not less than max_seq_len ({max_seq_len}); lower it",
+    ),
+    Rule(
+        lambda s: s.min_new_tokens > s.max_new_tokens,
+        "--min_new_tokens = {min_new_tokens}, is more than max_new_tokens ({max_new_tokens}); lower it",
+    ),
+)
+RULES = (
+    Rule(
+        lambda s: s.command == "train" and s.objective == PREFERENCES,
+        "--objective = {objective}, belongs to the command dpo; use dpo instead of train",
+    ),
+    Rule(
+        lambda s: s.command == "dpo" and s.objective not in (AUTO, PREFERENCES),
+        "--objective = {objective}, dpo trains on preferences only; omit it",
+    ),
+    Rule(
+        lambda s: s.command == "dpo" and s.is_finetune,
+        "--is_finetune = True, has no effect with dpo, which always starts from a trained model; omit it",
+    ),
+    Rule(
+        lambda s: s.command == "dpo" and s.head != TEXT,
+        "--head = {head}, dpo trains answers, which an encoder does not write; omit it",
+    ),
+    Rule(
+        lambda s: s.command in ("train", "plan") and s.head == "none",
+        "--head = none, has no loss to train; use sequence or token",
+    ),
+    Rule(
+        lambda s: s.head in HEADS and s.objective not in (AUTO, s.head),
+        "--objective = {objective}, --head={head} trains on labels; omit it",
+    ),
+    Rule(
+        lambda s: s.head not in HEADS and s.objective in HEADS,
+        "--objective = {objective}, is what --head={objective} trains on; name that instead",
+    ),
+    Rule(
+        lambda s: s.is_finetune and s.objective not in (AUTO, "pairs", PREFERENCES, *HEADS),
+        "--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune",
+    ),
+    Rule(
+        lambda s: max(s.pad_token_id, s.eos_token_id, s.decoder_start_token_id or 0) >= s.vocab_size,
+        "--vocab_size = {vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id",
+    ),
+    Rule(
+        lambda s: s.relative_attention_max_distance <= s.relative_attention_num_buckets // 2,
+        "--relative_attention_max_distance = {relative_attention_max_distance}, must be more than half of "
+        "relative_attention_num_buckets ({relative_attention_num_buckets})",
+    ),
+    Rule(
+        lambda s: s.bias_in_every_layer and not s.scale_decoder_outputs,
+        "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True",
+    ),
+    Rule(
+        lambda s: s.head == TEXT and not s.num_decoder_layers,
+        "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none",
+    ),
+    Rule(
+        lambda s: s.head in (TOKEN, "none") and s.num_decoder_layers,
+        "--num_decoder_layers = {num_decoder_layers}, --head={head} reads the encoder; omit it",
+    ),
+    # transformers has one head over a decoder, T5ForSequenceClassification.
+    Rule(
+        lambda s: s.head == SEQUENCE and s.num_decoder_layers and s.pooling not in (AUTO, "last"),
+        "--pooling = {pooling}, a head over a decoder is last; omit it, or num_decoder_layers",
+    ),
+    Rule(
+        lambda s: s.head == SEQUENCE and s.num_decoder_layers and s.head_kind not in (AUTO, "dense"),
+        "--head_kind = {head_kind}, a head over a decoder is dense; omit it, or num_decoder_layers",
+    ),
+    Rule(
+        lambda s: s.labels == REGRESSION and s.class_weights is not None,
+        "--class_weights = {class_weights}, regression has no classes; omit it",
+    ),
+    Rule(
+        lambda s: s.class_weights not in (None, "balanced") and not _are_weights(s.class_weights),
+        "--class_weights = {class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5",
+    ),
+    Rule(
+        lambda s: s.labels == REGRESSION and s.label_smoothing,
+        "--label_smoothing = {label_smoothing}, regression has no classes; omit it",
+    ),
+    Rule(
+        lambda s: (
+            AUTO not in (s.effective_batch_size, s.batch_size_per_gpu) and s.batch_size_per_gpu > s.effective_batch_size
+        ),
+        "--batch_size_per_gpu = {batch_size_per_gpu}, is more than effective_batch_size ({effective_batch_size}); "
+        "lower it or use auto",
+    ),
+    Rule(
+        lambda s: (
+            AUTO not in (s.effective_batch_size, s.batch_size_per_gpu, s.gradient_accumulation_steps)
+            and s.effective_batch_size % (s.batch_size_per_gpu * s.gradient_accumulation_steps)
+        ),
+        "--effective_batch_size = {effective_batch_size}, is not a multiple of batch_size_per_gpu x "
+        "gradient_accumulation_steps ({batch_size_per_gpu} x {gradient_accumulation_steps}); set one of the three to "
+        "auto",
+    ),
+    Rule(
+        lambda s: (
+            AUTO not in (s.warmup_steps, s.max_steps)
+            and s.warmup_steps > s.max_steps
+            and s.origin("warmup_steps") == FLAG
+        ),
+        "--warmup_steps = {warmup_steps}, is more than max_steps ({max_steps}): the learning rate would rise until the "
+        "end; lower it",
+    ),
+    Rule(
+        lambda s: s.average_checkpoints == 1,
+        "--average_checkpoints = 1, averages nothing; use 2 or more, or 0",
+    ),
+    Rule(
+        lambda s: s.average_checkpoints > s.keep_latest_n_ckp,
+        "--average_checkpoints = {average_checkpoints}, are more than are kept ({keep_latest_n_ckp}); "
+        "--keep_latest_n_ckp={average_checkpoints} keeps them",
+    ),
+    Rule(
+        lambda s: s.is_keep_training == AUTO and s.run_name == AUTO,
+        "--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one",
+    ),
+    Rule(
+        lambda s: os.path.abspath(s.log_dir) == os.path.abspath(s.output_dir),
+        "--log_dir = {log_dir}, is the output_dir too, where the run has a folder of the same name; give it another "
+        "one",
+    ),
+    *ANSWER_RULES,
+)
 
 
-def unheeded(config: Config, command: str) -> list[str]:
-    """Flags that change nothing beside the others, each in a sentence. Contradictions are refused; these are told."""
-    data, train, how = config.data, config.train, config.generate
-    learns_pairs = train.is_finetune or data.objective in ("pairs", PREFERENCES)
-    trains, writes = command in ("train", "dpo"), command in ("generate", "evaluate", "chat")
-    idle: dict[str, tuple[bool, str]] = {
-        **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
-        **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
-        **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0 and config.answer.candidates == 1, "--temperature=0.7")),
-        **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
-        "choose_by": (config.answer.candidates == 1, "--candidates=16"),
-        **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
-        "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
-    }  # fmt: skip
-    told = _idle(config, {name: needed for name, (is_idle, needed) in idle.items() if is_idle})
-    told += idle_search(config) if trains else []  # elsewhere the model may say that it answers by one
-    if command == "chat" and config.origin("split_prompts") == "flag":
-        text = "--split_prompts = {tokens}, has no effect in chat, which answers whole prompts"
-        told.append(say(text, tokens=how.split_prompts))
-    if trains and AUTO not in (train.warmup_steps, train.max_steps) and int(train.warmup_steps) > int(train.max_steps):
-        text = "--warmup_steps = {warmup}, exceeds the {steps} of this run: the learning rate rises until the end"
-        told.append(say(text, warmup=train.warmup_steps, steps=counted(int(train.max_steps), "step")))
-    return told
+def check(config: Config, command: str = "") -> list[str]:
+    """Find all contradictions, as `UserError` takes them.
+
+    Args:
+        command: that the settings are for; empty where it took them before.
+    """
+    return [*broken(RULES, config, command), *_metric_problems(config)]
 
 
-def idle_search(config: Config) -> list[str]:
-    """Flags of a beam search, where there is none."""
-    searching = ("length_penalty", "early_stopping")
-    return _idle(config, dict.fromkeys(searching, "--num_beams=4")) if config.generate.num_beams == 1 else []
-
-
-def _idle(config: Config, needed: Mapping[str, str]) -> list[str]:
-    text, values = "--{name} = {value}, has no effect here without {needed}", config.as_dict()
-    typed = (name for name in needed if config.origin(name) == "flag")
-    return [say(text, name=name, value=values[name], needed=needed[name]) for name in typed]
-
-
-def _not_default(config: Config, names: Iterable[str]) -> list[tuple[str, Any]]:
-    """Those of these settings that have another value than their default, with it."""
-    values, defaults = config.as_dict(), type(config)().as_dict()
-    return [(name, values[name]) for name in names if values[name] != defaults[name]]
-
-
-def _of_training(config: Config) -> Iterator[str]:
-    model, train, lora, objective = config.model, config.train, config.lora, config.data.objective
-    if max(model.pad_token_id, model.eos_token_id, model.start_token_id) >= model.vocab_size:
-        yield say(
-            "--vocab_size = {vocab_size}, must be larger than pad_token_id, eos_token_id and decoder_start_token_id",
-            vocab_size=model.vocab_size,
+def broken(rules: Iterable[Rule], config: Config, command: str = "") -> list[Message]:
+    """The messages of the rules that these settings do not keep."""
+    settings = view(config, command)
+    return [
+        say(
+            rule.message, **{name: getattr(settings, name) for _, name, _, _ in Formatter().parse(rule.message) if name}
         )
-    if model.relative_attention_max_distance <= model.relative_attention_num_buckets // 2:
-        yield (
-            say(
-                "--relative_attention_max_distance = {relative_attention_max_distance}, must be more than half of "
-                "relative_attention_num_buckets ({relative_attention_num_buckets})",
-                relative_attention_max_distance=model.relative_attention_max_distance,
-                relative_attention_num_buckets=model.relative_attention_num_buckets,
-            )
-        )
-    if model.bias_in_every_layer and not model.scale_decoder_outputs:
-        yield say(
-            "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True"
-        )
-    rows, batch_size = train.effective_batch_size, train.batch_size_per_gpu
-    accumulation = train.gradient_accumulation_steps
-    if AUTO not in (rows, batch_size) and batch_size > rows:  # type: ignore[operator]
-        yield say(
-            "--batch_size_per_gpu = {batch_size}, is more than effective_batch_size ({rows}); lower it or use auto",
-            batch_size=batch_size,
-            rows=rows,
-        )
-    if AUTO not in (rows, batch_size, accumulation) and rows % (batch_size * accumulation):  # type: ignore[operator]
-        yield (
-            say(
-                "--effective_batch_size = {rows}, is not a multiple of batch_size_per_gpu x "
-                "gradient_accumulation_steps ({batch_size} x {accumulation}); set one of the three to auto",
-                rows=rows,
-                batch_size=batch_size,
-                accumulation=accumulation,
-            )
-        )
-    is_typed = config.origin("text_column") == "flag"  # a file may be what a run has saved
-    if train.is_finetune and objective not in (AUTO, "pairs", PREFERENCES, *HEADS):
-        yield say(
-            "--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune", objective=objective
-        )
-    elif is_typed and objective not in HEADS and (train.is_finetune or objective in ("pairs", PREFERENCES)):
-        what = say("preferences") if objective == PREFERENCES else say("pairs")
-        yield say(
-            "--text_column = {text_column}, has no effect on {what}; omit it",
-            text_column=config.data.text_column,
-            what=what,
-        )
-    if not lora.lora_rank:
-        for name, value in _not_default(config, [member.name for member in dataclasses.fields(lora)]):
-            yield say("--{name} = {value}, has no effect without adapters; set --lora_rank=8", name=name, value=value)
-    best, metrics = train.metric_for_best.rpartition("/")[2], config.metrics.metrics  # of a set: news/loss
-    if objective in HEADS:
-        of_head = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}.get(model.labels, CLASS_SCORES)
-        if best not in ("loss", *of_head):
+        for rule in rules
+        if rule.when(settings)
+    ]
+
+
+def view(config: Config, command: str) -> SimpleNamespace:
+    """The values of all settings by name, with `command` and `origin`, a function of a setting's name."""
+    return SimpleNamespace(command=command, origin=config.origin, given=config.given, **config.as_dict())
+
+
+def _are_weights(text: str) -> bool:
+    try:
+        weights = [float(word) for word in text.split(",")]
+    except ValueError:
+        return False
+    return all(0 <= weight < float("inf") for weight in weights) and any(weights)
+
+
+def _metric_problems(config: Config) -> Iterator[str]:
+    named, metrics = config.train.metric_for_best, config.metrics.metrics
+    best = named.rpartition("/")[2]  # of a set: news/loss
+    if best == "loss":
+        return
+    if config.data.objective in HEADS:
+        of_labels = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}
+        allowed = of_labels.get(config.model.labels, CLASS_SCORES)
+        if best not in allowed:
+            problem = not_known(best, ("loss", *allowed))
+            yield say("--metric_for_best = {metric_for_best}, {problem}", metric_for_best=named, problem=problem)
+        return
+    is_ranked = RANKED.fullmatch(best) is not None
+    if not writes_answers(config):
+        if best in SCORES or is_ranked:
             yield say(
-                "--metric_for_best = {metric_for_best}, {problem}",
-                metric_for_best=train.metric_for_best,
-                problem=not_known(best, ("loss", *of_head)),
+                "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
+                best=best,
             )
-    elif best not in ("loss", *SCORES) and not RANKED.fullmatch(best) and not writes_answers(config):
-        known = not_known(train.metric_for_best, ("loss", *SCORES, *RANKED_SHOWN))
-        yield say(
-            "--metric_for_best = {metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64",
-            metric_for_best=train.metric_for_best,
-            known=known,
-        )
-    elif best != "loss" and not writes_answers(config):
-        yield say(
-            "--metric_for_best = {best}, is a score of answers, and none are written; set --eval_generate_rows=64",
-            best=best,
-        )
+        else:
+            yield say(
+                "--metric_for_best = {metric_for_best}, {known}; a metric of your own needs --eval_generate_rows=64",
+                metric_for_best=named,
+                known=not_known(named, ("loss", *SCORES, *RANKED_SHOWN)),
+            )
     elif (best in SCORES and metrics != AUTO and best not in score_words(metrics)) or (
-        RANKED.fullmatch(best) and best not in ranked_words(config)
+        is_ranked and best not in ranked_words(config)
     ):
         yield say(
             "--metric_for_best = {best}, is not among --metrics ({metrics}); add it there", best=best, metrics=metrics
-        )
-    asked, kept = train.average_checkpoints, train.keep_latest_n_ckp
-    if asked == 1:
-        yield say("--average_checkpoints = 1, averages nothing; use 2 or more, or 0")
-    elif asked > kept:
-        yield say(
-            "--average_checkpoints = {asked}, are more than are kept ({kept}); --keep_latest_n_ckp={asked} keeps them",
-            asked=asked,
-            kept=kept,
-        )
-    if train.is_keep_training == AUTO and config.run.run_name == AUTO:
-        yield say("--is_keep_training = auto, needs a run_name, so that the run can be found again; give it one")
-    if os.path.abspath(config.run.log_dir) == os.path.abspath(config.run.output_dir):
-        told = "--log_dir = {folder}, is the output_dir too, where the run has a folder of the same name; give it another one"
-        yield say(told, folder=config.run.log_dir)
-
-
-def _preferences(config: Config) -> Iterator[str]:
-    """Settings that preference training does not heed."""
-    if config.data.objective != PREFERENCES:
-        return
-    chosen = config.preference.preference_loss
-    unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""),
-        "beta": (chosen == "orpo", say("; see orpo_lambda")), "preference_label_smoothing": (chosen != "sigmoid", ""),
-        "orpo_lambda": (chosen != "orpo", say("; see beta")),
-    }  # fmt: skip
-    hints = {name: hint for name, (has_no_effect, hint) in unheeded.items() if has_no_effect}
-    for name, value in _not_default(config, hints):
-        yield say(
-            "--{name} = {value}, has no effect with dpo and preference_loss {chosen}; omit it{hints}",
-            name=name,
-            value=value,
-            chosen=chosen,
-            hints=hints[name],
-        )
-
-
-def _of_heads(config: Config) -> Iterator[str]:
-    """Settings of heads that contradict each other."""
-    model, train, head = config.model, config.train, config.model.head
-    if head == TEXT:
-        if not model.num_decoder_layers:
-            yield say(
-                "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none"
-            )
-        idle, hint = ["labels", "pooling", "head_kind", "class_weights"], say("name --head=sequence or token")
-    else:
-        idle = ["z_loss", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
-        hint = say("omit it")
-    if head == TOKEN:
-        idle.append("pooling")
-    for name, value in _not_default(config, idle):
-        yield say(
-            "--{name} = {value}, has no effect with --head={head}; {hint}", name=name, value=value, head=head, hint=hint
-        )
-    if head in (TOKEN, "none") and model.num_decoder_layers:
-        yield say(
-            "--num_decoder_layers = {num_decoder_layers}, --head={head} reads the encoder; omit it",
-            num_decoder_layers=model.num_decoder_layers,
-            head=head,
-        )
-    if head == SEQUENCE and model.num_decoder_layers:  # transformers has one such class, T5ForSequenceClassification
-        for name, fixed in (("pooling", "last"), ("head_kind", "dense")):
-            if (value := getattr(model, name)) not in (AUTO, fixed):
-                yield say(
-                    "--{name} = {value}, a head over a decoder is {fixed}; omit it, or num_decoder_layers",
-                    name=name,
-                    value=value,
-                    fixed=fixed,
-                )
-    if model.labels == REGRESSION and train.class_weights is not None:
-        yield say(
-            "--class_weights = {class_weights}, regression has no classes; omit it", class_weights=train.class_weights
-        )
-    elif train.class_weights not in (None, "balanced"):
-        try:
-            weights = [float(word) for word in str(train.class_weights).split(",")]
-        except ValueError:
-            weights = []
-        if not weights or not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
-            yield say(
-                "--class_weights = {class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5",
-                class_weights=train.class_weights,
-            )
-    if model.labels == REGRESSION and train.label_smoothing:
-        yield say(
-            "--label_smoothing = {label_smoothing}, regression has no classes; omit it",
-            label_smoothing=train.label_smoothing,
         )
 
 
@@ -310,38 +298,3 @@ def ranking_problems(config: Config) -> Iterator[str]:
 def writes_answers(config: Config) -> bool:
     """Whether evaluations within a run write answers."""
     return config.metrics.eval_generate_rows not in (AUTO, 0)
-
-
-def answer_problems(config: Config) -> Iterator[str]:
-    """Find settings of answers that contradict each other."""
-    how = config.generate
-    candidates, several = config.answer.candidates, config.answer.num_answers
-    if candidates > 1 and several > 1:
-        yield say(
-            "--num_answers = {several}, writes one answer of {candidates} candidates; omit it, or --candidates",
-            several=several,
-            candidates=candidates,
-        )
-    if how.num_beams > 1 and how.temperature > 0.0 and candidates == 1:
-        yield say(
-            "--num_beams = {num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1",
-            num_beams=how.num_beams,
-        )
-    if how.split_prompts and several > 1:
-        yield say(
-            "--split_prompts = {split_prompts}, joins one answer of each part, and num_answers is {several}; omit one",
-            split_prompts=how.split_prompts,
-            several=several,
-        )
-    if how.split_prompts >= config.data.max_seq_len:
-        yield say(
-            "--split_prompts = {split_prompts}, is not less than max_seq_len ({max_seq_len}); lower it",
-            split_prompts=how.split_prompts,
-            max_seq_len=config.data.max_seq_len,
-        )
-    if how.min_new_tokens > how.max_new_tokens:
-        yield say(
-            "--min_new_tokens = {min_new_tokens}, is more than max_new_tokens ({max_new_tokens}); lower it",
-            min_new_tokens=how.min_new_tokens,
-            max_new_tokens=how.max_new_tokens,
-        )

@@ -29,12 +29,56 @@ from settings.consistency import (
     TEXT,
     TOKEN,
 )
-from settings.fields import AUTO, Auto, Size, Text, declared, defining, setting
+from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # of an encoder's input
 HEAD_EVAL_ROWS = 4096
+ON_TEXT = "objective=span|ul2|prefix|denoise|sequence|token"
+ON_LABELS = "objective=sequence|token"
 DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
+
+
+def _objective(s: Any) -> str:
+    if s.command == "dpo":
+        return PREFERENCES
+    if s.head in HEADS:
+        return str(s.head)
+    # In what a run has saved, all columns are named.
+    names_text = s.given("text_column") and s.origin("objective") != "file" and not s.is_finetune
+    return "span" if names_text and "objective" in flags_of(s.command) else str(s.objective)
+
+
+def _longest_input(s: Any) -> int:
+    has_data = s.train_file is not None or s.validation_file is not None
+    return MOST_TOKENS if s.head in HEADS and has_data else int(s.max_seq_len)
+
+
+def _optimizer(s: Any) -> str:
+    # Adapters begin at zero, where steps scaled by a weight's size stand still.
+    return "adamw" if s.lora_rank and s.origin("optimizer") is None else str(s.optimizer)
+
+
+class Noting:
+    """A group that notes which of its settings are read, once it is part of a `Config`.
+
+    The groups of the model and of decoding do not, for they are read at every step.
+    """
+
+    __slots__ = ("_reads",)  # so that `vars` gives settings alone
+
+    def note_reads(self, names: set[str]) -> None:
+        """Add the name of each setting that is read from now on to `names`."""
+        object.__setattr__(self, "_reads", names)
+
+    def __getattribute__(self, name: str) -> Any:
+        settings: dict[str, Any] = object.__getattribute__(self, "__dict__")
+        if name in settings and hasattr(self, "_reads"):
+            self._reads.add(name)
+        return object.__getattribute__(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -46,7 +90,12 @@ class T5ModelConfig:
     d_kv: int = defining(64, "size of one attention head, independent of d_model", low=1)
     d_ff: int = defining(2048, "inner size of the feed-forward layers", low=1)
     num_layers: int = defining(6, "encoder blocks; named alone, also decoder blocks where both stacks are equal", low=1)
-    num_decoder_layers: int = defining(6, "decoder blocks; 0: an encoder, which needs a head", low=0)
+    num_decoder_layers: int = defining(
+        6,
+        "decoder blocks; 0: an encoder, which needs a head",
+        low=0,
+        derived=Derived("0 with a head", lambda s: s.num_decoder_layers if s.head == TEXT else 0),
+    )
     num_heads: int = defining(8, "attention heads", low=1)
     relative_attention_num_buckets: int = defining(32, "buckets of the relative position bias", low=4)
     relative_attention_max_distance: int = defining(128, "distance beyond which positions share one bucket", low=2)
@@ -54,8 +103,18 @@ class T5ModelConfig:
     layer_norm_epsilon: float = defining(1e-6, "epsilon of the RMS norms", above=0.0)
     initializer_factor: float = defining(1.0, "factor on T5's initial standard deviations", above=0.0)
     feed_forward_proj: str = defining("relu", "activation function", choices=("relu", "gated-gelu", "gated-silu"))
-    tie_word_embeddings: bool = defining(True, "share one table between embedding and output")
-    scale_decoder_outputs: bool = defining(True, "scale the output by d_model^-0.5 (T5 1.0)")
+    tie_word_embeddings: bool = defining(
+        True,
+        "share one table between embedding and output",
+        needs="head=text",
+        derived=Derived("with a head over a preset too", lambda s: s.tie_word_embeddings or s.head != TEXT),
+    )
+    scale_decoder_outputs: bool = defining(
+        True,
+        "scale the output by d_model^-0.5 (T5 1.0)",
+        needs="head=text",
+        derived=Derived("with a head over a preset too", lambda s: s.scale_decoder_outputs or s.head != TEXT),
+    )
     bias_in_every_layer: bool = defining(False, "one position bias table per block (UMT5)")
     pad_token_id: int = defining(0, "id of the padding token", low=0)
     eos_token_id: int = defining(1, "id of the end-of-sequence token", low=0)
@@ -66,14 +125,17 @@ class T5ModelConfig:
     )  # fmt: skip
     labels: str | Auto = defining(
         AUTO, "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data",
+        needs="head=sequence|token",
     )  # fmt: skip
     pooling: str | Auto = defining(
         AUTO, "which tokens a sequence head reads: their mean, the first, or the last; auto: mean, with a decoder last",
         choices=("mean", "first", "last"),
+        needs="head=sequence",
     )  # fmt: skip
     head_kind: str | Auto = defining(
         AUTO, "layers of the head: dense (dropout, dense, tanh, dropout, out) or linear (dropout, out); auto: dense for sequence, "
         "linear for token", choices=("dense", "linear"),
+        needs="head=sequence|token",
     )  # fmt: skip
 
     @property
@@ -119,7 +181,7 @@ class T5ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Noting):
     """The data, and how it becomes training examples."""
 
     train_file: str | None = defining(
@@ -130,35 +192,49 @@ class DataConfig:
         None, "evaluation data, several sets by name: news=a.jsonl,law=b.jsonl; none: one row in a hundred is held out"
     )
     text_column: str = defining(
-        "text", "text column for pretraining; naming it trains on this text even where the file has pairs"
+        "text",
+        "text column for pretraining; naming it trains on this text even where the file has pairs",
+        needs=ON_TEXT,
     )
     label_column: str = defining(
-        "label", "column of labels, for --head: one per text, or a list or string of one per token"
+        "label",
+        "column of labels, for --head: one per text, or a list or string of one per token",
+        needs=ON_LABELS,
     )
-    mask_column: str | Auto = defining(
-        AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
-    )  # fmt: skip
     prepare_text: str = defining(
         "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
         "or ankh (each letter encoded separately)", choices=("none", "prott5", "prostt5", "ankh"),
+        needs=ON_TEXT,
     )  # fmt: skip
-    prompt_column: str = defining("prompt", "prompt column of pairs")
-    response_column: str = defining("response", "response column of pairs")
-    chosen_column: str = defining("chosen", "column with the better answer of a preference")
-    rejected_column: str = defining("rejected", "column with the worse answer of a preference")
+    prompt_column: str = defining("prompt", "prompt column of pairs", needs="objective=pairs|preferences")
+    response_column: str = defining("response", "response column of pairs", needs="objective=pairs")
+    chosen_column: str = defining(
+        "chosen", "column with the better answer of a preference", needs="objective=preferences"
+    )
+    rejected_column: str = defining(
+        "rejected", "column with the worse answer of a preference", needs="objective=preferences"
+    )
     messages_column: str | Auto = defining(
         AUTO, "column with whole conversations; auto: messages or conversations, if there are no prompt and response columns",
+        needs="objective=pairs",
     )  # fmt: skip
     history_column: str | None = defining(
-        None, "column with earlier turns of a pair, such as [[question, answer], ...]"
+        None,
+        "column with earlier turns of a pair, such as [[question, answer], ...]",
+        needs="objective=pairs",
     )
-    expand_turns: bool = defining(False, "train on every answer of a conversation instead of only the last")
+    expand_turns: bool = defining(
+        False, "train on every answer of a conversation instead of only the last", needs="objective=pairs"
+    )
     prompt_template: Text | Auto = defining(
         AUTO, "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
         "{prompt} (and {system}), or Jinja; auto: the one the model was trained with, else the tokenizer's, else plain",
+        needs="objective=pairs|preferences",
     )  # fmt: skip
     source_prefix: Text | Auto | None = defining(
-        AUTO, "text before every prompt, such as 'summarize: '; auto: the one the model was trained with"
+        AUTO,
+        "text before every prompt, such as 'summarize: '; auto: the one the model was trained with",
+        needs="objective=pairs|preferences",
     )
     tokenizer_dir: str | Auto = setting(
         AUTO, "folder with tokenizer.json; auto: the model's own, else a new one is trained"
@@ -168,23 +244,32 @@ class DataConfig:
     )  # fmt: skip
     objective: str | Auto = defining(
         AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
+        derived=Derived("preferences in dpo, that of the head, span where a text_column is named", _objective),
         choices=("span", "ul2", "prefix", "denoise", "pairs", PREFERENCES, *HEADS),
     )  # fmt: skip
     max_seq_len: int = defining(
         512,
-        "maximum encoder input; with a head nothing is cut unless it is given",
+        "maximum encoder input",
         unit="tokens",
         low=8,
         high=MOST_TOKENS,
+        derived=Derived("65536 with a head, so that nothing is cut", _longest_input),
     )
     max_target_len: int | Auto = defining(
         AUTO, "longest decoder input; auto: what span corruption needs, or max_seq_len for pairs",
         unit="tokens", low=4, high=65536,
+        needs="head=text",
     )  # fmt: skip
     noise_density: float = defining(
-        0.15, "fraction of tokens that span corruption and denoise mask", low=0.01, high=0.9
+        0.15,
+        "fraction of tokens that span corruption and denoise mask",
+        low=0.01,
+        high=0.9,
+        needs="objective=span|denoise",
     )
-    mean_noise_span_length: float = defining(3.0, "mean length of a masked span", unit="tokens", low=1.0, high=64.0)
+    mean_noise_span_length: float = defining(
+        3.0, "mean length of a masked span", unit="tokens", low=1.0, high=64.0, needs="objective=span"
+    )
     max_samples: int | None = defining(None, "most rows of the training data to use", unit="rows", low=1)
     group_by_length: bool = defining(True, "put rows of similar length into the same micro-batch (pairs)")
     mixture_weights: str | None = defining(
@@ -204,7 +289,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Noting):
     """Steps, batch size, optimizer, learning rate, evaluation and checkpoints."""
 
     is_finetune: bool = defining(False, "finetune a trained model on prompt and response pairs")
@@ -221,7 +306,11 @@ class TrainConfig:
     )
     max_steps: int | Auto = setting(AUTO, "training steps; auto: from epochs", unit="steps", low=1)
     epochs: float | Auto = setting(
-        AUTO, "passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune", unit="epochs", above=0.0
+        AUTO,
+        "passes over the data, if max_steps is auto; auto: 1, or 3 with is_finetune",
+        unit="epochs",
+        above=0.0,
+        needs="max_steps=auto",
     )
     effective_batch_size: int | Auto = defining(
         AUTO, "rows per step over all micro-batches and processes; auto: 32, or 8 on a machine with less than 13 GB of RAM; a number given is never changed",
@@ -230,7 +319,12 @@ class TrainConfig:
     batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)
     eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
     gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
-    optimizer: str = defining(optimizers.DEFAULT, optimizers.described(), choices=tuple(optimizers.OPTIMIZERS))
+    optimizer: str = defining(
+        optimizers.DEFAULT,
+        optimizers.described(),
+        choices=tuple(optimizers.OPTIMIZERS),
+        derived=Derived("adamw with adapters", _optimizer),
+    )
     learning_rate: float | Auto = setting(
         AUTO, "peak learning rate; auto: depends on optimizer, model size, steps and starting point (docs/finetuning.md)",
         above=0.0,
@@ -253,15 +347,21 @@ class TrainConfig:
     max_grad_norm: float = setting(
         0.0, "clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)", low=0.0
     )
-    label_smoothing: float = defining(0.0, "label smoothing", low=0.0, high=0.9)
-    z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", low=0.0, high=1.0)
+    label_smoothing: float = defining(
+        0.0, "label smoothing", low=0.0, high=0.9, needs="objective=span|ul2|prefix|denoise|pairs|sequence|token"
+    )
     class_weights: str | None = defining(
         None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
         "to their frequency); none: 1 each",
+        needs="head=sequence|token",
     )  # fmt: skip
     eval_steps: int | Auto = setting(AUTO, "steps between evaluations; auto: a fifth of all, at most 1000", low=1)
     eval_rows: int = setting(
-        64, "maximum validation rows per evaluation; with a head 4096 unless it is given", unit="rows", low=1
+        64,
+        "maximum validation rows per evaluation",
+        unit="rows",
+        low=1,
+        derived=Derived("4096 with a head", lambda s: HEAD_EVAL_ROWS if s.head in HEADS else s.eval_rows),
     )
     save_steps: int | Auto = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", low=1)
     keep_latest_n_ckp: int = setting(2, "recent checkpoints to keep besides the best", low=1)
@@ -282,46 +382,51 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class PreferenceConfig:
+class PreferenceConfig(Noting):
     """Preference training: DPO, IPO, ORPO."""
 
     preference_loss: str = defining(
         "sigmoid", "sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)",
         choices=("sigmoid", "ipo", "orpo"),
     )  # fmt: skip
-    beta: float = defining(0.1, "how closely the model stays to the reference model; not for orpo", above=0.0)
+    beta: float = defining(
+        0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0
+    )
     preference_label_smoothing: float = defining(
         0.0, "assumed fraction of pairs with swapped labels; for sigmoid", low=0.0, high=0.49
     )
-    orpo_lambda: float = defining(0.1, "weight of the odds ratio next to the cross-entropy; for orpo", above=0.0)
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Noting):
     """Adapters trained on top of frozen weights: LoRA and DoRA."""
 
     lora_rank: int = defining(0, "LoRA rank; 0: no adapters, all weights are trained", low=0, high=4096)
-    lora_alpha: float | Auto = defining(AUTO, "adapters are scaled by alpha / rank; auto: twice the rank", above=0.0)
-    lora_dropout: float = defining(0.0, "dropout on the input of the adapters", low=0.0, high=0.95)
-    lora_targets: str | Auto = defining(
-        AUTO, "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v"
+    lora_alpha: float | Auto = defining(
+        AUTO, "adapters are scaled by alpha / rank; auto: twice the rank", above=0.0, needs="lora_rank"
     )
-    lora_scaling: str = defining(
-        "standard", "alpha / rank (standard) or alpha / sqrt(rank) (rank_stabilised)",
-        choices=("standard", "rank_stabilised"),
-    )  # fmt: skip
-    use_dora: bool = defining(False, "train the magnitude of each row as well as its direction (DoRA)")
+    lora_dropout: float = defining(0.0, "dropout on the input of the adapters", low=0.0, high=0.95, needs="lora_rank")
+    lora_targets: str | Auto = defining(
+        AUTO,
+        "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v",
+        needs="lora_rank",
+    )
+    use_dora: bool = defining(
+        False, "train the magnitude of each row as well as its direction (DoRA)", needs="lora_rank"
+    )
     lora_tokens: str | Auto | None = defining(
         AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",
+        needs="lora_rank",
     )  # fmt: skip
     lora_base: str | Auto = defining(
         AUTO, "dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request",
         choices=("fp32", "bf16", "int8", "int4"),
+        needs="lora_rank",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Noting):
     """The memory budget, and the techniques that keep to it."""
 
     memory_budget: Size | Auto = setting(
@@ -346,14 +451,13 @@ class MemoryConfig:
         AUTO, "where idle blocks keep their weights: device, ram (for a GPU) or file; auto: the first that fits unless a later one is clearly faster, and in a file "
         "only the blocks that do not fit elsewhere", choices=("device", "ram", "file"),
     )  # fmt: skip
-    weights_dir: str | Auto = setting(AUTO, "folder of that file during the run; auto: output_dir", is_place=True)
-    light_clean_steps: int = setting(50, "steps between light memory cleanups", low=1)
-    full_clean_steps: int = setting(200, "steps between full memory cleanups", low=1)
-    monitor_seconds: float = setting(0.25, "time between two memory samples", unit="seconds", low=0.01, high=60.0)
+    weights_dir: str | Auto = setting(
+        AUTO, "folder of that file during the run; auto: output_dir", is_place=True, needs="weights_in=file"
+    )
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Noting):
     """Names, folders, device and output."""
 
     run_name: str | Auto = setting(
@@ -384,7 +488,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Noting):
     """How a tokenizer is trained."""
 
     tokenizer_type: str | Auto = setting(
@@ -392,29 +496,25 @@ class TokenizerConfig:
         "(one token per letter); auto: letters for proteins, else bpe",
         choices=("bpe", "unigram", "byte", "words", "letters"),
     )  # fmt: skip
-    tokenizer_sample: Size = setting(64 * 2**20, "most text to train a tokenizer on, sampled over the corpus")
 
 
 @dataclass(frozen=True)
-class CleaningConfig:
+class CleaningConfig(Noting):
     """Which rows are dropped before training."""
 
-    clean: bool = defining(False, "normalise text and drop rows by the four limits below")
-    min_chars: int = defining(5, "shortest row to keep", unit="characters", low=1)
-    max_chars: int | None = defining(None, "longest row to keep", unit="characters", low=1)
-    min_letters: float = defining(0.4, "least fraction of letters and digits in a row", low=0.0, high=1.0)
-    max_repetition: float = defining(0.9, "highest fraction of a text that zlib may save", low=0.0, high=1.0)
+    clean: bool = defining(
+        False, "normalise text and drop rows that are too short, have few letters or repeat themselves"
+    )
     dedup: str = defining(
         "none", "drop rows whose texts an earlier row had (exact); none: all rows stay", choices=("none", "exact"),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Noting):
     """How token shards are written."""
 
     shards_dir: str | Auto = setting(AUTO, "folder for the token shards; auto: under cache_dir")
-    shard_rows: int = setting(65536, "rows per shard file", unit="rows", low=64)
     preview: int = setting(
         0, "show this many examples exactly as the model receives them, without writing shards", unit="rows", low=0
     )
@@ -424,7 +524,7 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Noting):
     """The machine to plan for, and the form of the output."""
 
     target: str | Auto = setting(
@@ -435,7 +535,7 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Noting):
     """The trained model to use."""
 
     model: str | Auto = setting(
@@ -446,11 +546,10 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class ConvertConfig:
+class ConvertConfig(Noting):
     """What a converted model looks like."""
 
     dtype: str = setting("keep", "dtype of the weights", choices=("keep", "fp32", "bf16", "fp16"))
-    shard_size: Size | None = setting(None, "largest weights file; none: one file")
     allow_pickle: bool = setting(
         False,
         "read pytorch_model.bin or adapter_model.bin where there is no safetensors file (torch's weights-only loader)",
@@ -458,7 +557,7 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Noting):
     """The format to export to."""
 
     format: str | None = setting(
@@ -475,32 +574,48 @@ class GenerateConfig:
         128, "longest answer; if not given, the value in the model's folder: the longest it was trained on",
         unit="tokens", low=1, high=65536,
     )  # fmt: skip
-    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536)
+    min_new_tokens: int = setting(0, "shortest answer", unit="tokens", low=0, high=65536, needs="answers=none")
     temperature: float = setting(0.0, "0: greedy decoding; above 0: sampling", low=0.0, high=10.0)
-    top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0)
-    top_p: float = setting(1.0, "sample from the most likely tokens with this total probability", above=0.0, high=1.0)
-    num_beams: int = setting(1, "number of beams; 1: no beam search", low=1, high=256)
+    top_k: int = setting(0, "sample from the k most likely tokens; 0: all", low=0, needs="temperature")
+    top_p: float = setting(
+        1.0, "sample from the most likely tokens with this total probability", above=0.0, high=1.0, needs="temperature"
+    )
+    num_beams: int = setting(1, "number of beams; 1: no beam search", low=1, high=256, needs="head=text")
     length_penalty: float = setting(
-        1.0, "a beam's score is divided by length^this: above 0 favours long answers", low=-10.0, high=10.0
+        1.0,
+        "a beam's score is divided by length^this: above 0 favours long answers",
+        low=-10.0,
+        high=10.0,
+        needs="num_beams",
     )
     early_stopping: str = setting(
         "False", "end a beam search when there are num_beams answers (True), when better ones are unlikely (False), or impossible "
         "(never)", choices=("True", "False", "never"),
+        needs="num_beams",
     )  # fmt: skip
     repetition_penalty: float = setting(
-        1.0, "penalty on tokens that were already generated; 1: none, 1.2: strong", above=0.0, high=100.0
+        1.0,
+        "penalty on tokens that were already generated; 1: none, 1.2: strong",
+        above=0.0,
+        high=100.0,
+        needs="answers=none",
     )
     no_repeat_ngram_size: int = setting(
-        0, "forbid repeating any sequence of this many tokens; 0: off", unit="tokens", low=0
+        0,
+        "forbid repeating any sequence of this many tokens; 0: off",
+        unit="tokens",
+        low=0,
+        needs="answers=none",
     )
     split_prompts: int = setting(
         0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
         unit="tokens", low=0,
+        needs="answers=none",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class AnswerConfig:
+class AnswerConfig(Noting):
     """Prompts, and where the answers go."""
 
     input: str | None = setting(
@@ -513,18 +628,17 @@ class AnswerConfig:
     generate_batch_size: int | Auto = setting(
         AUTO, "prompts answered at once; auto: what the budget allows", unit="rows", low=1
     )
-    long_prompts: str = setting(
-        "cut", "prompts longer than max_seq_len: cut (counted and reported) or refuse", choices=("cut", "refuse")
-    )
     answers: str | Auto | None = defining(
         AUTO, "the only answers that there are: a file of one a line, or of data with a response_column; auto: answers.txt in the "
         "model's folder, if there (in training: none); none: any",
+        needs="head=text",
     )  # fmt: skip
     num_answers: int = defining(
         1,
         "best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams",
         low=1,
         high=256,
+        needs=("head=text", "eval_generate_rows"),
     )
     candidates: int = setting(
         1, "write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others (minimum Bayes "
@@ -534,7 +648,7 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True)
-class EmbedConfig:
+class EmbedConfig(Noting):
     """Which vectors of texts are written."""
 
     vectors: str = setting(
@@ -543,7 +657,7 @@ class EmbedConfig:
 
 
 @dataclass(frozen=True)
-class MetricsConfig:
+class MetricsConfig(Noting):
     """How answers are scored."""
 
     metrics: str | Auto = setting(
@@ -552,11 +666,12 @@ class MetricsConfig:
     eval_generate_rows: int | Auto = setting(
         AUTO, "rows to answer and score per evaluation; auto: none in training, the first 256 pairs in evaluate",
         unit="rows", low=0,
+        needs="head=text",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ChatConfig:
+class ChatConfig(Noting):
     """The conversation in the terminal."""
 
     system_prompt: str | None = setting(None, "system prompt of the conversation")
@@ -567,7 +682,7 @@ class ChatConfig:
 
 
 @dataclass(frozen=True)
-class BoardConfig:
+class BoardConfig(Noting):
     """Address, access and files of the page and the API."""
 
     host: str = setting("127.0.0.1", "address to listen on; one that others can reach always requires a token")
@@ -578,26 +693,10 @@ class BoardConfig:
         AUTO, "password of the page, key of the API; auto: none on this machine only, else a random one is printed"
     )
     data_dir: str = setting("data/files", "folder for data files and uploads")
-    upload_limit: Size = setting(8 * 2**30, "largest file that may be uploaded")
 
 
 @dataclass(frozen=True)
-class ServeConfig:
-    """Limits of the API."""
-
-    max_queue: int = setting(
-        64, "most answers that may wait in the queue; further requests are turned away to retry later", low=0, high=4096
-    )
-    request_timeout: float = setting(
-        600.0, "maximum duration of a request, including queueing", unit="seconds", above=0.0, high=86400.0
-    )
-    shutdown_timeout: int = setting(
-        30, "time for open requests to finish at shutdown", unit="seconds", low=0, high=3600
-    )
-
-
-@dataclass(frozen=True)
-class ListingConfig:
+class ListingConfig(Noting):
     """Deleting runs."""
 
     delete: str | None = setting(None, "name of a run to delete, with its model and checkpoints")
@@ -628,10 +727,21 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     board: BoardConfig = field(default_factory=BoardConfig)
-    serve: ServeConfig = field(default_factory=ServeConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
     origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
+    is_record: bool = False  # whether its file is what a run has saved, which names all settings, chosen or not
+    # Settings of the groups that note it which somebody has read; `changed`, `as_dict` and `save` read none.
+    reads: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for settings in vars(self).values():
+            if isinstance(settings, Noting):
+                settings.note_reads(self.reads)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     def origin(self, name: str) -> str | None:
         """Where the value of a setting came from: "flag", "file", "edited" in `config.py`, or "preset"; None: the default."""
@@ -650,14 +760,16 @@ class Config:
         groups: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             groups.setdefault(settings_by_name()[name][0], {})[name] = value
-        changes: dict[str, Any] = {
-            group: dataclasses.replace(getattr(self, group), **members) for group, members in groups.items()
-        }
+        changes: dict[str, Any] = {}
+        for group, members in groups.items():
+            settings = getattr(self, group)
+            known = {member.name: vars(settings)[member.name] for member in dataclasses.fields(settings)}
+            changes[group] = type(settings)(**{**known, **members})
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
-        values = {name: getattr(getattr(self, group), name) for name, (group, _) in settings_by_name().items()}
+        values = {name: vars(getattr(self, group))[name] for name, (group, _) in settings_by_name().items()}
         return {"model_preset": self.model_preset, **values}
 
     def save(self, path: Path) -> None:
@@ -665,70 +777,64 @@ class Config:
         path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
-GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
-# which rows are read, and how they become text
-ROWS = (
-    "train_file", "validation_file", "text_column", "label_column", "mask_column", "prepare_text",
-    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
-    "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
-)  # fmt: skip
-SHARED = ("output_dir", "log_dir", "language")
-# where a trained model is used, and what it may take
-USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
-       *SHARED)  # fmt: skip
-TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
-         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size",
-         "split_prompts")  # fmt: skip
-# command -> its groups and single settings: those that it uses, and no other
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "train": TRAIN,
-    "plan": ("plan", *TRAIN),
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if str(f.type).endswith("Config")}
+# Sets of settings that several commands take: of groups, single settings and other sets.
+SETS = {
+    "folders": "output_dir log_dir language",
+    "texts": (
+        "train_file text_column label_column prepare_text prompt_column response_column "
+        "chosen_column rejected_column messages_column history_column "
+        "expand_turns tokenizer_dir objective max_samples skip_bad_rows cache_dir"
+    ),
+    "rows": "texts validation_file prompt_template source_prefix max_seq_len max_target_len",
+    "training": "model data train metrics lora memory tokenizer cleaning prepare_workers run answering",
+    "answering": ("answers num_answers num_beams length_penalty repetition_penalty no_repeat_ngram_size split_prompts"),
+    "use": "memory_budget weights_in weights_dir mixed_precision device num_threads compiled_kernels seed folders",
+    "prompts": "prompt_template source_prefix answers response_column cache_dir max_seq_len",
+    "decoding": (
+        "max_new_tokens min_new_tokens temperature top_k top_p num_beams length_penalty early_stopping "
+        "repetition_penalty no_repeat_ngram_size"
+    ),
+}
+# What each command takes: groups, sets and single settings. `checkpoint.model` is the setting, `model` the group.
+COMMANDS = {
+    "train": "training",
+    "plan": "plan training",
     "doctor": (
-        "json", "model", "checkpoint.model", "max_seq_len", "max_target_len", "objective", "effective_batch_size",
-        "batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer",
-        "max_grad_norm", "lora", "memory", "run",
+        "json model checkpoint.model max_seq_len max_target_len objective effective_batch_size "
+        "batch_size_per_gpu eval_batch_size_per_gpu gradient_accumulation_steps optimizer "
+        "max_grad_norm lora memory run"
     ),
-    "tokenizer": (
-        "head", *(name for name in ROWS if name not in ("validation_file", "max_seq_len", "max_target_len", "prompt_template", "source_prefix")),
-        "extra_tokens", "is_finetune", "vocab_size", "tokenizer", "overwrite", *SHARED,
-    ),
-    "prepare": (
-        "head", "labels", *ROWS, "extra_tokens", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
-    ),
+    "tokenizer": "head texts extra_tokens is_finetune vocab_size tokenizer overwrite folders",
+    "prepare": "head labels rows extra_tokens vocab_size is_finetune tokenizer cleaning prepare num_threads folders",
     "evaluate": (
-        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
-        "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
+        "checkpoint output overwrite json metrics generate answers num_answers candidates choose_by rows "
+        "noise_density mean_noise_span_length drop_page_cache eval_rows eval_batch_size_per_gpu ultra_low_mem "
+        "use"
     ),
-    "generate": (
-        "checkpoint", "answer", "generate", "prompt_column", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
-        "skip_bad_rows", "max_seq_len", "overwrite", *USE,
-    ),
+    "generate": ("checkpoint answer generate prompts prompt_column text_column skip_bad_rows overwrite use"),
     "embed": (
-        "checkpoint", "input", "output", "embed", "text_column", "prepare_text", "skip_bad_rows", "max_seq_len",
-        "eval_batch_size_per_gpu", "overwrite", *USE,
+        "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
+        "eval_batch_size_per_gpu overwrite use"
     ),
-    "board": ("board", *SHARED),
-    "demo": (
-        "cache_dir", "memory_budget", "output_dir", "log_dir", "seed", "device", "num_threads", "compiled_kernels",
-        "language",
-    ),
+    "board": "board folders",
+    "demo": "cache_dir memory_budget seed device num_threads compiled_kernels folders",
     "serve": (
-        "checkpoint", "host", "port", "token", "serve", "generate_batch_size", "max_new_tokens", "temperature", "top_k", "top_p",
-        "repetition_penalty", "no_repeat_ngram_size", "answers", "response_column", "cache_dir", "system_prompt", "prompt_template", "source_prefix",
-        "prepare_text", "max_seq_len", *USE,
+        "checkpoint host port token generate_batch_size max_new_tokens temperature top_k top_p "
+        "repetition_penalty no_repeat_ngram_size system_prompt prompts prepare_text use"
     ),
-    "runs": ("listing", "json", *SHARED),
-    "chat": ("checkpoint", "json", "chat", "generate", "answers", "response_column", "cache_dir", "prompt_template", "source_prefix", "max_seq_len", *USE),
-}  # fmt: skip
-COMMANDS["merge"] = ("checkpoint", "output", "overwrite", "memory_budget", *SHARED)
-COMMANDS["check"] = ("checkpoint", *SHARED)
-COMMANDS["convert"] = ("checkpoint.model", "head", "output", "convert", "overwrite", *SHARED)
-COMMANDS["export"] = ("export", "checkpoint", "output", "dtype", "overwrite", "memory_budget", *SHARED)
-COMMANDS["quantize"] = (
-    "checkpoint", "output", *ROWS, "eval_rows", "eval_batch_size_per_gpu", "ultra_low_mem", "overwrite", "memory_budget",
-    "num_threads", "seed", *SHARED,
-)  # fmt: skip
-COMMANDS["dpo"] = ("preference", *TRAIN)
+    "runs": "listing json folders",
+    "chat": "checkpoint json chat decoding prompts use",
+    "merge": "checkpoint output overwrite memory_budget folders",
+    "check": "checkpoint folders",
+    "convert": "checkpoint.model head convert output overwrite folders",
+    "export": "export checkpoint dtype output overwrite memory_budget folders",
+    "quantize": (
+        "checkpoint output rows eval_rows eval_batch_size_per_gpu ultra_low_mem overwrite memory_budget "
+        "num_threads seed folders"
+    ),
+    "dpo": "preference training",
+}
 
 
 @cache
@@ -755,13 +861,18 @@ def places() -> tuple[str, ...]:
 @cache
 def flags_of(command: str) -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     """The settings that a command takes as flags, in the order of its groups."""
-    found: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
-    for word in COMMANDS[command]:
+    flags: dict[str, tuple[str, dataclasses.Field[Any]]] = {}
+    words = COMMANDS[command].split()
+    while words:
+        word = words.pop(0)
+        if word in SETS:
+            words = [*SETS[word].split(), *words]
+            continue
         for name, (group, member) in settings_by_name().items():
-            # "model" is a group and a setting: in a command's list it is the group
-            if word == group or word == f"{group}.{name}" or (word == name and word not in GROUPS):
-                found[name] = group, member
-    return found
+            # `model` is a group and a setting: in a command's list it is the group.
+            if word in (group, f"{group}.{name}") or (word == name and word not in GROUPS):
+                flags[name] = group, member
+    return flags
 
 
 def unlisted(command: str) -> frozenset[str]:
@@ -770,6 +881,6 @@ def unlisted(command: str) -> frozenset[str]:
         return frozenset()
     groups = ("metrics", "generate", "cleaning")
     names = (
-        "prepare_workers", "seed", "log_dir", "overwrite", "run_name", "push_to_hub", "answers", "num_answers",
+        "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub", "answers", "num_answers",
     )  # fmt: skip
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)

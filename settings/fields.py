@@ -38,6 +38,46 @@ Size = int  # bytes, written as 6G, 512M, 6GiB
 KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "Text": "text", "Size": "size"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """Another setting without which a setting has no effect.
+
+    Args:
+        name: of the other setting. words: the values with which the setting has an effect; (): any but the default and 0.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> Need:
+        """A need as it is written in a declaration: `lora_rank`, or `head=sequence|token`."""
+        name, _, words = text.partition("=")
+        return cls(name, tuple(words.split("|")) if words else ())
+
+    def __str__(self) -> str:
+        return f"{self.name}={'|'.join(self.words)}" if self.words else self.name
+
+    def allows(self, value: Any, default: Any) -> bool:
+        """Whether the setting has an effect while the other one has this value."""
+        if self.words:
+            return ("none" if value is None else str(value)) in (*self.words, AUTO)
+        return value not in (default, 0, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A default that depends on other settings.
+
+    Args:
+        text: what `--help` says of it beside the plain default, such as "adamw with adapters".
+        value: a function of all settings (`settings.consistency.view`) that gives the default of one that the user has not named.
+    """
+
+    text: str
+    value: Callable[[Any], Any]
+
+
 def setting(
     default: Any,
     help: str,
@@ -49,6 +89,8 @@ def setting(
     choices: tuple[str, ...] = (),
     defines: bool = False,
     is_place: bool = False,
+    needs: str | tuple[str, ...] = (),
+    derived: Derived | None = None,
 ) -> Any:
     """Declare one setting as a dataclass field; its annotation says what it takes: `int | Auto`, `Size | None`.
 
@@ -61,10 +103,14 @@ def setting(
         defines: whether a run is another one with another value; where it goes on, it keeps its own. What makes a run
             longer, slower, tidier or smaller, and the course of its learning rate, does not define it.
         is_place: whether it says where this start reads and writes; a run's folder, which may be someone else's, does not.
+        needs: other settings without which it has no effect: `"lora_rank"`, which has to be on, or
+            `"head=sequence|token"`, which has to have one of these values.
+        derived: the default where another setting decides it.
     """
     facts = dict(help=help, kind=None, unit=unit, low=low, high=high, above=above, choices=choices)
     allows = dict(auto=None, optional=None, defines=defines, is_place=is_place)
-    return dataclasses.field(default=default, metadata={**facts, **allows})
+    needed = tuple(map(Need.of, (needs,) if isinstance(needs, str) else needs))
+    return dataclasses.field(default=default, metadata={**facts, **allows, "needs": needed, "derived": derived})
 
 
 defining = partial(setting, defines=True)

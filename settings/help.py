@@ -7,7 +7,7 @@ import shutil
 from importlib import metadata
 
 from language import join, say
-from settings.declared import COMMANDS, GROUPS, Config, flags_of, unlisted
+from settings.declared import GROUPS, Config, flags_of, unlisted
 from settings.fields import allowed, show
 from settings.loading import user_edits
 from settings.precedence import model_presets, run_presets
@@ -137,8 +137,8 @@ def command_help(name: str, everything: bool = False) -> str:
 
 
 def _all_flags(name: str) -> list[str]:
-    trains = {"model", "vocab_size"} & set(COMMANDS[name])
-    lines = [line for flag in ("config", *(("preset", "model_preset") if trains else ())) for line in _told(name, flag)]
+    presets = ("preset", "model_preset") if "vocab_size" in flags_of(name) else ()
+    lines = [line for flag in ("config", *presets) for line in _told(name, flag)]
     group, hidden = "", unlisted(name)
     for flag, (its_group, _) in flags_of(name).items():
         if flag not in hidden:
@@ -158,6 +158,7 @@ def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
         "preset": (none, "settings by machine and goal", " | ".join(run_presets())),
         "model_preset": (Config.model_preset, "model architecture and size", " | ".join(model_presets())),
     }
+    needs = ""
     if flag in own:
         default, text, values = own[flag]
     else:
@@ -167,13 +168,17 @@ def _told(command: str, flag: str, is_short: bool = False) -> list[str]:
         default = "none" if value is None else show(member, value)
         if edit is not None:
             default = say("{value}, {place}", value=default, place=edit.place)
+        elif (derived := member.metadata["derived"]) is not None:
+            default = say("{value}; {derived}", value=default, derived=say(derived.text))
         text, values = member.metadata["help"], allowed(member.metadata)
+        needs = " ".join(f"--{need}" for need in member.metadata["needs"])
     if is_short:
         told = say("  --{flag}  {help} ({default})", flag=f"{flag:26}", help=say(text), default=default)
         return _folded(told, COLUMN)
     return [
         say("  --{flag}  (default {default})", flag=flag, default=default),
         *_folded(say("      {help} [{values}]", help=say(text), values=values), 6),
+        *([say("      needs {needs}", needs=needs)] if needs else []),
     ]
 
 

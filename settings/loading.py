@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from language import english, join, say
-from settings.consistency import HEADS, PREFERENCES, TEXT, check, objective_problems
+from settings.consistency import PREFERENCES, check, view
 from settings.declared import (
     COMMANDS,
     GROUPS,
-    HEAD_EVAL_ROWS,
-    MOST_TOKENS,
     ROOT,
     Config,
     flags_of,
@@ -33,8 +31,11 @@ from settings.edits import (
 )
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, nearest
+from settings.needs import without_effect
 from settings.precedence import layered
 from settings.program import full_name
+
+TRAINING = ("train", "plan", "dpo")
 
 
 def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
@@ -52,32 +53,33 @@ def load(command: str, flags: Mapping[str, Any] | None = None) -> Config:
     defaults = Config()
     given = layered(command, flags or {}, defaults.as_dict(), settings_by_name(), taken, user_edits())
     config, problems = defaults.changed(**given.values), given.problems
-    config = dataclasses.replace(config, model_preset=given.model_preset, origins=tuple(given.origins.items()))
-    problems += objective_problems(config, command)
-    if command == "dpo":
-        config = config.changed(objective=PREFERENCES)
-    if (head := config.model.head) in HEADS:
-        config = config.changed(objective=head)
-    if head != TEXT:  # no head over the vocabulary: what is said of it in presets has no meaning
-        decoder = config.model.num_decoder_layers if config.given("num_decoder_layers") else 0
-        config = config.changed(num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
-    has_data = config.data.train_file is not None or config.data.validation_file is not None
-    if head in HEADS and has_data and "max_seq_len" in taken[command] and config.origin("max_seq_len") is None:
-        config = config.changed(max_seq_len=MOST_TOKENS)  # nothing is cut unasked
-    if head in HEADS and "eval_rows" in taken[command] and config.origin("eval_rows") is None:
-        config = config.changed(eval_rows=HEAD_EVAL_ROWS)  # which take one forward pass each
-    # a run's saved settings name every column, and its objective beside it
-    names_text = config.given("text_column") and config.origin("objective") != "file" and "objective" in taken[command]
-    if names_text and config.data.objective == AUTO and not config.train.is_finetune:
-        config = config.changed(objective="span")  # whatever else the rows have
-    if config.lora.lora_rank and config.origin("optimizer") is None:
-        # adapters begin at zero, where steps scaled by a weight's size stand still
-        config = config.changed(optimizer="adamw")
+    config = dataclasses.replace(
+        config, model_preset=given.model_preset, origins=tuple(given.origins.items()), is_record=given.is_record
+    )
+    config = config.changed(**_derived(config, command))
     # flags of a run that goes on stand over its saved settings, which are not read yet: `resumed_config` names their file
     if not problems and ("config" in (flags or {}) or config.train.is_keep_training is not True):
-        problems += [_placed(problem, config) for problem in check(config)]
+        wrong = [*check(config, command), *without_effect(config, _decided(command))]
+        problems += [_placed(problem, config) for problem in wrong]
     refuse(problems)
-    return config
+    return dataclasses.replace(config, reads=set())  # What the checks have read is not in use yet.
+
+
+def _derived(config: Config, command: str) -> dict[str, Any]:
+    """The defaults that depend on other settings, where the user has named none."""
+    settings, values = view(config, command), config.as_dict()
+    return {
+        name: member.metadata["derived"].value(settings)
+        for name, (_, member) in settings_by_name().items()
+        if member.metadata["derived"] is not None and (values[name] == AUTO or not config.given(name))
+    }
+
+
+def _decided(command: str) -> Collection[str]:
+    """The settings of a command that nothing changes after they are loaded; a trained model may say how it answers."""
+    if command in TRAINING:
+        return flags_of(command)
+    return [name for name, (group, _) in flags_of(command).items() if group not in ("generate", "metrics")]
 
 
 def _placed(problem: str, config: Config) -> str:

@@ -29,12 +29,17 @@ Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group
 
 
 class Layered(NamedTuple):
-    """Values that differ from the defaults, where each came from ("preset", "edited", "file" or "flag"), and what is wrong."""
+    """Values that differ from the defaults, where each came from ("preset", "edited", "file" or "flag"), and what is wrong.
+
+    Args:
+        is_record: whether the file is what a run has saved, which names all settings, chosen or not.
+    """
 
     values: dict[str, Any]
     model_preset: str
     origins: dict[str, str]
     problems: list[str]
+    is_record: bool
 
 
 @cache
@@ -76,6 +81,7 @@ def layered(
             file = read_settings_file(Path(str(path)), groups)
         except UserError as error:
             problems += error.problems
+    is_record = 2 * len(file) > len(settings)
     preset = flags.pop("preset", file.pop("preset", None))
     edited = {name: edit.value for name, edit in edits.by_name.items()}
     has_data = any(layer.get("train_file") for layer in (edited, file, flags))
@@ -126,7 +132,7 @@ def layered(
     for name, others in GIVES_WAY.items():
         if origins.get(name) == "preset" and all(level.get(other, -1) > level[name] for other in others):
             del values[name], origins[name]
-    return Layered(values, model_preset, origins, problems)
+    return Layered(values, model_preset, origins, problems, is_record)
 
 
 def _preset(name: Any, groups: Collection[str], problems: list[str]) -> dict[str, Any]:

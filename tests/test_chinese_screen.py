@@ -95,7 +95,7 @@ train --is_keep_training=auto
 train --is_keep_training=True --run_name=nope
 train --log_dir=same --output_dir=same
 train --num_decoder_layers=0
-train --head=token --z_loss=1e-4
+train --head=token --num_beams=4
 train --head=sequence --num_decoder_layers=0 --class_weights=x
 train --relative_attention_max_distance=4
 train --run_name=a/b

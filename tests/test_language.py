@@ -34,7 +34,7 @@ SOURCES = [
 
 
 # what makes a message of its sentence, what puts text on the screen, and the files whose sentences are seen there
-MAKING = {"say", "UserError", "DoesNotFit", "OverBudget", "RankFailed", "refuse", "Outside", "TalkFailed"}
+MAKING = {"say", "Rule", "UserError", "DoesNotFit", "OverBudget", "RankFailed", "refuse", "Outside", "TalkFailed"}
 SHOWING = {"print", "note", "tell", "table", "lines", "warn"}
 SEEN = [
     *(path for room in ("commands", "training") for path in (ROOT / room).rglob("*.py")),
@@ -122,6 +122,9 @@ def test_every_sentence_is_translated_once(words: dict[str, str]) -> None:
     said |= {call.args[1].value for call in calls("counted") if isinstance(call.args[1], ast.Constant)}
     said |= {sentence for sentence in advice_of(aliases().values()) if sentence.removeprefix("write ").count(" ")}
     settings = {member.metadata["help"] for _, member in settings_by_name().values()}
+    settings |= {
+        member.metadata["derived"].text for _, member in settings_by_name().values() if member.metadata["derived"]
+    }
     groups = {str(group.__doc__).splitlines()[0] for group in GROUPS.values()}
     said |= (
         settings | groups | {*ABOUT.values(), *COMMAND_GROUPS, *(task for tasks in SHORT.values() for task in tasks)}

@@ -42,15 +42,11 @@ class LiveRun:
         self.controller, self.monitor, self.log = controller, run.monitor, log
         self.checkpoints = Checkpoints(run.run_dir, run.config.train.keep_latest_n_ckp)
         self.is_main, self.has_saved = run.group.is_main, False  # whether this part of the run has written a checkpoint
+        # The published model's answers are as long as it has been trained on, here or, as its base's folder says, before.
+        longest, most = run.loader.longest_answer, run.config.generate.max_new_tokens
+        longest = longest if most == GenerateConfig.max_new_tokens else max(longest, most)
+        self.decoding = replace(run.config.generate, max_new_tokens=longest)
         self._build()
-
-    @property
-    def decoding(self) -> GenerateConfig:
-        """How the published model decodes: answers as long as it has been trained on, here or, as its base's folder says, before."""
-        said = self.config.generate.max_new_tokens
-        learnt = self.run.loader.longest_answer
-        longest = learnt if said == GenerateConfig.max_new_tokens else max(learnt, said)
-        return replace(self.config.generate, max_new_tokens=longest)
 
     def _build(self) -> None:
         choice, budget, train = self.controller.plan.choice, self.controller.budget, self.config.train

@@ -41,9 +41,9 @@ class Commands:
                 f"--cache_dir={folder / 'cache'}", "--overwrite=True")  # fmt: skip
 
     def prepare(self, folder: Path) -> Words:
-        """Several shards, and a search for duplicates."""
+        """Shards, and a search for duplicates."""
         return ("prepare", self.text, f"--tokenizer_dir={self.base}", f"--shards_dir={folder / 'shards'}",
-                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--shard_rows=64", "--dedup=exact")  # fmt: skip
+                f"--cache_dir={folder / 'cache'}", "--num_threads=1", "--prepare_workers=0", "--dedup=exact")  # fmt: skip
 
     def dpo(self, folder: Path) -> Words:
         """Preferences, with a cache of its own, since the reference lies there."""

@@ -114,7 +114,7 @@ def shards_folder(folder: Path, kind: str) -> None:
 def config_for(folder: Path, train_file: Path, objective: str) -> Any:
     flags = {
         "train_file": train_file, "shards_dir": folder, "cache_dir": folder.with_name("cache"), "objective": objective,
-        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32, "shard_rows": 64,
+        "tokenizer_dir": folder.with_name("byte"), "max_seq_len": 32,
     }  # fmt: skip
     return load("prepare", {name: str(value) for name, value in flags.items()})
 
@@ -168,7 +168,7 @@ def adapter_folder(folder: Path) -> None:
     from model.lora.adapter import LoraAdapter, linears, use_adapters
     from model.lora.form import LoraSettings
 
-    model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"), 0.0, False, False)
+    model, settings = tiny_model(), LoraSettings(2, 4.0, ("q", "v"))
     chosen = {
         path: LoraAdapter(linear.weight, settings, 0)
         for path, linear in linears(model).items()

@@ -34,10 +34,19 @@ def tiny_model() -> Any:
 
 
 def split_model(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
     from model import hf_format
 
-    hf_format.save(tiny_model(), folder, shard_bytes=4000)
-    assert (folder / "model-00002-of-00002.safetensors").is_file()
+    hf_format.save(tiny_model(), folder)
+    whole = folder / "model.safetensors"
+    weights, files = load_file(whole), {}
+    for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: weights[name] for name in names}, folder / file)
+        files.update(dict.fromkeys(names, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    whole.unlink()
 
 
 def int8_model(folder: Path) -> None:

@@ -36,7 +36,7 @@ def cases(model: Path, folder: Path, sentence: str) -> dict[str, Flags]:
     write_rows(ids, [{"id": "i" * (ID_LETTERS if row == 30 else 5), "text": f"{row} {sentence}"} for row in range(600)])
     write_rows(columns, [{"prompt": sentence, "page": long_text[row:] + "x" * 130_000} for row in range(40)])
     embed: Flags = {"command": "embed", "model": model, "max_seq_len": 512}
-    serve: Flags = {"command": "serve", "model": model, "max_seq_len": 64, "max_new_tokens": 16, "shutdown_timeout": 5}
+    serve: Flags = {"command": "serve", "model": model, "max_seq_len": 64, "max_new_tokens": 16}
     return {
         "embed, 40 texts of 470 KB": {**embed, "input": texts},
         "embed, 40 texts of 470 KB, a vector a token": {**embed, "input": texts, "vectors": "token"},

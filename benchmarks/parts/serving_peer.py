@@ -32,7 +32,7 @@ class OneByOne(Engine):
     def __init__(self, folder: Path, like: Engine) -> None:
         from transformers import AutoModelForSeq2SeqLM
 
-        super().__init__(like.decoder, Capacity(1, 0, {}), like.max_queue, Monitor(1, like._device), like._device)
+        super().__init__(like.decoder, Capacity(1, 0, {}), Monitor(1, like._device), like._device)
         self._peer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         self._asked = queue.SimpleQueue[Answer | None]()
         self._thread = threading.Thread(target=self._answer_all, daemon=True)

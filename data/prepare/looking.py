@@ -67,7 +67,9 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
         _kept.append((Worker(_asked, max_bytes=most), most))
     worker, most = _kept[0]
     try:
-        result: Result = worker.ask((function, arguments))
+        result: Result
+        result, reads = worker.ask((function, arguments))
+        config.reads.update(reads)
         return result
     except ChildDied as died:
         forget()
@@ -90,8 +92,15 @@ def forget() -> None:
         _kept.pop()[0].close()
 
 
-def _asked() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], Any]:
-    return lambda request: request[0](*request[1])
+def _asked() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], tuple[Any, set[str]]]:
+    return _answer
+
+
+def _answer(request: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, set[str]]:
+    """What the function says, and which settings it has read."""
+    function, arguments = request
+    answer = function(*arguments)
+    return answer, set[str]().union(*(argument.reads for argument in arguments if isinstance(argument, Config)))
 
 
 def child_bytes(config: Config) -> int:

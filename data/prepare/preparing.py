@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -224,7 +224,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
     except UserError as error:  # of all that is named, what is missing is told at once
         raise UserError(*error.problems, *file_problems(data)) from None
     task = _with_names(config, task, once)
-    check_heeded(data, task)
+    check_heeded(config, task)
     if task.shards is not None:
         _refuse_changes(config, raw)
         train = _place(task.shards, TRAIN)
@@ -340,7 +340,7 @@ def _make_shards(
         kind=task.kind, columns=columns, train=train, validation=validation,
         hold_out=wants_validation and not validation,
         lengths=lengths_of(data, PAIRS),
-        max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
+        max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows,
         parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
     )  # fmt: skip
     settings = _settings(job)
@@ -417,8 +417,8 @@ def _settings(job: Job) -> dict[str, object]:
     facts: dict[str, object] = {
         "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
         "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
-        "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
-        "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
+        "skip_bad_rows": job.skip_bad_rows,
+        "clean": job.examples.clean, "dedup": job.dedup,
     }  # fmt: skip
     if job.sets:
         facts["validation_sets"] = list(job.sets)

@@ -65,7 +65,7 @@ def table_of_files(config: Config, count: int, once: Once = make_once, worded: P
         UserError: the data cannot be read. NotMade: by `only_if_made`.
     """
     task = decide(config, once)
-    check_heeded(config.data, task)
+    check_heeded(config, task)
     if task.shards is not None:
         return task, []
     found = peek(task.sources, task.columns, max(count, SAMPLED_ROWS), config.data.max_samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +33,6 @@ from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
 from data.sources.reading import CONVERSATIONS, head_of, read_rows, recognised_columns, what_it_teaches
-from data.text.clean import Cleaning
 from data.text.conversations import ANSWERS, Examples
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.proteins import PREFIXES, PROSTT5
@@ -48,9 +47,11 @@ from settings.consistency import HEADS
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted, listed
+from settings.needs import without_effect
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
 FLAG = "--validation_file"
+SAMPLE_BYTES = 64 * 2**20  # most text that a tokenizer is trained on, an even sample of the data
 QUALITY_TEXTS = 64  # by which it is known whether texts are proteins
 QUALITY_ROWS = 2**17  # of the beginning of each part, that a tokenizer is measured on
 Rows = list[tuple[str, str]]  # of a table
@@ -166,24 +167,21 @@ def _for_dpo(data: DataConfig) -> UserError:
     )
 
 
-def check_heeded(data: DataConfig, task: Task) -> None:
-    """Refuse settings that the rows of a task do not heed; raises UserError."""
-    kind = task.kind
-    worded = ("prompt_template", "source_prefix")
-    turns = ("messages_column", "history_column")
-    rows, idle = {
-        STREAM: (say("text for pretraining"), (*worded, *turns)),
-        PREFERENCES: (say("preferences"), (*turns, "prepare_text")),
-        PAIRS: (say("these pairs"), ("prepare_text",)),
-    }.get(kind, (say("texts with labels"), (*worded, *turns)))
-    if kind == PAIRS and data.messages_column != AUTO:
-        idle = (*idle, "history_column")
-    problems = [name for name in idle if getattr(data, name) not in (AUTO, None, "none")]
-    has_turns = kind == PAIRS and task.columns.form not in ("plain", ANSWERS)
-    if data.expand_turns and task.shards is None and not has_turns:
-        problems.append("expand_turns")
-    told = "--{name} = {value}, has no effect on {what}; omit it"
-    refuse([say(told, name=name, value=getattr(data, name), what=rows) for name in problems])
+def check_heeded(config: Config, task: Task) -> None:
+    """Refuse settings that have no effect on the rows of a task; raises UserError."""
+    data = config.data
+    idle = list[str]()
+    if task.kind == PAIRS and data.messages_column != AUTO and data.history_column is not None:
+        idle.append("history_column")
+    if data.expand_turns and task.kind == PAIRS and task.shards is None and task.columns.form in ("plain", ANSWERS):
+        idle.append("expand_turns")
+    # An edited line is a default for all data: rows of another kind stand over it, as a file does.
+    decided = replace(config.changed(objective=task.objective), origins=(*config.origins, ("objective", "file")))
+    problems = without_effect(decided, ("objective",))
+    for name in idle:
+        value = getattr(data, name)
+        problems.append(say("--{name} = {value}, has no effect on these rows; omit it", name=name, value=value))
+    refuse(problems)
 
 
 def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Columns:
@@ -195,9 +193,8 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Column
     if kind == STREAM:
         return Columns((data.text_column,))
     if kind in HEADS:
-        mask = "" if data.mask_column == AUTO else data.mask_column
         is_protein = data.prepare_text != "none"
-        return Columns((data.text_column,), head=kind, label=data.label_column, mask=mask, is_protein=is_protein)
+        return Columns((data.text_column,), head=kind, label=data.label_column, is_protein=is_protein)
     if sources and (known := recognised_columns(data, kind, sources[0])) is not None:
         return known
     if kind == PREFERENCES:
@@ -213,12 +210,10 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     Raises:
         UserError: the template is wrong.
     """
-    chosen = config.cleaning
-    cleaning = Cleaning(chosen.clean, chosen.min_chars, chosen.max_chars, chosen.min_letters, chosen.max_repetition)
-    template = None
+    clean, template = config.cleaning.clean, None
     if kind in (PAIRS, PREFERENCES) and tokenizer_dir is not None:
         template = template_of(config.data, tokenizer_dir)
-    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text)
+    return Examples(clean, template, columns.form, config.data.expand_turns, config.data.prepare_text)
 
 
 def tokenizer_type_of(config: Config, task: Task) -> str:
@@ -358,7 +353,7 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
         "type": kind, "vocab_size": config.model.vocab_size,
-        "sample": config.tokenizer.tokenizer_sample, "max_samples": data.max_samples, "skip": data.skip_bad_rows,
+        "max_samples": data.max_samples, "skip": data.skip_bad_rows,
         **({"prepare": PROSTT5} if data.prepare_text == PROSTT5 else {}),
     }  # fmt: skip
     folder = Path(data.cache_dir) / f"tokenizer-{fingerprint(facts)}"
@@ -393,10 +388,9 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
     source = f"--train_file = {','.join(task.parts)}"
     added = PREFIXES if config.data.prepare_text == PROSTT5 else ()
     limits = tokenizer_limits(config)
-    sample_bytes = config.tokenizer.tokenizer_sample
     try:
         return train_tokenizer(
-            texts(), kind, config.model.vocab_size, sample_bytes, source, limits, config.data.cache_dir, added
+            texts(), kind, config.model.vocab_size, SAMPLE_BYTES, source, limits, config.data.cache_dir, added
         )
     except UserError as error:
         raise UserError(*map(bad_rows.explain, error.problems)) from None

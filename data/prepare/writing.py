@@ -69,7 +69,6 @@ class Job:
     lengths: Lengths
     max_samples: int | None
     skip_bad_rows: bool
-    shard_rows: int
     parts: Sequence[str] = ("",)
     sets: Sequence[str] = ()
     examples: Examples = field(default_factory=Examples)
@@ -121,9 +120,7 @@ class Split:
         self.folder_name = folder.name
         names = job.columns.names
         is_regression = names == ()
-        self.writer = ShardWriter(
-            folder, job.kind, vocab_size, job.shard_rows, state and state["writer"], is_regression
-        )
+        self.writer = ShardWriter(folder, job.kind, vocab_size, state and state["writer"], is_regression)
         self.label_counts: list[int] = state["label_counts"] if state else [0] * len(names or ())
         self.counts = dict.fromkeys(COUNTS, 0) | (state["counts"] if state else {})
         self.lengths = [LengthCounts(**facts) for facts in (state["lengths"] if state else [{} for _ in self.columns])]

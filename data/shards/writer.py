@@ -27,6 +27,7 @@ from storage import rename
 
 Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows end to end, and the length of each row
 BUFFER_BYTES = 1024**2
+SHARD_ROWS = 65536  # of one shard file
 BEFORE_SCHEMA = 8  # bytes of an Arrow file, behind which it reads like a stream
 
 
@@ -38,7 +39,6 @@ class ShardWriter:
         kind: a key of `COLUMNS`.
         vocab_size: ids below 65,536 are stored in two bytes, others in four. is_regression: whether labels are numbers to be
             predicted, stored as float32; those of classes take four bytes.
-        shard_rows: rows of one shard file.
         state: what `state` returned at the point to continue from; None: a new split.
     Raises:
         ValueError: the files are not those of that state.
@@ -51,12 +51,12 @@ class ShardWriter:
         folder: Path,
         kind: str,
         vocab_size: int,
-        shard_rows: int,
         state: dict[str, Any] | None = None,
         is_regression: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.kind, self.shard_rows = folder, kind, shard_rows
+        self.folder = folder
+        self.kind = kind
         self.shards: list[dict[str, Any]] = []
         self._dtypes: list[type[np.generic]] = [np.uint16 if vocab_size <= 2**16 else np.int32] * len(COLUMNS[kind])
         if kind in HEADS:
@@ -108,13 +108,13 @@ class ShardWriter:
             else:
                 lengths = np.concatenate([held_lengths, lengths])
             self._held[place] = ids, lengths
-        while len(self._held[0][1]) >= min(BATCH_ROWS, self.shard_rows - self._rows):
+        while len(self._held[0][1]) >= min(BATCH_ROWS, SHARD_ROWS - self._rows):
             self._write(self._next_batch())
 
     def _next_batch(self) -> pa.RecordBatch:
         arrays = []
         for place, (ids, lengths) in enumerate(self._held):
-            count = min(BATCH_ROWS, self.shard_rows - self._rows, len(lengths))
+            count = min(BATCH_ROWS, SHARD_ROWS - self._rows, len(lengths))
             offsets = np.zeros(count + 1, np.int32)
             np.cumsum(lengths[:count], out=offsets[1:])
             size = int(offsets[-1])
@@ -128,7 +128,7 @@ class ShardWriter:
             self._arrow = pa.ipc.new_file(self._file, self._schema)
         self._arrow.write_batch(batch)
         self._rows += batch.num_rows
-        if self._rows == self.shard_rows:
+        if self._rows == SHARD_ROWS:
             self._finish_shard()
 
     def _finish_shard(self) -> None:

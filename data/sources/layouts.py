@@ -106,7 +106,7 @@ class Columns:
         turns, system: columns with the turns before the prompt, and with rules; none: empty.
         is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
             lack what need not be there, and a response may be a number.
-        head: of rows with labels, sequence or token. label, mask: their columns; no mask: a file's `mask`, if it has one.
+        head: of rows with labels, sequence or token. label: their column; `mask` is another one, if a file has it.
         names: of the labels; (): they are numbers to be predicted; None: not known yet.
         is_protein: whether the text is letters, whatever blanks it has.
         has_answers: of pairs whether a response may be a list of right answers.
@@ -119,7 +119,6 @@ class Columns:
     is_known: bool = False
     head: str = ""
     label: str = ""
-    mask: str = ""
     names: tuple[str, ...] | None = None
     is_protein: bool = False
     has_answers: bool = False
@@ -143,7 +142,7 @@ class Columns:
     def sides(self) -> list[str]:
         """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
         if self.head:
-            return [*self.texts, *(name for name in (self.label, self.mask) if name)]
+            return [*self.texts, *([self.label] if self.label else [])]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
         return [
             ", ".join(asked) or say("what {texts} begin with", texts=join(" and ", self.texts[1:])),
@@ -179,7 +178,7 @@ class Columns:
         """
         found: dict[str, set[str]] = {}
         if self.head:
-            masks = [self.mask or MASK] if self.mask or MASK in names else []
+            masks = [MASK] if MASK in names else []
             return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in (self.label, *masks)}}
         for text in self._texts(names):
             for column, key in text.parts:
@@ -232,7 +231,7 @@ class Columns:
             )
         if not text.strip():
             raise ValueError(say("{column} is empty", column=column))
-        mask = record.get(self.mask or MASK)
+        mask = record.get(MASK)
         try:
             if isinstance(mask, ValueError):
                 raise mask

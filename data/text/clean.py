@@ -1,7 +1,7 @@
 """Cleaning of texts, and the choice of rows worth training on.
 
 Normalising: Unicode NFC, line ends as \\n, no control or private characters, no runs of blanks or of empty lines.
-A row is then dropped for the first of these reasons: too short, too long, few letters, repetitive. Nothing here knows a
+A row is then dropped for the first of these reasons: too short, few letters, repetitive. Nothing here knows a
 language: letters, marks and digits are counted by Unicode category, and repetition is what zlib saves (as in the
 compression-ratio filter of Whisper, Radford et al. 2022, section 4.5). Duplicates are found in `duplicates`.
 """
@@ -16,6 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+FEWEST_CHARS = 5  # Of a row, over its columns.
+LEAST_LETTERS = 0.4  # Share of letters and digits among the characters of a row that are not blank.
+MOST_REPETITION = 0.9  # Share of a text that zlib saves.
 SAMPLE_CHARS = 160
 SAMPLES = 3
 _LINE_ENDS = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -28,41 +31,15 @@ _EMPTY_LINES = re.compile("\n{3,}")
 _NOT_LETTERS = re.compile(r"[\W_]+")
 
 
-@dataclass(frozen=True)
-class Cleaning:
-    """What is done to rows before they are encoded.
-
-    Args:
-        clean: normalise and filter; False: rows stay unchanged.
-        min_chars, max_chars: characters of a row, over its columns; None: no limit.
-        min_letters: least share of letters and digits among characters that are not blank, 0 .. 1.
-        max_repetition: highest share of a text that zlib saves, 0 .. 1.
-    """
-
-    clean: bool = False
-    min_chars: int = 1
-    max_chars: int | None = None
-    min_letters: float = 0.4
-    max_repetition: float = 0.9
-
-    def row(self, row: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Normalise a row and say why it should be dropped; None: it should not."""
-        if not self.clean:
-            return tuple(row), None
-        texts = tuple(normalise(text) for text in row)
-        return texts, self._fault(texts)
-
-    def _fault(self, texts: Sequence[str]) -> str | None:
-        chars = sum(map(len, texts))
-        if chars < self.min_chars:
-            return "too short"
-        if self.max_chars is not None and chars > self.max_chars:
-            return "too long"
-        if letter_share("".join(texts)) < self.min_letters:
-            return "few letters"
-        if max(map(repetition, texts)) > self.max_repetition:
-            return "repetitive"
-        return None
+def fault(texts: Sequence[str]) -> str | None:
+    """Why a row of normalised texts should be dropped; None: it should not."""
+    if sum(map(len, texts)) < FEWEST_CHARS:
+        return "too short"
+    if letter_share("".join(texts)) < LEAST_LETTERS:
+        return "few letters"
+    if max(map(repetition, texts)) > MOST_REPETITION:
+        return "repetitive"
+    return None
 
 
 def normalise(text: str) -> str:

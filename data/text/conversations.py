@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from data.text.cells import parsed
-from data.text.clean import Cleaning, Dropped
+from data.text.clean import Dropped, fault, normalise
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from language import join, say
@@ -138,7 +138,7 @@ class Examples:
 
     Args:
         template: puts the prompt into words; None: rows are plain text.
-        cleaning: what is done to every text before.
+        clean: whether texts are normalised, and rows dropped that are not worth training on.
         form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
             with the turns before), "answers" (prompt, and JSON of the right answers), or of rows with labels "sequence" or "token"
             (text, and JSON of the labels).
@@ -146,7 +146,7 @@ class Examples:
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
     """
 
-    cleaning: Cleaning = field(default_factory=Cleaning)
+    clean: bool = False
     template: Template | None = None
     form: str = "plain"
     each_turn: bool = False
@@ -158,24 +158,27 @@ class Examples:
         for place, row in enumerate(rows):
             references = json.loads(row[1])[1:] if self.form == ANSWERS else []
             for before, raw in self._parts(row):
-                texts, fault = self.cleaning.row(raw)
+                texts = tuple(map(self._cleaned, raw))
                 if (unfit := answers_fault(texts)) is not None:
                     left.dropped.add(unfit, texts)
                 elif not all(text and not text.isspace() for text in texts):
                     left.blank += 1
-                elif fault is not None:
-                    left.dropped.add(fault, texts)
+                elif self.clean and (reason := fault(texts)) is not None:
+                    left.dropped.add(reason, texts)
                 else:
                     turns: list[Turn] = []
                     if self.template is not None:
-                        turns = [(role, self.cleaning.row((text,))[0][0]) for role, text in before]
+                        turns = [(role, self._cleaned(text)) for role, text in before]
                         turns.append((USER, texts[0]))
                         texts = (self.template.prompt(turns), *texts[1:])
                     left.texts.append(texts)
                     left.turns.append(turns)
-                    left.references.append([self.cleaning.row((text,))[0][0] for text in references])
+                    left.references.append([self._cleaned(text) for text in references])
                     left.places.append(place)
         return left
+
+    def _cleaned(self, text: str) -> str:
+        return normalise(text) if self.clean else text
 
     def texts(self, row: Row) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""

@@ -64,7 +64,7 @@ class Kernels:
             ("drop_tokens", [p, p, p, p, c_uint64, n, n, i, f, i, i], i), ("round_weights", [p, p, n, c_uint64, n, i], None),
             ("square_sum", [p, n, i, i], c_double), ("adafactor_sums", [p, p, p, n, n, i, i], i),
             ("adafactor_norm", [p, p, p, n, n, i, i, POINTER(c_int)], c_double),
-            ("chunk_loss", [p, p, p, p, n, n, f, f, f, i, i, i], i),
+            ("chunk_loss", [p, p, p, p, n, n, f, f, i, i, i], i),
             ("few_rows", [p, p, p, n, n, n, i, i], None), ("unpack_rows", [p, p, n, n, n, n, n, i, i], None),
             ("pack_rows", [p, p, n, n, n, i], None),
             ("attend_newest", [p, p, p, p, p, p, i, i, i, i, i, i], i),
@@ -137,7 +137,6 @@ class Kernels:
         labels: Tensor,
         weights: Tensor | None,
         smoothing: float,
-        z_loss: float,
         scale: float | None,
     ) -> Tensor:
         """The loss (C,) of each token, fp32; logits (C, V) become its gradient times `scale` where that is given.
@@ -150,7 +149,7 @@ class Kernels:
         if len(labels) and int(labels.max()) >= logits.shape[1]:
             raise IndexError(f"label {int(labels.max())} is out of bounds for {logits.shape[1]} words")
         losses = logits.new_empty(len(logits), dtype=torch.float32)
-        factors = smoothing, z_loss, scale or 0.0
+        factors = smoothing, scale or 0.0
         self._run(
             "chunk_loss", logits, labels, weights, losses, *logits.shape, *factors, scale is not None, _is_bf16(logits)
         )

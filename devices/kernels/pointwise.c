@@ -206,7 +206,7 @@ int adafactor_apply(
  * `has_gradient`. A label below 0 carries no loss. Source of the terms: model/loss.py */
 int chunk_loss(
     void *logits, const int64_t *labels, const float *weights, float *losses, long tokens, long width, float smoothing,
-    float z_weight, float scale, int has_gradient, int is_bf16, int threads)
+    float scale, int has_gradient, int is_bf16, int threads)
 {
     int failed = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(| : failed)
@@ -227,11 +227,10 @@ int chunk_loss(
             line[j] = exp_down(line[j] - largest);
             mass += line[j];
         }
-        const float log_z = largest + logf(mass);
-        losses[t] = counted * (log_z - wanted + z_weight * log_z * log_z);
+        losses[t] = counted * (largest + logf(mass) - wanted);
         if (!has_gradient)
             continue;
-        const float factor = counted * scale, part = (1.0f + 2.0f * z_weight * log_z) * factor / mass;
+        const float factor = counted * scale, part = factor / mass;
         const float spread = factor * smoothing / width;
         for (long j = 0; j < width; j++)
             line[j] = line[j] * part - spread;

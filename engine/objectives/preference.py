@@ -40,15 +40,13 @@ class PreferenceLoss:
 
     Args:
         kind: sigmoid, ipo or orpo.
-        beta: how far the model may move from the reference; above 0 (sigmoid, ipo).
+        beta: how closely the model stays to the reference, above 0; of orpo the weight of the ratio of odds.
         label_smoothing: share of pairs that are taken to be labelled the wrong way round, 0 to below 0.5 (sigmoid).
-        orpo_lambda: weight of the ratio of odds (orpo).
     """
 
     kind: str = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
-    orpo_lambda: float = 0.1
 
     @property
     def needs_reference(self) -> bool:
@@ -70,7 +68,7 @@ class PreferenceLoss:
         if self.kind == "orpo":
             means = self.scores(policy, lengths)
             odds = log_odds(means)
-            return -means[0] - self.orpo_lambda * F.logsigmoid(odds[0] - odds[1])
+            return -means[0] - self.beta * F.logsigmoid(odds[0] - odds[1])
         assert reference is not None
         moved = self.scores(policy - reference, lengths)
         if self.kind == "ipo":
@@ -82,7 +80,7 @@ class PreferenceLoss:
     def rewards(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
         """The implicit reward of each answer, (2, P): what the loss compares."""
         if self.kind == "orpo":
-            return self.orpo_lambda * self.scores(policy, lengths)
+            return self.beta * self.scores(policy, lengths)
         assert reference is not None
         return self.beta * self.scores(policy - reference, lengths)
 

@@ -56,9 +56,11 @@ def read_info(folder: str | Path) -> AdapterInfo:
     targets = raw.get("target_modules") or []
     names = tuple(targets) if isinstance(targets, list) else (targets,)
     alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
-    is_stabilised, is_dora, ids = bool(raw.get("use_rslora")), bool(raw.get("use_dora")), _token_ids(raw)
+    rank, is_dora, ids = raw.get("r", 8), bool(raw.get("use_dora")), _token_ids(raw)
+    if raw.get("use_rslora"):
+        alpha *= math.sqrt(rank)  # Rank-stabilised adapters are scaled by alpha / sqrt(rank), others by alpha / rank.
     tokens = (ids[0], ids[-1]) if ids else None
-    settings = LoraSettings(raw.get("r", 8), alpha, names, dropout, is_stabilised, is_dora, tokens)
+    settings = LoraSettings(rank, alpha, names, dropout, is_dora, tokens)
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
         try:

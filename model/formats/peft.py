@@ -101,7 +101,7 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
     about = {
         "peft_type": "LORA", "task_type": task, "base_model_name_or_path": base, "r": settings.rank,
         "lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "target_modules": list(settings.targets),
-        "use_rslora": settings.rank_stabilised, "use_dora": settings.dora, "bias": "none", "fan_in_fan_out": False,
+        "use_dora": settings.dora, "bias": "none", "fan_in_fan_out": False,
         "inference_mode": True, "init_lora_weights": True, "modules_to_save": modules,
     }  # fmt: skip
     if rows is not None:

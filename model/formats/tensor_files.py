@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from limits import FILE_CHUNK_BYTES
-from model.formats.headers import INDEX_FILE, SAFE, SCALE, WEIGHTS_FILE, Kind, TensorHeaders
+from model.formats.headers import SAFE, SCALE, Kind, TensorHeaders
 from model.formats.pickle_files import PICKLE_FILE, PICKLE_INDEX, PickleFile
 
 PICKLED = Kind(PICKLE_INDEX, (PICKLE_FILE,), ".bin")
@@ -173,32 +173,3 @@ def write_safetensors(
             with here(name) as content:
                 for tensor in (content,) if isinstance(content, Tensor) else content:
                     file.write(tensor.to("cpu").contiguous().view(torch.uint8).numpy().data)
-
-
-def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int, here: Here | None = None) -> None:
-    """Write tensors into files of about `shard_bytes` at most, with an index, in their order; few into one file.
-
-    Args:
-        here: as of `write_safetensors`.
-    Raises:
-        OSError: a file cannot be written.
-    Memory: as `write_safetensors`.
-    """
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        write_safetensors(tensors, folder / WEIGHTS_FILE, here)
-        return
-    places = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(shard, folder / file, here)
-        places.update(dict.fromkeys(shard, file))
-    content = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": places}
-    (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf8")

@@ -1,13 +1,13 @@
 """LoRA: beside a frozen matrix W there are two thin ones: y = W x + s B A x.
 
-A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank, or
-alpha / sqrt(rank) where rank-stabilised. DoRA learns the length of each row of W + s B A beside its direction; the length
+A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank.
+DoRA learns the length of each row of W + s B A beside its direction; the length
 that is divided by is held constant in the gradient, as its paper does, and comes from products of width r, never from a
 second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the engine loads, updates and
 hands over its weights with its block.
 
 Shapes: N tokens, n outputs, m inputs, r rank.
-Source: Hu et al. 2021 (arXiv 2106.09685); rank-stabilised: Kalajdzievski 2023 (arXiv 2312.03732); DoRA: Liu et al. 2024
+Source: Hu et al. 2021 (arXiv 2106.09685); DoRA: Liu et al. 2024
 (arXiv 2402.09353), section 4.3.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ class LoraSettings:
         rank: r, at least 1. alpha: numerator of the scaling.
         targets: names of the matrices as Hugging Face has them: q, k, v, o, wi or wi_0 and wi_1, wo.
         dropout: share dropped of what the adapters read.
-        rank_stabilised: alpha / sqrt(r) instead of alpha / r. dora: learn the rows' lengths too.
+        dora: learn the rows' lengths too.
         tokens: ids of the first and the last token whose rows of the tables learn too; None: none do.
     """
 
@@ -28,14 +27,13 @@ class LoraSettings:
     alpha: float
     targets: tuple[str, ...] = ("q", "v")
     dropout: float = 0.0
-    rank_stabilised: bool = False
     dora: bool = False
     tokens: tuple[int, int] | None = None
 
     @property
     def scaling(self) -> float:
         """s, the factor on B A."""
-        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ TOKEN = "a-token-of-some-length"
 class Page:
     """The application of a test, with its folders."""
 
-    def __init__(self, folder: Path, token: str = "", limit: int = 10_000) -> None:
+    def __init__(self, folder: Path, token: str = "") -> None:
         self.places = places(folder)
-        self.board = Board(self.places, folder, limit)
+        self.board = Board(self.places, folder)
         self.app = make_app(self.board, token, ("box",))
 
     def client(self, address: str = HERE) -> TestClient:

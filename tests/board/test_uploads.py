@@ -17,7 +17,7 @@ from tests.board.recorded import places, step, write
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    return Board(places(tmp_path), tmp_path, upload_limit=10_000)
+    return Board(places(tmp_path), tmp_path)
 
 
 @pytest.fixture
@@ -48,17 +48,6 @@ def test_what_runs_have_written_is_no_data(board: Board, client: TestClient) -> 
     around = Places(board.places.log_dir, board.places.output_dir, files.parent)
     for where, prefix in ((board.places, ""), (around, f"{files.name}/")):
         assert sorted(file["name"] for file in where.data_files()) == [f"{prefix}deep/more.txt", f"{prefix}own.jsonl"]
-
-
-@pytest.mark.parametrize("is_announced", [True, False])
-def test_one_that_is_too_large_leaves_nothing(board: Board, client: TestClient, is_announced: bool) -> None:
-    def parts() -> Iterator[bytes]:
-        for _ in range(100):
-            yield b"x" * 1000
-
-    answer = put(client, "big.jsonl", b"".join(parts()) if is_announced else parts())
-    assert answer.status_code == 422 and "10,000 bytes" in answer.json()["problems"][0]
-    assert not list(board.places.data_dir.iterdir())
 
 
 def test_the_disk_keeps_what_is_kept_free(board: Board, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,8 +98,8 @@ def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert how(greedy) == {**plain, "no_repeat_ngram_size": 2}
     capsys.readouterr()
     (folder / GENERATION_FILE).unlink()
-    assert how(answering(settings(length_penalty=2), ModelFolders(folder))) == {**plain, "length_penalty": 2.0}
-    assert "--length_penalty = 2.0, has no effect here without --num_beams=4" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"--length_penalty = 2\.0, has no effect without --num_beams"):
+        answering(settings(length_penalty=2), ModelFolders(folder))
 
 
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}

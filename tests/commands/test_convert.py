@@ -137,18 +137,6 @@ def test_smaller_dtypes_come_near_and_say_how_near(dtype: str, most: float, tmp_
     assert wide.difference == 0.0 and wide.dtype == torch.float32
 
 
-def test_shards(tmp_path: Path) -> None:
-    convert(settings(GOLDEN / "t5", tmp_path / "new", shard_size="20K"))
-    files = sorted(path for path in (tmp_path / "new").glob("model-*.safetensors"))
-    assert len(files) > 2 and all(path.stat().st_size < 24_000 for path in files)
-    assert files[-1].name == f"model-{len(files):05}-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "new" / "model.safetensors.index.json").read_text())
-    stored = load_file(GOLDEN / "t5" / "model.safetensors")
-    assert set(index["weight_map"]) == set(stored)
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
-    expected_logits(tmp_path / "new", "t5")
-
-
 def test_tokenizer_template_and_generation_settings_come_along(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "byt5", tmp_path / "old")
     (tmp_path / "old" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
@@ -225,7 +213,7 @@ def test_ctranslate2_converts_and_runs_our_folders(family: str, dtype: str, tmp_
     tokenizer = Tokenizer(backend)
     hf_format.save(model, tmp_path / "ours")
     tokenizer.save(tmp_path / "ours")
-    convert(settings(tmp_path / "ours", tmp_path / "plain", dtype=dtype, shard_size="50K"))
+    convert(settings(tmp_path / "ours", tmp_path / "plain", dtype=dtype))
     ctranslate2.converters.TransformersConverter(str(tmp_path / "plain")).convert(str(tmp_path / "fast"))
     translator = ctranslate2.Translator(str(tmp_path / "fast"), device="cpu", intra_threads=1, compute_type="float32")
 
@@ -251,7 +239,7 @@ from safetensors.torch import load_file
 from commands.convert import convert_folder
 
 place = Path("{tmp_path}")
-flags = {{"model": "x", "allow_pickle": "True", "shard_size": "30M"}}
+flags = {{"model": "x", "allow_pickle": "True"}}
 
 
 def convert_named(old, new):

@@ -24,7 +24,6 @@ from devices.cpu import CpuDevice
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
-from settings.consistency import unheeded
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
 from settings.loading import load
@@ -231,20 +230,16 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
     own = Path(shutil.copytree(folder, tmp_path / "own"))  # what a folder says does not forbid several answers
     (own / "generation_config.json").write_text(json.dumps({"split_prompts": 25}))
     generate(settings(own, input="the king went home", num_beams=2, num_answers=2))
-    (told,) = unheeded(load("chat", {"model": str(folder), "split_prompts": "25"}), "chat")
-    assert told == "--split_prompts = 25, has no effect in chat, which answers whole prompts"
+    with pytest.raises(UserError, match="--split_prompts: no such flag"):
+        load("chat", {"model": str(folder), "split_prompts": "25"})
 
 
-def test_long_prompts_are_cut_and_counted_or_refused(
+def test_prompts_that_are_too_long_are_cut_and_counted(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_prompts(tmp_path / "p.jsonl", ["short", "x" * 15, "y" * 16, "z" * 40])
     generate(settings(folder, input=source, output=tmp_path / "cut.jsonl", max_seq_len=16))
     assert "truncated to --max_seq_len=16: 2 prompts, first " in capsys.readouterr().out
-    with pytest.raises(
-        UserError, match=r"p.jsonl, line 3: the prompt has 17 tokens, --max_seq_len = 16 allows no more"
-    ):
-        generate(settings(folder, input=source, output=tmp_path / "no.jsonl", max_seq_len=16, long_prompts="refuse"))
 
 
 def test_a_bad_row_has_a_blank_answer_where_the_answers_before_it_stand(

@@ -126,7 +126,7 @@ def test_every_command_makes_the_same_ids(
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{prompt}\n" for prompt in single)))
     commands.chat.chat(settings("chat", folder, tmp_path, history_turns=0, **used))
 
-    config = settings("serve", folder, tmp_path, max_queue=8, **used)
+    config = settings("serve", folder, tmp_path, **used)
     api = api_of(
         commands.loading.load_trained(
             config, commands.loading.find_models(config), commands.loading.writing_of(config, 1)

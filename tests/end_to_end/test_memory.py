@@ -56,7 +56,7 @@ def test_memory_is_flat_over_two_thousand_steps_of_varying_length(world: World) 
     place = world.place
     place.do(
         "train", f"--train_file={world.pairs}", *SHAPE, "--max_steps=2000", "--max_seq_len=64",
-        "--effective_batch_size=4", "--save_steps=1000", "--eval_steps=500", "--full_clean_steps=50",
+        "--effective_batch_size=4", "--save_steps=1000", "--eval_steps=500",
         "--run_name=flat", "--mixed_precision=no", "--sample_rows=0",
     )  # fmt: skip
     held = {

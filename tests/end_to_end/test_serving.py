@@ -94,28 +94,6 @@ def test_it_says_what_fits_keeps_to_it_and_answers_what_is_open_before_it_ends(s
     assert done.stdout.rstrip("\n") == answers[0].rstrip("\n"), done.stderr
 
 
-def test_a_request_that_outlasts_the_end_is_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    server = Server(folder, "--max_new_tokens=60000", "--memory_budget=1G", "--shutdown_timeout=0")
-    codes: list[int] = []
-
-    def ask() -> None:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            server.ask("/api/chat", {"input_txt": "hello"})
-        codes.append(refused.value.code)
-        refused.value.close()
-
-    with ExitStack() as stack:
-        stack.callback(server.process.kill)
-        open_request = threading.Thread(target=ask)
-        open_request.start()
-        while not server.figure("running_rows"):
-            assert server.process.poll() is None
-        assert server.end()[0] == 0
-        open_request.join(120)
-    assert codes == [503]
-    assert "Traceback" not in capfd.readouterr().err
-
-
 def test_a_budget_that_holds_no_answer_is_refused(folder: Path, tmp_path: Path) -> None:
     _, program, *rest = words(folder, "--memory_budget=64M")
     done = warm.run(Path(program), rest, ENVIRONMENT, tmp_path)

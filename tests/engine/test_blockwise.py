@@ -90,7 +90,7 @@ def test_weights_at_rest_in_bf16_compute_as_their_fp32_copies(family: str, saved
 
 def test_evaluation_loss_is_that_of_the_model() -> None:
     model, batch = small_model(), Rectangle()
-    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(label_smoothing=0.1, z_loss=1e-3), 0.5)
+    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(label_smoothing=0.1), 0.5)
     total = blockwise.loss(batch.micro_batches(model, CUTS["uneven"]))
     expected = model(batch.input_ids, batch.mask, batch.labels)
     assert float(total) / batch.num_labels == pytest.approx(expected.item(), rel=1e-6)

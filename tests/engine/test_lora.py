@@ -22,7 +22,7 @@ from tests.engine.small_models import Rectangle, autograd_gradients, relative_er
 CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]]}
 FORMS = {
     "q,v": LoraSettings(3, 6.0),
-    "dora": LoraSettings(2, 4.0, ("q", "o", "wo"), rank_stabilised=True, dora=True),
+    "dora": LoraSettings(2, 4.0, ("q", "o", "wo"), dora=True),
     "top": LoraSettings(2, 4.0, ("wi", "wi_1")),
 }
 BASES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int4}

@@ -36,7 +36,7 @@ def folder() -> Path:
 
 def settings(**flags: Any) -> Config:
     """Of a server over that model."""
-    defaults = {"model": folder(), "max_seq_len": 64, "max_new_tokens": 24, "mixed_precision": "no", "max_queue": 8}
+    defaults = {"model": folder(), "max_seq_len": 64, "max_new_tokens": 24, "mixed_precision": "no"}
     return load("serve", {name: str(value) for name, value in {**defaults, **flags}.items()})
 
 
@@ -47,9 +47,11 @@ def trained() -> Trained:
     return load_trained(config, find_models(config), writing_of(config, 1))
 
 
-def make_api(**flags: Any) -> Api:
+def make_api(queue_limit: int = 8, **flags: Any) -> Api:
     """A server's inside; its engine does not run yet."""
-    return api_of(trained(), settings(**flags))
+    api = api_of(trained(), settings(**flags))
+    api.engine.queue_limit = queue_limit
+    return api
 
 
 @contextmanager

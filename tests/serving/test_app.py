@@ -183,7 +183,7 @@ def test_the_older_address_answers(client: TestClient) -> None:
 
 
 def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = make_api(max_queue=1, generate_batch_size=1)
+    api = make_api(queue_limit=1, generate_batch_size=1)
     gate = Gate(api, monkeypatch)
     with client_of(api) as client, ThreadPoolExecutor(1) as beside:
         first = beside.submit(chat, client)
@@ -200,7 +200,7 @@ def test_too_many_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_answers_than_are_ever_taken_are_no_matter_of_waiting() -> None:
-    with client_of(make_api(max_queue=1, generate_batch_size=1)) as client:
+    with client_of(make_api(queue_limit=1, generate_batch_size=1)) as client:
         assert chat(client, n=2).status_code == 200
         for path, param, body in (
             ("/v1/chat/completions", "n", {"messages": [{"role": "user", "content": "x"}], "n": 3}),
@@ -214,7 +214,7 @@ def test_more_answers_than_are_ever_taken_are_no_matter_of_waiting() -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, is_streamed: bool) -> None:
-    api = make_api(request_timeout=0.01)
+    api = replace(make_api(), seconds=0.01)
     gate = Gate(api, monkeypatch)
     with client_of(api) as client:
         answer = chat(client, stream=is_streamed)

@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named(client: TestClient, given: Any, fields: dict[str
 
 
 def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_fit() -> None:
-    api = make_api(max_queue=1, generate_batch_size=1)
+    api = make_api(queue_limit=1, generate_batch_size=1)
     api.memory = ByteBudget(2 * OPEN_BYTES)
     with client_of(api) as client:
         refused = ask(client, ["a text"] * 500)

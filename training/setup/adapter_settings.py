@@ -25,10 +25,9 @@ def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
     if not lora.lora_rank:
         return None
     alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
-    stabilised = lora.lora_scaling == "rank_stabilised"
     targets = resolve_targets(shape, lora.lora_targets)
     return LoraSettings(
-        lora.lora_rank, alpha, targets, lora.lora_dropout, stabilised, lora.use_dora, _tokens(shape, lora.lora_tokens)
+        lora.lora_rank, alpha, targets, lora.lora_dropout, lora.use_dora, _tokens(shape, lora.lora_tokens)
     )
 
 
@@ -59,7 +58,7 @@ def with_form_of(config: Config, base: Path | None) -> Config:
 def _flags_of(form: LoraSettings) -> dict[str, Any]:
     return {
         "lora_rank": form.rank, "lora_alpha": form.alpha, "lora_targets": ",".join(form.targets),
-        "lora_scaling": "rank_stabilised" if form.rank_stabilised else "standard", "use_dora": form.dora,
+        "use_dora": form.dora,
         "lora_tokens": None if form.tokens is None else "{}-{}".format(*form.tokens),
     }  # fmt: skip
 

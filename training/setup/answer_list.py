@@ -24,9 +24,10 @@ from formats import TEXT
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
 from model.formats.answering import ANSWERS_FILE, answer_list_of
-from settings.declared import Config, DataConfig, GenerateConfig
+from settings.declared import Config, DataConfig, GenerateConfig, settings_by_name
 from settings.errors import DoesNotFit, UserError, refuse
-from settings.fields import AUTO, counted, listed
+from settings.fields import AUTO, Need, counted, listed
+from settings.needs import without_effect
 from storage import NotMade, fingerprint, only_if_made, read_once_made, writing
 from training.processes.launch import rank
 from training.report.progress import Progress
@@ -41,7 +42,6 @@ FORMAT = 2  # raise it when the same list would give another tree
 BATCH_LINES = 1024
 SAMPLED_ANSWERS = 16 * BATCH_LINES  # from which the memory of a list is foreseen
 READ_ROWS = 64
-NOT_OF_LISTS = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 
 
 def answer_sources(config: Config, model: ModelFolders | None) -> list[Source]:
@@ -86,17 +86,8 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
         UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
     """
     how, usual = config.generate, GenerateConfig()
-    problems = [
-        say(
-            "--{name} = {value}, does not apply to answers from a list; omit it, or take --answers=none",
-            name=name,
-            value=getattr(how, name),
-        )
-        for name in NOT_OF_LISTS
-        if config.given(name) and getattr(how, name) != getattr(usual, name)
-    ]
-    refuse(problems)
     files = ", ".join(str(source.path) for source in sources)
+    refuse(without_effect(config.changed(answers=files), ("answers",)))
 
     def make(path: Path) -> None:
         most = child_bytes(config)
@@ -132,7 +123,12 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
         )
     is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
     unless_asked = {} if is_asked else {"length_penalty": 0.0}
-    usual_ones = {name: getattr(usual, name) for name in NOT_OF_LISTS}
+    without_list = Need("answers", ("none",))
+    usual_ones = {
+        name: member.default
+        for name, (_, member) in settings_by_name().items()
+        if without_list in member.metadata["needs"]
+    }
     return config.changed(max_new_tokens=tree.longest, **usual_ones, **unless_asked), tree, made
 
 

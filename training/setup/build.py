@@ -62,7 +62,7 @@ def objective_of(config: Config, model: T5) -> Objective:
     if config.data.objective != PREFERENCES:
         return Objective()
     how = config.preference
-    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing, how.orpo_lambda)
+    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing)
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 
@@ -88,7 +88,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     if run.is_resumed and run.base is not None:
         load_optimizer(run.base, optimizer, device.torch_device)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
-    loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing, config.train.z_loss)
+    loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing)
     tables = (model.embedding, model.output_weight)
     weight_store: WeightStore = offloaded or weight_store_for(storage, compute, tables)
     scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None

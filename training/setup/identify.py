@@ -90,7 +90,7 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     """
     run = ResolvedRun(config, group)
     run.budget = host_budget(config.memory.memory_budget, local_processes())
-    run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone(), config.memory.monitor_seconds))
+    run.monitor = held.enter_context(Monitor(run.budget.host_bytes, HostAlone()))
     run.lock = held.enter_context(RunLock())
     run.heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
     earlier = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))

@@ -178,7 +178,7 @@ def test_rows_are_known_by_their_tokens_and_not_by_where_they_lie(configure: Any
     lines = pairs_file.read_text(encoding="utf8").splitlines(keepends=True)
     moved = pairs_file.with_name("moved.jsonl")
     moved.write_text("".join(lines), encoding="utf8")
-    assert content(moved) == first == content(pairs_file, shard_rows=64) == content(pairs_file, seed=5)
+    assert content(moved) == first == content(pairs_file, seed=5)
     for changed in ([*lines, lines[0]], [lines[0], *lines], lines[1:], [*lines[1:], lines[0]]):
         moved.write_text("".join(changed), encoding="utf8")
         assert content(moved) != first

@@ -346,7 +346,7 @@ def test_settings_that_the_rows_do_not_heed_are_refused(configure: Any, text_fil
     for config, flags in (
         (
             configure(train_file=text_file, prompt_template="alpaca", history_column="h"),
-            ["prompt_template", "history_column"],
+            ["history_column", "prompt_template"],
         ),
         (configure(train_file=pairs_file, expand_turns=True), ["expand_turns"]),
     ):

@@ -21,6 +21,7 @@ import storage
 from data.prepare import duplicates
 from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
+from data.shards import writer
 from data.shards.writer import ShardWriter
 from settings.declared import ROOT
 from settings.errors import UserError
@@ -32,9 +33,11 @@ import json, os, signal, sys
 import storage
 from config import load
 from data.prepare import duplicates, preparing
+from data.shards import writer
 from data.shards.writer import ShardWriter
 flags, kill_at = json.loads(sys.argv[1]), int(sys.argv[2])
 duplicates.SAVE_BATCHES = 1
+writer.SHARD_ROWS = 128
 writes = 0
 def counted(write):
     def count(*arguments):
@@ -96,7 +99,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def test_a_killed_preparing_ends_with_the_same_bytes(tmp_path: Path, byte_dir: Path) -> None:
-    flags = job(tmp_path, byte_dir, 800, dedup="exact", shard_rows="128", **talks(tmp_path, 800))
+    flags = job(tmp_path, byte_dir, 800, dedup="exact", **talks(tmp_path, 800))
     writes = run({**flags, "shards_dir": str(tmp_path / "unbroken")}, 0)
     broken = {**flags, "shards_dir": str(tmp_path / "broken")}
     for share in (0.5, 0.1):
@@ -113,7 +116,8 @@ def test_a_full_disk_keeps_what_is_done_and_the_next_attempt_goes_on(
 ) -> None:
     """Whatever it is that no longer fits: rows, a shard, the saved state, the tokenizer, the manifest."""
     monkeypatch.setattr(duplicates, "SAVE_BATCHES", 1)
-    flags = job(tmp_path, byte_dir, 700, shard_rows="128", dedup="exact")
+    monkeypatch.setattr(writer, "SHARD_ROWS", 128)
+    flags = job(tmp_path, byte_dir, 700, dedup="exact")
     room = Room(monkeypatch)
     prepare(load("prepare", {**flags, "shards_dir": str(tmp_path / "unbroken")}))
     wanted, target = content(tmp_path / "unbroken"), tmp_path / "broken"
@@ -166,7 +170,8 @@ def interrupt_at(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(
     tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    config = load("prepare", job(tmp_path, byte_dir, 900, shard_rows="300"))
+    monkeypatch.setattr(writer, "SHARD_ROWS", 300)
+    config = load("prepare", job(tmp_path, byte_dir, 900))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(3, patch)
         prepare(config)
@@ -183,7 +188,8 @@ def test_a_state_that_cannot_be_gone_back_to_is_told_and_made_anew(
 def test_an_attempt_at_another_job_is_not_taken_over(
     tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = job(tmp_path, byte_dir, 900, shard_rows="64")
+    monkeypatch.setattr(writer, "SHARD_ROWS", 64)
+    flags = job(tmp_path, byte_dir, 900)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(3, patch)
         prepare(load("prepare", flags))
@@ -193,8 +199,11 @@ def test_an_attempt_at_another_job_is_not_taken_over(
     assert content(tmp_path / "shards") == content(tmp_path / "alone")
 
 
-def test_the_number_of_processes_changes_nothing(tmp_path: Path, byte_dir: Path) -> None:
-    flags = job(tmp_path, byte_dir, 800, shard_rows="128", dedup="exact", clean="True", **talks(tmp_path, 800))
+def test_the_number_of_processes_changes_nothing(
+    tmp_path: Path, byte_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 128)
+    flags = job(tmp_path, byte_dir, 800, dedup="exact", clean="True", **talks(tmp_path, 800))
     prepare(load("prepare", {**flags, "shards_dir": str(tmp_path / "a")}))
     prepare(load("prepare", {**flags, "prepare_workers": "2", "shards_dir": str(tmp_path / "b")}))
     assert content(tmp_path / "a") == content(tmp_path / "b")

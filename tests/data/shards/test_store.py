@@ -12,6 +12,7 @@ import pytest
 from data.batches.loader import StepLoader
 from data.dataset import LowMemDataset
 from data.prepare.preparing import Prepared, prepare
+from data.shards import writer
 from data.shards.store import BATCH_ROWS, FORMAT, MANIFEST, PAIRS, ROW_TOKENS, STREAM, Manifest, check_shards, is_shards
 from data.shards.writer import Column, ShardWriter
 from settings.errors import UserError
@@ -23,15 +24,18 @@ def joined(rows: list[np.ndarray]) -> Column:
 
 
 @pytest.mark.parametrize("vocab_size, dtype, step", [(2**16, np.uint16, 7), (2**16 + 1, np.int32, 700)])
-def test_rows_come_back_from_several_files(tmp_path: Path, vocab_size: int, dtype: type, step: int) -> None:
+def test_rows_come_back_from_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: type, step: int
+) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 300)
     rows = [(np.arange(number % 11), np.full(3, vocab_size - 1)) for number in range(700)]
-    with ShardWriter(tmp_path, PAIRS, vocab_size, shard_rows=300) as writer:
+    with ShardWriter(tmp_path, PAIRS, vocab_size) as split:
         for first in range(0, 700, step):
             part = rows[first : first + step]
-            writer.add([joined([inputs for inputs, _ in part]), joined([labels for _, labels in part])])
-        writer.finish()
-    assert [shard["rows"] for shard in writer.shards] == [300, 300, 100]
-    for shard in writer.shards:
+            split.add([joined([inputs for inputs, _ in part]), joined([labels for _, labels in part])])
+        split.finish()
+    assert [shard["rows"] for shard in split.shards] == [300, 300, 100]
+    for shard in split.shards:
         assert shard["crc32"] == zlib.crc32((tmp_path / shard["file"]).read_bytes())
     with pa.memory_map(str(tmp_path / "00000.arrow")) as file:
         reader = pa.ipc.open_file(file)
@@ -42,38 +46,40 @@ def test_rows_come_back_from_several_files(tmp_path: Path, vocab_size: int, dtyp
         assert row["labels"].dtype == dtype
 
 
-def test_a_stream_is_cut_into_rows_whatever_comes_at_once(tmp_path: Path) -> None:
+def test_a_stream_is_cut_into_rows_whatever_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 2)
     tokens = np.arange(ROW_TOKENS * 5 + 17, dtype=np.int32) % 300
     for name, pieces in (("one", [tokens]), ("many", np.array_split(tokens, 97))):
-        with ShardWriter(tmp_path / name, STREAM, 384, shard_rows=2) as writer:
+        with ShardWriter(tmp_path / name, STREAM, 384) as split:
             for piece in pieces:
-                writer.add([(piece, np.array([len(piece)]))])
-            writer.finish()
-        assert [shard["rows"] for shard in writer.shards] == [2, 2, 2]
+                split.add([(piece, np.array([len(piece)]))])
+            split.finish()
+        assert [shard["rows"] for shard in split.shards] == [2, 2, 2]
         rows = [row["tokens"] for row in LowMemDataset(tmp_path / name)]
         assert [len(row) for row in rows] == [ROW_TOKENS] * 5 + [17]
         assert np.concatenate(rows).tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize("kind", [PAIRS, STREAM])
-def test_a_writer_continues_from_a_state(tmp_path: Path, kind: str) -> None:
+def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """As often as it has to, whatever was written behind it."""
+    monkeypatch.setattr(writer, "SHARD_ROWS", 500)
     columns = 2 if kind == PAIRS else 1
     ids, lengths = np.arange(900, dtype=np.int32), np.full(300, 3)
-    with ShardWriter(tmp_path / "unbroken", kind, 1000, shard_rows=500) as writer:
+    with ShardWriter(tmp_path / "unbroken", kind, 1000) as unbroken:
         for _ in range(150 if kind == STREAM else 3):
-            writer.add([(ids, lengths)] * columns)
-        writer.finish()
+            unbroken.add([(ids, lengths)] * columns)
+        unbroken.finish()
     state = None
     for times in [75, 75] if kind == STREAM else [1, 1, 1]:
-        with ShardWriter(tmp_path / "broken", kind, 1000, 500, state) as again:
+        with ShardWriter(tmp_path / "broken", kind, 1000, state) as again:
             for _ in range(times):
                 again.add([(ids, lengths)] * columns)
             state = json.loads(json.dumps(again.state()))
             again.add([(ids + 1, lengths)] * columns)
-    with ShardWriter(tmp_path / "broken", kind, 1000, 500, state) as again:
+    with ShardWriter(tmp_path / "broken", kind, 1000, state) as again:
         again.finish()
-    assert again.shards == writer.shards
+    assert again.shards == unbroken.shards
 
 
 SPLIT = {
@@ -130,16 +136,15 @@ def test_a_manifest_that_lacks_something_says_what(tmp_path: Path, changes: dict
         Manifest.read(manifest(tmp_path, **changes))
 
 
-def prepared(configure: Configure, text_file: Path) -> Prepared:
-    return prepare(configure(train_file=text_file).changed(shard_rows=16))
+@pytest.fixture
+def prepared(configure: Configure, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 16)
+    return prepare(configure(train_file=text_file))
 
 
-def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(
-    configure: Configure, text_file: Path, pairs_file: Path
-) -> None:
-    made = prepared(configure, text_file)
-    check_shards(made.train_dir, made.validation_dir)
-    shards = sorted(made.train_dir.glob("*.arrow"))
+def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(prepared: Prepared) -> None:
+    check_shards(prepared.train_dir, prepared.validation_dir)
+    shards = sorted(prepared.train_dir.glob("*.arrow"))
     assert len(shards) > 2
     for shard in shards[:2]:
         content = bytearray(shard.read_bytes())
@@ -147,7 +152,7 @@ def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(
         shard.write_bytes(content)
         os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
     with pytest.raises(UserError) as caught:
-        check_shards(made.train_dir, forget_pages=True)
+        check_shards(prepared.train_dir, forget_pages=True)
     assert len(caught.value.problems) == 2
     for shard, problem in zip(shards, caught.value.problems, strict=False):
         assert str(shard) in problem and "is damaged, its checksum" in problem

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
-from data.text.clean import Cleaning, letter_share, normalise, repetition
-
-CLEAN = Cleaning(clean=True, min_chars=5)
+from data.text.clean import fault, letter_share, normalise, repetition
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ PROSE = {
 
 @pytest.mark.parametrize("text", PROSE.values(), ids=PROSE)
 def test_good_text_of_any_language_stays(text: str) -> None:
-    assert CLEAN.row((text,))[1] is None
+    assert fault((text,)) is None
 
 
 @pytest.mark.parametrize(
@@ -59,15 +57,10 @@ def test_good_text_of_any_language_stays(text: str) -> None:
     ],
 )
 def test_bad_rows_are_dropped_with_the_reason(row: tuple[str, ...], reason: str) -> None:
-    assert CLEAN.row(row)[1] == reason
-    assert Cleaning().row(row) == (row, None)  # only on request
+    assert fault(row) == reason
 
 
-def test_limits_are_the_users() -> None:
-    text = PROSE["english"]
-    assert Cleaning(True, max_chars=20).row((text,))[1] == "too long"
-    assert Cleaning(True, min_letters=0.99).row((text,))[1] == "few letters"
-    assert Cleaning(True, max_repetition=0.05).row((text,))[1] == "repetitive"
+def test_shares_of_what_holds_little() -> None:
     assert letter_share(" a1. ") == 2 / 3 and letter_share(" ") == 1.0 and repetition("") == 0.0
 
 

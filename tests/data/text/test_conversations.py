@@ -13,7 +13,6 @@ from data.dataset import LowMemDataset
 from data.prepare.encode import Encoder
 from data.prepare.preparing import prepare
 from data.prepare.writing import is_held_out
-from data.text.clean import Cleaning
 from data.text.conversations import Examples, turns_of
 from data.text.templates import Template
 from data.tokenizers.tokenizer import Tokenizer
@@ -47,7 +46,7 @@ def test_other_shapes_are_named(cell: object, words: str) -> None:
 
 
 def made(form: str, row: tuple[str, ...], each: bool = False, clean: bool = False) -> list[tuple[str, ...]]:
-    examples = Examples(Cleaning(clean, min_letters=0.0), Template.load("chat"), form, each)
+    examples = Examples(clean, Template.load("chat"), form, each)
     return examples.usable([row]).texts
 
 
@@ -62,8 +61,9 @@ def test_the_last_answer_is_learnt_or_every_one() -> None:
 
 
 def test_every_turn_is_cleaned_and_the_template_is_not() -> None:
-    turns = [[role, f"  {text}\t\u200b "] for role, text in TURNS]
-    assert made("messages", (json.dumps(turns),), clean=True) == made("messages", (json.dumps(TURNS),))
+    clean = [[role, f"{text} letters"] for role, text in TURNS]
+    turns = [[role, f"  {text}\t\u200b "] for role, text in clean]
+    assert made("messages", (json.dumps(turns),), clean=True) == made("messages", (json.dumps(clean),))
 
 
 def test_conversations_without_an_answer_are_blank_rows() -> None:
@@ -116,7 +116,7 @@ def test_expanding_turns_makes_other_shards(configure: Any, tmp_path: Path) -> N
     assert texts == [20, 21]  # all conversations begin alike, and a repeated example is dropped once
 
 
-@pytest.mark.parametrize("flags", [{}, {"clean": True, "min_chars": 9, "min_letters": 0}, {"dedup": "exact"}])
+@pytest.mark.parametrize("flags", [{}, {"clean": True}, {"dedup": "exact"}])
 def test_a_conversation_is_held_out_whole(configure: Any, tmp_path: Path, flags: dict[str, Any]) -> None:
     """The prompts of its later answers hold the earlier ones; rows are numbered, not answers."""
     path, talks = tmp_path / "talks.jsonl", 400
@@ -130,8 +130,7 @@ def test_a_conversation_is_held_out_whole(configure: Any, tmp_path: Path, flags:
         [tokenizer.decode(row["labels"]) for row in LowMemDataset(split)]
         for split in (prepared.train_dir, prepared.validation_dir)
     )
-    first = 10 if "clean" in flags else 0  # shorter ones are dropped
-    lefts = [[f"a{talk}.{turn}" for turn in range(talk % 4)] for talk in range(first, talks) if talk % 4]
+    lefts = [[f"a{talk}.{turn}" for turn in range(talk % 4)] for talk in range(talks) if talk % 4]
     assert held_out == [answer for number, left in enumerate(lefts) if is_held_out(number) for answer in left]
     assert train == [answer for number, left in enumerate(lefts) if not is_held_out(number) for answer in left]
     assert len(held_out) > 3

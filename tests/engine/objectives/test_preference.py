@@ -35,7 +35,7 @@ LOSSES = {
     "sigmoid": PreferenceLoss("sigmoid", beta=0.3),
     "smoothed": PreferenceLoss("sigmoid", beta=0.3, label_smoothing=0.2),
     "ipo": PreferenceLoss("ipo", beta=0.7),
-    "orpo": PreferenceLoss("orpo", orpo_lambda=0.6),
+    "orpo": PreferenceLoss("orpo", beta=0.6),
 }
 CPU = torch.device("cpu")
 CUTS = {"one": [[0, 1, 2, 3]], "uneven": [[2], [0, 1, 3]], "four": [[0], [1], [2], [3]]}
@@ -92,7 +92,7 @@ def paper_loss(name: str, chosen: Tensor, rejected: Tensor, row: PreferenceRow) 
     if name == "orpo":
         p, q = (chosen / c).exp(), (rejected / r).exp()
         ratio = (p / (1 - p)) / (q / (1 - q))
-        return -p.log() - pair_loss.orpo_lambda * (1 / (1 + 1 / ratio)).log()
+        return -p.log() - pair_loss.beta * (1 / (1 + 1 / ratio)).log()
     if name == "ipo":
         h = (chosen - ref_chosen) / c - (rejected - ref_rejected) / r
         return (h - 1 / (2 * pair_loss.beta)) ** 2
@@ -149,7 +149,7 @@ TRL = [
         [[0.01, -0.0204545455, 0.0833333333, -0.00625], [-0.0125, 0.0305555556, -0.0083333333, -0.1025]],
     ),
     (
-        PreferenceLoss("orpo", orpo_lambda=0.1),
+        PreferenceLoss("orpo", beta=0.1),
         [2.5788837225, 2.831997354, 2.3939152693, 2.5821948659],
         [[-0.25, -0.275, -0.2333333333, -0.25625], [-0.2333333333, -0.2527777778, -0.25, -0.4025]],
     ),

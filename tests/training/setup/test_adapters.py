@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,12 @@ def make_adapter(base: Path, folder: Path, seed: int, **changes: object) -> Path
 
 
 def test_a_run_learns_its_adapters_alone(base: Path) -> None:
-    config = run_config(
-        lora_rank=4, lora_targets="q,wo", use_dora=True, lora_scaling="rank_stabilised", lora_dropout=0.1
-    )
+    config = run_config(lora_rank=4, lora_targets="q,wo", use_dora=True, lora_dropout=0.1)
     model = choose_trained(hf_format.load(base), config, base, base)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained and all(".adapter." in name for name in trained)
     assert model.adapter_info == AdapterInfo(
-        LoraSettings(4, 8.0, ("q", "wo"), 0.1, True, True), str(base.resolve()), fingerprint_of(base)
+        LoraSettings(4, 8.0, ("q", "wo"), 0.1, True), str(base.resolve()), fingerprint_of(base)
     )
     assert model.adapter_dropout == 0.1 and config.train.optimizer == "adamw"
     frozen = choose_trained(hf_format.load(base), run_config(lora_rank=4, freeze="encoder"), base, base)
@@ -81,8 +80,15 @@ def test_a_checkpoint_of_adapters_is_gone_on_with(base: Path, tmp_path: Path) ->
     assert all(weight.requires_grad for adapter in adapters_of(model).values() for weight in adapter.parameters())
 
 
+def test_the_alpha_of_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_rank(base: Path, tmp_path: Path) -> None:
+    folder = make_adapter(base, tmp_path / "a", 1, rank=4, alpha=3.0)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "use_rslora": True}))
+    assert read_info(folder).settings.scaling == 3.0 / 2
+
+
 def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
-    form = {"alpha": 1.0, "targets": ("q", "wo"), "rank_stabilised": True, "dora": True}
+    form = {"alpha": 1.0, "targets": ("q", "wo"), "dora": True}
     folder = make_adapter(base, tmp_path / "a", 1, **form)
     config = with_form_of(run_config(lora_rank=2), folder)
     assert check_trained(config, folder) == []
@@ -94,7 +100,6 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
         "lora_rank": "3",
         "lora_alpha": "8.0",
         "lora_targets": "q,k",
-        "lora_scaling": "standard",
         "use_dora": "False",
     }
     other = with_form_of(run_config(**flags), folder)

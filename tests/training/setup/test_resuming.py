@@ -31,9 +31,10 @@ from training.setup.resuming import goes_on, resumed_config, unused_places
 from training.setup.schedules import Steps
 
 
-def saved_run(folder: Path, **settings: Any) -> Path:
-    """A run's folder as an earlier start has left it."""
+def saved_run(folder: Path, max_steps: int | None = None, **settings: Any) -> Path:
+    """A run's folder as an earlier start has left it, which may have decided on its steps."""
     config = load("train", {"train_file": "a.txt", "output_dir": str(folder), "run_name": "r", **settings})
+    config = config if max_steps is None else config.changed(max_steps=max_steps)
     return create_run(folder, "r", "pretrain", fill=lambda made: config.save(made / SETTINGS_FILE))
 
 
@@ -150,7 +151,7 @@ def test_what_defines_a_run_stays_and_what_does_not_may_change(tmp_path: Path) -
 
 
 def test_epochs_of_now_decide_the_steps_anew(tmp_path: Path) -> None:
-    run_dir = saved_run(tmp_path, epochs="3.0", max_steps="30", effective_batch_size="4")
+    run_dir = saved_run(tmp_path, epochs="3.0", max_steps=30, effective_batch_size="4")
     resumed = resumed_config(now(tmp_path, epochs="2.0"), run_dir)  # no file is named, so that a preset has steps, too
     assert Steps.of(resumed, 4, rows=40).max_steps == 20
 
