@@ -1,7 +1,7 @@
 """Name, shape, role and Hugging Face name of each weight of a T5, from its configuration alone.
 
 This is the one description of the model beside its code (`model.t5`, in whose order the weights stand here). File
-formats, adapters, freezing, the plan, sharding, quantization and the optimizers read it; a test compares it with the
+formats, adapters, freezing, the plan, quantization and the optimizers read it; a test compares it with the
 model and with transformers. It imports no torch: a plan is made before any model.
 
 Shapes: V vocabulary, D d_model, I = H K inner width of attention, F d_ff, r rank of an adapter.

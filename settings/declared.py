@@ -881,6 +881,6 @@ def unlisted(command: str) -> frozenset[str]:
         return frozenset()
     groups = ("metrics", "generate", "cleaning")
     names = (
-        "prepare_workers", "seed", "log_dir", "overwrite", "checkpoint_mirror", "run_name", "push_to_hub", "answers", "num_answers",
+        "prepare_workers", "seed", "log_dir", "overwrite", "run_name", "push_to_hub", "answers", "num_answers",
     )  # fmt: skip
     return frozenset(name for name, (group, _) in flags_of(command).items() if group in groups or name in names)
