@@ -88,9 +88,6 @@ class TrainConfig:
     # clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)
     max_grad_norm = 0.0
     label_smoothing = 0.0  # label smoothing
-    # tokens that each token of an answer is compared with in the loss: all of the vocabulary, or with answers those by
-    # which an answer of the list (--answers) may go on
-    loss_over = "vocabulary"
     z_loss = 0.0  # weight of the squared log-partition in the loss
     # weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced
     # (inverse to their frequency); none: 1 each
@@ -127,8 +124,6 @@ class DataConfig:
     # column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there
     # is one
     mask_column = "auto"
-    label_file = None  # FASTA files with the labels of FASTA records, by id, of training and validation data
-    mask_file = None  # FASTA files with masks of those labels, by id, as 0 and 1
     # preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold>
     # in front) or ankh (each letter encoded separately)
     prepare_text = "none"
@@ -139,18 +134,6 @@ class DataConfig:
     # column with whole conversations; auto: messages or conversations, if there are no prompt and response columns
     messages_column = "auto"
     history_column = None  # column with earlier turns of a pair, such as [[question, answer], ...]
-    # column with histories: a list of items, or items separated by blanks; each item is learnt from those before it;
-    # auto: items, if there is nothing else to learn
-    items_column = "auto"
-    # file with the columns item and codes: items of histories are written by one token per code; none: as they are
-    item_file = None
-    item_separator = ", "  # text between two items of a history without item_file
-    history_items = 20  # most past items in the prompt of a history
-    # share of training pairs made of the reversed history, where later items predict an earlier one
-    reverse_histories = 0.0
-    # validation data without validation_file: rows (one in a hundred) or last (the last item of each history); auto:
-    # last for histories, else rows
-    holdout = "auto"
     expand_turns = False  # train on every answer of a conversation instead of only the last
     # prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with {prompt}
     # (and {system}), or Jinja; auto: the one the model was trained with, else the tokenizer's, else plain
@@ -275,7 +258,7 @@ class CleaningConfig:
     max_chars = None  # longest row to keep
     min_letters = 0.4  # least fraction of letters and digits in a row
     max_repetition = 0.9  # highest fraction of a text that zlib may save
-    dedup = "none"  # drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)
+    dedup = "none"  # drop rows whose texts an earlier row had (exact); none: all rows stay
 
 
 @declared
@@ -344,9 +327,6 @@ class GenerateConfig:
     early_stopping = "False"
     repetition_penalty = 1.0  # penalty on tokens that were already generated; 1: none, 1.2: strong
     no_repeat_ngram_size = 0  # forbid repeating any sequence of this many tokens; 0: off
-    exclude_seen = False  # leave out answers that the prompt contains, of a history all its items; for a beam search
-    # prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search
-    history_prompts = 1
     # answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers;
     # 0: off
     split_prompts = 0

@@ -6,7 +6,7 @@ PARQUET, ARROW_FILE, ARROW_STREAM = "parquet", "arrow file", "arrow stream"
 JSONL, JSON, CSV, TSV, TEXT, FASTA = "jsonl", "json", "csv", "tsv", "text", "fasta"
 KIND_BY_SUFFIX = {
     ".parquet": PARQUET, ".arrow": ARROW_FILE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL,
-    ".csv": CSV, ".tsv": TSV, ".inter": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
+    ".csv": CSV, ".tsv": TSV, ".txt": TEXT, ".text": TEXT, ".md": TEXT,
     ".fasta": FASTA, ".fa": FASTA, ".faa": FASTA,
 }  # fmt: skip
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")

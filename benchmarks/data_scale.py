@@ -1,9 +1,8 @@
-"""Memory of the data path on large data: `python -m benchmarks.data_scale [TOKENIZER_GB] [PREPARE_GB]
-[SIGNED_ROWS] [COMPARED_ROWS]`.
+"""Memory of the data path on large data: `python -m benchmarks.data_scale [TOKENIZER_GB] [PREPARE_GB] [ROWS]`.
 
-Memory only, of whole process trees: preparing and tokenizer training on many gigabytes of text, near-duplicate removal
-on millions of rows. The rows are made of the built-in prose, cut and numbered so that no two are alike, and one in ten
-of the short ones repeats an earlier one with a word changed.
+Memory only, of whole process trees: preparing and tokenizer training on many gigabytes of text, removal of duplicates
+among millions of rows. The rows are made of the built-in prose, cut and numbered so that no two are alike, and one in ten
+of the short ones repeats an earlier one.
 """
 
 from __future__ import annotations
@@ -13,16 +12,12 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.parts import children
 from benchmarks.parts.results import markdown, write_section
 from benchmarks.parts.rows import read_rows
-from data.prepare.duplicates import NEAR, NUM_PERM, _names, _near, bands
 from data.sources.corpus import build_sample_corpus
 from units import GIB, MIB, format_size
 
@@ -47,33 +42,18 @@ def long_texts(path: Path, texts: list[str], size_bytes: int) -> Path:
 
 
 def short_rows(path: Path, texts: list[str], count: int) -> Path:
-    """Write rows of about 100 letters, words drawn from the prose; some repeat an earlier one but for one word."""
+    """Write rows of about 100 letters, words drawn from the prose; some repeat an earlier one."""
     draw, words = random.Random(1), sorted({word for text in texts for word in text.split()})
     recent: list[list[str]] = []
     with path.open("w", encoding="utf8") as file:
         for _ in range(count):
             if recent and draw.random() < SHARE_REPEATED:
-                row = [*draw.choice(recent)]
-                row[0] = draw.choice(words)
+                row = draw.choice(recent)
             else:
                 row = draw.choices(words, k=ROW_LETTERS // 7)
                 recent = [*recent[-99:], row]
             file.write(json.dumps({"text": " ".join(row)}, ensure_ascii=False) + "\n")
     return path
-
-
-def compare_signatures(folder: str, count: str) -> None:
-    """Write signatures of `count` rows as signing would, one in ten nearly an earlier one's, and find the repeats."""
-    place, rows, draw = Path(folder), int(count), np.random.default_rng(1)
-    with ExitStack() as stack:
-        files = [stack.enter_context((place / name).open("wb")) for name in _names(NEAR)]
-        for begin in range(0, rows, 65536):
-            signatures = draw.integers(0, 2**16, (min(65536, rows - begin), NUM_PERM), np.uint16)
-            signatures[9::10] = signatures[: len(signatures[9::10])]
-            signatures[9::10, :8] += 1
-            for file, array in zip(files, [*bands(signatures), signatures], strict=True):
-                array.tofile(file)
-    print(f"{int(_near(place).sum()):,} of {rows:,} rows repeat an earlier one")
 
 
 def command(folder: Path, name: str, *flags: str) -> list[str]:
@@ -88,7 +68,7 @@ def measure(what: str, arguments: list[str]) -> dict[str, Any]:
     return {"what": what, "command": " ".join(arguments), "seconds": child.seconds, "peak_bytes": child.peak_bytes}
 
 
-def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared_rows: int) -> None:
+def main(gigabytes: float, prepared_gigabytes: float, rows: int) -> None:
     """Measure in turn and write the table."""
     runs = []
     with tempfile.TemporaryDirectory() as place:
@@ -102,20 +82,13 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
         text.unlink()
         works: tuple[tuple[str, Callable[[Path, list[str], int], Path], int, tuple[str, ...]], ...] = (
             (f"`prepare` on {prepared_gigabytes:g} GB", long_texts, int(prepared_gigabytes * 10**9), ()),
-            (
-                f"`prepare --dedup=near` on {signed_rows:,} rows",
-                short_rows,
-                signed_rows,
-                ("--dedup=near", "--clean=True"),
-            ),
+            (f"`prepare --dedup=exact` on {rows:,} rows", short_rows, rows, ("--dedup=exact", "--clean=True")),
         )
         for what, write, size, extra in works:
             path = write(folder / "rows.jsonl", texts, size)
             shards = folder / f"shards_{len(runs)}"
             own = (f"--train_file={path}", f"--tokenizer_dir={folder / 'bpe'}", f"--shards_dir={shards}")
             runs.append(measure(what, command(folder, "prepare", *own, *extra)))
-        code = f"from benchmarks.data_scale import compare_signatures as c; c({place!r}, '{compared_rows}')"
-        runs.append(measure(f"comparing the signatures of {compared_rows:,} rows (near)", ["-c", code]))
     table = [[run["what"], format_size(run["peak_bytes"]), f"{run['seconds']:,.0f}"] for run in runs]
     body = markdown(["work", "peak (anonymous, whole tree)", "seconds"], table)
     body += f"\n\nLimits: tokenizer and duplicates {format_size(GIB)}, preparing {format_size(400 * MIB)}."
@@ -125,5 +98,5 @@ def main(gigabytes: float, prepared_gigabytes: float, signed_rows: int, compared
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    sizes = [*given, *("10", "10", "1000000", "10000000")[len(given) :]]
-    main(float(sizes[0]), float(sizes[1]), int(sizes[2]), int(sizes[3]))
+    sizes = [*given, *("10", "10", "10000000")[len(given) :]]
+    main(float(sizes[0]), float(sizes[1]), int(sizes[2]))

@@ -9,15 +9,11 @@ by their word error rate too; beside them stand simple methods (the nearest neig
 held-out rows and their answers, not selected, go into docs/recipes.md. Other flags go to `train`. Peaks are anonymous memory of the whole process tree, sampled every
 50 ms; the section of docs/benchmarks.md and its picture, memory over time beside the budget, are written at the end.
 
-The recipes for encoders with heads, and for histories, have no peer:
+The recipes for encoders with heads have no peer:
 
     python -m benchmarks.recipes gb1 [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
 
 trains one seed, evaluates the folder, and adds a row to the recipe's table in docs/recipes.md, where rows of other seeds stay. So does
-
-    python -m benchmarks.recipes recommend [--ids=rqvae|rqkmeans] [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
-
-with the codes of ids_NAME.jsonl beside the preset's histories, and recall and ndcg on every history's last item; and so does
 
     python -m benchmarks.recipes akkadian [--seed=N] [--work=FOLDER] [--FLAG=VALUE ...]
     python -m benchmarks.recipes akkadian --finished=LOG_FOLDER --equal_rows=False --peer_steps=N --eval_rows=2812
@@ -54,7 +50,6 @@ from benchmarks.parts.pronunciation import answer
 from benchmarks.parts.results import ROOT, class_folder, markdown, picture_place, write_section
 from benchmarks.parts.rows import read_rows
 from benchmarks.parts.simple_answers import pairs_of, simple_scores
-from benchmarks.parts.simple_items import item_scores
 from benchmarks.parts.watched import count_weights, first_event, last_event
 from data.prepare.preparing import find_prepared
 from model.formats.answering import HEEDED, other_than_default
@@ -69,13 +64,12 @@ RECIPES = {
     "summarise": "rouge_l,rouge_1,exact_match", "translate": "chrf,char_bleu", "chat_zh": "char_bleu,chrf",
     "g2p_ten": "identical", "g2p_english": "identical", "akkadian": ",".join(TEXT_SCORES),
 }  # fmt: skip
-# measured by seeds: the measure, and what is published for random weights on test
+# The measure of the recipes that are measured by seeds, on validation:
 SEED_RECIPES = {
-    "gb1": ("spearman", "0.857 (8M weights), 0.870 (150M)"),
-    "structure": ("accuracy", "0.708"),
-    "classify": ("accuracy", ""),
-    "akkadian": ("geometric_mean", "43.7 (BLEU 38.5, chrF++ 49.7; 83M weights)"),
-    "recommend": ("ndcg@10", "0.0384 (recall@10 0.0648); of open code 0.0319 (0.0582)"),
+    "gb1": "spearman",
+    "structure": "accuracy",
+    "classify": "accuracy",
+    "akkadian": "geometric_mean",
 }
 SEED_SCORES = (*TEXT_SCORES, *CLASS_SCORES, *NUMBER_SCORES)
 EVERY_ROW = ["--eval_rows=10000000", "--eval_generate_rows=10000000"]
@@ -98,7 +92,6 @@ OWN = {
     "equal_time": "True",
     "peer_steps": "",
     "finished": "",
-    "ids": "",
     "models": "",
     "candidates": "16",
     "choose_by": "chrf",
@@ -151,29 +144,15 @@ def _same(settings: dict[str, Any], *names: str) -> list[str]:
 
 def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: Path) -> dict[str, Any]:
     """Train one seed of a recipe; its figures."""
-    named, answered = dict[str, Any](), list[str]()
-    if recipe == "recommend":
-        preset = load("train", {"preset": "recipe_recommend"})
-        items, named["ids"] = Path(str(preset.data.item_file)), options["ids"] or "rqvae"
-        named["simple"] = item_scores(Path(str(preset.data.train_file)))
-        flags = [f"--item_file={items.with_name('ids_' + named['ids'] + '.jsonl')}", *flags]
-        answered = [
-            "--num_answers=10",
-            f"--history_prompts={preset.generate.history_prompts}",
-            f"--metrics={','.join(named['simple'])}",
-            *EVERY_ROW,
-        ]
-    elif recipe in RECIPES:
-        answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW]
+    answered = [f"--metrics={RECIPES[recipe]}", *EVERY_ROW] if recipe in RECIPES else []
     ours, events = _our_run(recipe, options, flags, work)
     settings, end = first_event(events, "start")["settings"], last_event(events, "end")
     model, files = ours.folder, _same(settings, "validation_file", "cache_dir")
     words = [PROGRAM, "evaluate", f"--model={model}", *files, *answered, "--json=True"]
     found = json.loads(children.must_run(words).output)
-    names = ("loss", *SEED_SCORES, *(name for name in found if "@" in name))
-    scores_of_run = {name: found[name] / (100 if "@" in name else 1) for name in names if name in found}
+    scores_of_run = {name: found[name] for name in ("loss", *SEED_SCORES) if name in found}
     return {
-        **named, "seed": settings["seed"], **scores_of_run, "weights": count_weights(model), "steps": end["step"], "seconds": ours.seconds,
+        "seed": settings["seed"], **scores_of_run, "weights": count_weights(model), "steps": end["step"], "seconds": ours.seconds,
         "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
     }  # fmt: skip
 
@@ -198,28 +177,21 @@ def measure_models(recipe: str, folders: Sequence[str], options: dict[str, str],
 
 
 def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
-    """All seeds of a recipe, and what is published."""
-    measure, published = SEED_RECIPES[recipe]
-    ranks = [name for name in runs[0] if "@" in name]
-    names = list(
-        dict.fromkeys(name for name in (measure, *ranks, *SEED_SCORES, "loss") if all(name in run for run in runs))
-    )
-    keys = [name for name in ("ids", "seed") if name in runs[0]]
+    """All seeds of a recipe."""
+    measure = SEED_RECIPES[recipe]
+    scores = (measure, *SEED_SCORES, "loss")
+    names = list(dict.fromkeys(name for name in scores if all(name in run for run in runs)))
 
     def shown(name: str, value: float) -> str:
         return f"{value:.1f}" if name in TEXT_SCORES else f"{value:.4f}"
 
     rows = [
-        [*(str(one[key]) for key in keys), *(shown(name, one[name]) for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
+        [str(one["seed"]), *(shown(name, one[name]) for name in names), f"{one['weights'] / 1e6:.1f}M", f"{one['steps']:,}",
          f"{one['seconds'] / 60:.1f} min", f"{format_size(one['peak_bytes'])} (planned {format_size(one['planned_peak_bytes'])})"]
         for one in runs
     ]  # fmt: skip
     mean = shown(measure, sum(one[measure] for one in runs) / len(runs))
-    told = f"Mean {measure} on validation: {mean}" + (f"; published on test: {published}." if published else ".")
-    if "simple" in runs[0]:
-        simple = ", ".join(f"{name} {value:.4f}" for name, value in runs[0]["simple"].items())
-        told += f" Co-occurrence of items, without a network (`benchmarks/parts/simple_items.py`): {simple}."
-    return f"{told}\n\n{markdown([*keys, *names, 'weights', 'steps', 'time', 'peak'], rows)}"
+    return f"Mean {measure} on validation: {mean}.\n\n{markdown(['seed', *names, 'weights', 'steps', 'time', 'peak'], rows)}"
 
 
 def _our_run(
@@ -399,8 +371,8 @@ def main(arguments: list[str]) -> None:
         file = kept / f"{section}.json"
         one = measure_seed(names[0], options, flags, work)
         earlier = json.loads(file.read_text())["figures"] if file.exists() else []
-        key = lambda each: (each.get("ids", ""), each["seed"])  # noqa: E731
-        runs = sorted([*(each for each in earlier if key(each) != key(one)), one], key=key)
+        kept_runs = [each for each in earlier if each["seed"] != one["seed"]]
+        runs = sorted([*kept_runs, one], key=lambda each: each["seed"])
         print(body := seed_table(names[0], runs), flush=True)
         write_section(section, f"Seeds: {names[0]}", body, runs, ROOT / "docs" / "recipes.md")
         return

@@ -16,24 +16,21 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from commands.generate import cut_note
-from commands.loading import Trained, find_answering, load_trained, watched, with_histories
+from commands.loading import Trained, find_answering, load_trained, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
-from data.prepare.looking import look
 from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
-from data.prepare.task import decide
 from data.shards.store import PAIRS, VALIDATION
 from language import say
 from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
-from model.formats.answering import item_file_of
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
 from settings.fields import AUTO, counted, read_settings_file
 from settings.loading import load, training_command
-from storage import atomic_file, only_if_made, writing
+from storage import atomic_file, writing
 from training.evaluation.label_scores import LabelScores
 from training.evaluation.losses import Evaluation, Watch, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
@@ -110,7 +107,7 @@ def evaluate(config: Config) -> Evaluation:
                 confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
             if answered:
                 scores, shown, cut = generate_metrics(
-                    lambda inputs, pasts: trained.ranked_answers(inputs, config, pasts), loader, trained.tokenizer, how, group,
+                    lambda inputs: trained.ranked_answers(inputs, config), loader, trained.tokenizer, how, group,
                     rows=answered, batch_size=at_once, names=names, shown=SHOWN, of=of,
                 )  # fmt: skip
                 results[name].metrics.update(scores)
@@ -284,17 +281,6 @@ def _data_settings(config: Config, model: ModelFolders) -> Config:
         model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
         origins=tuple({**dict(merged.origins), **typed}.items()),
     )  # fmt: skip
-    items = merged.data.item_file
-    if items is not None and not Path(items).exists() and (own := item_file_of(model.learnt, model.base)) is not None:
-        merged = merged.changed(item_file=str(own))
-    if not config.given("validation_file"):
-        return merged
-    if merged.data.validation_file is None:
+    if config.given("validation_file") and merged.data.validation_file is None:
         raise UserError(say("--validation_file = none, is not a file; give one, or omit the flag"))
-    of_histories = with_histories(merged, model)
-    return of_histories if saved is None and look(merged, _has_items, of_histories) else merged
-
-
-def _has_items(config: Config) -> bool:
-    data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
-    return bool(decide(replace(config, data=data), only_if_made, "--validation_file").columns.items)
+    return merged

@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from childproc import call
 from commands.loading import (
     WAITING_BYTES,
     Trained,
@@ -26,18 +25,13 @@ from commands.loading import (
     find_answering,
     load_trained,
     watched,
-    with_histories,
     with_saved,
     writing_of,
 )
 from commands.new_folder import holding_output
-from data.batches.histories import Past
-from data.prepare.looking import child_bytes
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
-from data.sources.reading import item_writing
-from data.text.histories import separator_of
 from formats import KIND_BY_SUFFIX
 from language import say
 from memory.estimate.generation import MOST_ROWS
@@ -57,7 +51,6 @@ WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
-ITEMS = "response_items"  # that answers stand for
 STANDARD_INPUT = "-"
 TYPED = "--input"  # the place of a prompt that is the flag's own text: its answer keeps its line ends on the screen
 FORMAT = 4  # raise it when the same prompts would give other rows
@@ -78,7 +71,6 @@ def generate(config: Config) -> None:
     bad_rows = BadRows(config.data.skip_bad_rows)
     config, models = find_answering(config, writes=True)
     config, tree = with_answers(config, models[0])
-    config = with_histories(config, models[0])
     columns = [with_saved(config, models[0], *PROMPT_COLUMNS).data, config.data]
     config = replace(config, data=columns[0])
     is_of_files = check_input(given)
@@ -148,11 +140,10 @@ def answers(
     while window := _window(prompts, size):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
-        pasts = [encoder.past(prompt) for prompt in asked_for]
         if config.answer.num_answers > 1:
-            written = iter(trained.best_answers(inputs, config, pasts))
+            written = iter(trained.best_answers(inputs, config))
         else:
-            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config, pasts)])
+            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config)])
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
@@ -190,7 +181,7 @@ class Encoder:
             UserError: it is too long, and `long_prompts` refuses such.
         """
         longest = self.config.data.max_seq_len
-        ids = self._newest([text for _, text in prompt.turns]) if prompt.is_history else self._conversation(prompt)
+        ids = self._conversation(prompt)
         if self.config.generate.split_prompts and len(prompt.turns) == 1:
             return [*ids, self.trained.tokenizer.eos_id]  # its parts are short enough
         if len(ids) >= longest:
@@ -204,34 +195,12 @@ class Encoder:
                     )
                 )
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
-        return self._ended(ids)
-
-    def past(self, prompt: Prompt) -> Past | None:
-        """What lies before the last item, where the prompt is of a history."""
-        if not prompt.is_history:
-            return None
-        items = [text for _, text in prompt.turns]
-        earlier = [items[:-age] for age in range(1, min(self.config.generate.history_prompts, len(items)))]
-        return Past([self._ended(self._newest(texts)) for texts in earlier], self._joined(items))
-
-    def _ended(self, ids: list[int]) -> list[int]:
-        return [*ids[: self.config.data.max_seq_len - 1], self.trained.tokenizer.eos_id]
+        return [*ids[: longest - 1], self.trained.tokenizer.eos_id]
 
     def _conversation(self, prompt: Prompt) -> list[int]:
         template = self.trained.template
         text = template.prompt(prompt.turns)
         (ids,) = self.trained.tokenizer.encode_prompts([text], is_chat=bool(template.jinja))
-        return ids.tolist()
-
-    def _newest(self, items: list[str]) -> list[int]:
-        """As many of the last items as were trained on and fit, one at least."""
-        items = items[-self.config.data.history_items :]
-        while len(ids := self._joined(items)) >= self.config.data.max_seq_len and len(items) > 1:
-            items = items[1:]
-        return ids
-
-    def _joined(self, items: list[str]) -> list[int]:
-        (ids,) = self.trained.tokenizer.encode_prompts([separator_of(self.config.data).join(items)])
         return ids.tolist()
 
     def notes(self, bad_rows: BadRows) -> list[str]:
@@ -316,11 +285,7 @@ class Output:
 
     def __init__(self, config: Config, models: Sequence[ModelFolders], given: str) -> None:
         self.path = Path(str(config.answer.output))
-        self._is_several, self._items = config.answer.num_answers > 1, dict[str, list[str]]()
-        if config.data.item_file is not None:
-            texts = call(item_writing, config.data, max_bytes=child_bytes(config)).texts or {}
-            for item, text in texts.items():
-                self._items.setdefault(text, []).append(item)
+        self._is_several = config.answer.num_answers > 1
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, models, given)
         self.rows = 0
@@ -375,16 +340,11 @@ class Output:
         self.rows = rows
 
     def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
-        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too.
-
-        Where answers are codes of items, `response_items` are these, best first.
-        """
+        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too."""
         columns, (answer, _) = prompt.columns, best[0]
         added: dict[str, Any] = {ANSWER: answer}
         if self._is_several:
             added |= {ANSWERS: [text for text, _ in best], SCORES: [round(score, 6) for _, score in best]}
-        if self._items:
-            added[ITEMS] = [item for text, _ in best for item in self._items.get(text, ())]
         kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
         row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
         line = json.dumps({**row, **added}, ensure_ascii=False)
@@ -420,13 +380,6 @@ def _identity(config: Config, models: Sequence[ModelFolders], given: str) -> str
     read = read_marks(models, secrets.token_hex(8) if given == STANDARD_INPUT else given)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    if data.item_file is not None or data.items_column != AUTO:
-        settings += [
-            data.items_column,
-            data.item_separator,
-            data.history_items,
-            sources_fingerprint(find(data.item_file, "--item_file")) if data.item_file else "",
-        ]
     listed = answer_sources(config, models[0])
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []

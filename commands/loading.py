@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 import devices
-from data.batches.histories import Pasts
-from data.text.histories import check_excluding
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, DtypeChoice, name_of
@@ -27,7 +25,6 @@ from devices.malloc import HeapTrimmer, tune_malloc
 from devices.threads import use_threads
 from engine.blockwise import Blockwise, Objective
 from engine.objectives.labels import LabelObjective
-from engine.objectives.listed import ListedObjective
 from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
@@ -51,7 +48,7 @@ from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.formats.adapter_folder import adapter_bytes
-from model.formats.answering import DRAWN, GENERATION_FILE, RANKED, SEARCH, answers_by, item_file_of, remarks
+from model.formats.answering import DRAWN, GENERATION_FILE, RANKED, SEARCH, answers_by, remarks
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
@@ -243,28 +240,26 @@ class Trained:
         what = say(told, rows=counted(writing.rows, "row"), source=writing.source_tokens, target=writing.new_tokens)
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
-    def answer(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[int]]:
+    def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
         """Token ids of the answers to prompts, as many at once as fit or were asked for; of several candidates those chosen.
 
-        Args:
-            pasts: see `AnswerWriter.best`.
         Raises:
             DoesNotFit: as `rows_at_once`.
         """
         asked, writer = config.answer, self._writer(config)
         if asked.candidates == 1:
-            return writer.answers(inputs, pasts)
+            return writer.answers(inputs)
         return writer.agreed(inputs, asked.candidates, asked.choose_by, self.tokenizer.decode_answer)
 
-    def ranked_answers(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[list[int]]]:
+    def ranked_answers(self, inputs: list[list[int]], config: Config) -> list[list[list[int]]]:
         """Token ids of the `num_answers` best to each prompt, or of the one of `answer`."""
         if config.answer.num_answers == 1:
-            return [[tokens] for tokens in self.answer(inputs, config, pasts)]
-        return [[answer.tokens for answer in best] for best in self.best_answers(inputs, config, pasts)]
+            return [[tokens] for tokens in self.answer(inputs, config)]
+        return [[answer.tokens for answer in best] for best in self.best_answers(inputs, config)]
 
-    def best_answers(self, inputs: list[list[int]], config: Config, pasts: Pasts = None) -> list[list[ScoredAnswer]]:
+    def best_answers(self, inputs: list[list[int]], config: Config) -> list[list[ScoredAnswer]]:
         """The `num_answers` best to each prompt, or as many as there are; otherwise as `answer`."""
-        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs, pasts)]
+        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs)]
 
     def _writer(self, config: Config) -> AnswerWriter:
         asked = config.answer.generate_batch_size
@@ -368,15 +363,6 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     for note in notes:  # beside the answers, which a script may read from standard output
         Progress(1, rank() == 0, stream=sys.stderr).note(note)
     return config
-
-
-def with_histories(config: Config, model: ModelFolders) -> Config:
-    """The settings with how the model's prompts were made of items, where nobody says otherwise."""
-    template, items = Template.read(model.tokenizer), item_file_of(model.learnt, model.base)
-    known: dict[str, Any] = {} if template is None else dict(template.histories)
-    known |= {} if items is None else {"item_file": str(items)}
-    names = settings_by_name()
-    return config.changed(**{key: value for key, value in known.items() if key in names and not config.given(key)})
 
 
 def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
@@ -548,7 +534,6 @@ def load_trained(
         refuse_damaged(place, "adapter" if place in adapters else "model")
     first, shapes = folders[0], [model.shape for model in folders]
     tokenizer = Tokenizer.load(first.tokenizer)
-    check_excluding(config, tokenizer, item_file_of(first.learnt, first.base) is not None)
     for model in folders:
         if tokenizer.size > model.shape.vocab_size:
             raise UserError(
@@ -598,8 +583,6 @@ def load_trained(
         adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
         weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
         objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)
-        if tree is not None and model.has_loss_over_answers:
-            objective, weights = ListedObjective(tree), replace(weights, is_listed=True)
         blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
         loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
     trained = Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)

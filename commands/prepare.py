@@ -8,7 +8,7 @@ import data.prepare.preparing
 from data.batches.loader import StepLoader
 from data.prepare.looking import look
 from data.prepare.preview import lost_of_shards, table_of_files, table_of_shards
-from data.shards.store import HISTORIES, STREAM, Manifest
+from data.shards.store import STREAM, Manifest
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.consistency import HEADS, PREFERENCES
@@ -60,10 +60,6 @@ def prepare(config: Config) -> None:
     command = "dpo" if prepared.objective == PREFERENCES else "train"
     tunes = " --is_finetune=True" if config.train.is_finetune else ""
     tunes += f" --head={prepared.objective}" if prepared.objective in HEADS else ""
-    if manifest.kind == HISTORIES:
-        items = config.data.item_file
-        tunes += "" if items is None else f" --item_file={shlex.quote(items)}"
-        tunes += f" --history_items={config.data.history_items}"
     next_line = f"{program()} {command} --train_file={shlex.quote(str(folder))}{tunes}"
     Progress(1).table(say("token shards"), [*rows, (say("next"), next_line)])
 

@@ -11,7 +11,6 @@ from data.prepare.looking import look
 from data.prepare.task import decide, read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
-from data.tokenizers.training import CODES
 from language import say
 from settings.declared import Config
 from settings.errors import UserError
@@ -80,9 +79,8 @@ def _train_into(folder: Path, config: Config) -> None:
         ),
     ]
     asked = config.model.vocab_size
-    if trained.size < asked and kind not in ("byte", "letters", CODES):
+    if trained.size < asked and kind not in ("byte", "letters"):
         rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
     rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items())
-    source += "" if config.data.item_file is None else f" --item_file={shlex.quote(config.data.item_file)}"
     rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
     show.table(say("{kind} tokenizer", kind=kind), rows)

@@ -17,7 +17,7 @@ from memory.batch_size import effective_batch, evaluation_batch, micro_batches
 from memory.estimate.peaks import offloaded_bytes
 from memory.estimate.precision import FLOAT16, FLOAT32, Precision, precisions
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, adapted_by, trained_counts
-from settings.consistency import PREFERENCES, VOCABULARY, writes_answers
+from settings.consistency import PREFERENCES, writes_answers
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -50,7 +50,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     return Workload(
         config.model, rows, source, target_tokens, drops, train.optimizer, train.bf16_rounding, clips, answers=answers,
         trained=trained_counts(config) if config.train.freeze or config.lora.lora_rank else None,
-        sample_rows=train.sample_rows, adapted=adapted_by(config), is_listed=train.loss_over != VOCABULARY,
+        sample_rows=train.sample_rows, adapted=adapted_by(config),
     )  # fmt: skip
 
 

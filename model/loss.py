@@ -9,7 +9,6 @@ Source: label smoothing: Szegedy et al. 2016; z-loss: Chowdhery et al. 2022 (arX
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from model.quantization import add_product, product, product_back, rows_of
 IGNORED = -100  # a label that carries no loss
 # From 32,768 numbers on torch gives each thread a part of a sum (at::internal::GRAIN_SIZE), so that its bits follow their count.
 SUMMED_TOKENS = 32_767
-Outside = Callable[[slice], Tensor]  # of some of the labels, the tokens that are not among those compared: (C, V) bool
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,16 @@ def _chunk(
     settings: LossSettings,
     scale: float | None,
     weights: Tensor | None = None,
-    outside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss (C,) of each token, and scale * weight * d loss / d logits (C, V) in the dtype of hidden; without `scale` no
     such gradient is formed."""
     logits = product(hidden, head)
-    if outside is None and (compiled := kernels_for(logits)):
+    if compiled := kernels_for(logits):
         smoothing, z_loss = settings.label_smoothing, settings.z_loss
         return compiled.chunk_loss(logits, labels, weights, smoothing, z_loss, scale), logits
     wide = logits.float()
     del logits
-    losses = _chunk_loss(wide, labels, settings, scale, weights, outside)
+    losses = _chunk_loss(wide, labels, settings, scale, weights)
     return losses, wide if scale is None else wide.to(hidden.dtype)
 
 
@@ -76,7 +73,6 @@ def _chunk_loss(
     settings: LossSettings,
     scale: float | None,
     weights: Tensor | None = None,
-    outside: Tensor | None = None,
 ) -> Tensor:
     """Loss (C,) of each token from (C, V) fp32 logits, which are overwritten: with scale * weight * d loss / d logits,
     where `scale` is given. IGNORED labels and weights are in the loss."""
@@ -86,13 +82,8 @@ def _chunk_loss(
     target = labels.clamp(min=0).unsqueeze(1)
     smooth, z_weight = settings.label_smoothing, settings.z_loss
     wanted = logits.gather(1, target).squeeze(1)
-    if smooth and outside is None:
+    if smooth:
         wanted = (1 - smooth) * wanted + smooth * logits.mean(1)
-    elif smooth and outside is not None:
-        count = logits.shape[1] - outside.sum(1)
-        wanted = (1 - smooth) * wanted + smooth * logits.masked_fill(outside, 0).sum(1) / count
-    if outside is not None:
-        logits.masked_fill_(outside, -torch.inf)
     largest = logits.amax(1, keepdim=True)
     exponentials = logits.sub_(largest).exp_()
     mass = exponentials.sum(1, keepdim=True)
@@ -104,10 +95,8 @@ def _chunk_loss(
         factor = (counted * scale).unsqueeze(1)
         share = (1 + 2 * z_weight * log_z).unsqueeze(1) * factor if z_weight else factor
         gradient = exponentials.mul_(share / mass)
-        if smooth and outside is None:
+        if smooth:
             gradient.sub_(factor * (smooth / logits.shape[1]))
-        elif smooth and outside is not None:
-            gradient.addcmul_(outside.logical_not(), factor * (smooth / count.unsqueeze(1)), value=-1)
         gradient.scatter_add_(1, target, factor * (smooth - 1.0))
     return losses * counted
 
@@ -120,7 +109,6 @@ def loss_and_gradients(
     settings: LossSettings,
     grad_head: Tensor | None,
     weights: Tensor | None = None,
-    outside: Outside | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the loss of all tokens and form its gradient times `scale`.
 
@@ -131,18 +119,16 @@ def loss_and_gradients(
         scale: factor on the gradient, e.g. 1 / tokens of the effective batch.
         grad_head: (V, D), added to; None: the head is frozen. Gradients of rows in its place are added to theirs, where open.
         weights: (N,) fp32, any sign: factor on each token's loss and gradient; None: 1 for all.
-        outside: the tokens that labels are not compared with; None: all are.
     Returns:
         loss sum, each token by its weight (a fp32 scalar, not scaled) and the gradient of hidden (N, D).
-    Memory: C x V x 4 bytes twice, and the gradient of hidden; with `outside` 2 bytes more for each of C x V.
+    Memory: C x V x 4 bytes twice, and the gradient of hidden.
     """
     grad_hidden, total, rows = torch.empty_like(hidden), hidden.new_zeros((), dtype=torch.float32), rows_of(head)
     step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         chunk = hidden[start : start + step]
         part = None if weights is None else weights[start : start + step]
-        mask = None if outside is None else outside(slice(start, start + step))
-        losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part, mask)
+        losses, gradient = _chunk(chunk, head, labels[start : start + step], settings, scale, part)
         total += sum_of(losses)
         grad_hidden[start : start + step] = product_back(gradient, head)
         if grad_head is not None and grad_head.dtype == gradient.dtype:
@@ -155,9 +141,7 @@ def loss_and_gradients(
     return total, grad_hidden
 
 
-def token_losses(
-    hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings, outside: Outside | None = None
-) -> Tensor:
+def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
     """The loss of each token (N,), fp32, 0 where IGNORED: without smoothing and z-loss the negative log-probability.
 
     Shapes and memory as `loss_and_gradients`, without gradients.
@@ -166,8 +150,7 @@ def token_losses(
     step = loss_chunk_tokens(settings.chunk_bytes, head.shape[0], traits_of(hidden.device).tile)
     for start in range(0, hidden.shape[0], step):
         part = slice(start, start + step)
-        mask = None if outside is None else outside(part)
-        losses[part] = _chunk(hidden[part], head, labels[part], settings, None, outside=mask)[0]
+        losses[part] = _chunk(hidden[part], head, labels[part], settings, None)[0]
     return losses
 
 

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 PREFERENCES = "preferences"  # the objective of the command dpo
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
-LAST = "last"  # the item of a history that is held out
 HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them
 ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum")  # what `rouge` means in --metrics
 GEOMETRIC_MEAN = "geometric_mean"  # of BLEU and chrF++
 SCORES = ("exact_match", "f1", "bleu", "chrf", "chrf++", GEOMETRIC_MEAN, *ROUGE, "char_bleu", "identical")  # of answers
-VOCABULARY = "vocabulary"  # a value of `--loss_over`
 RANKED = re.compile(r"mrr|(?:recall|ndcg)@([1-9]\d{0,2})")  # scores of several answers, best first
 RANKED_SHOWN = ("recall@K", "ndcg@K", "mrr")
 CLASS_SCORES = ("accuracy", "macro_f1", "matthews")  # of predicted labels
@@ -69,7 +67,6 @@ def unheeded(config: Config, command: str) -> list[str]:
         **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0 and config.answer.candidates == 1, "--temperature=0.7")),
         **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
         "choose_by": (config.answer.candidates == 1, "--candidates=16"),
-        **dict.fromkeys(("exclude_seen", "history_prompts"), (config.answer.candidates > 1, "--candidates=1")),
         **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
@@ -87,7 +84,7 @@ def unheeded(config: Config, command: str) -> list[str]:
 
 def idle_search(config: Config) -> list[str]:
     """Flags of a beam search, where there is none."""
-    searching = ("length_penalty", "early_stopping", "exclude_seen", "history_prompts")
+    searching = ("length_penalty", "early_stopping")
     return _idle(config, dict.fromkeys(searching, "--num_beams=4")) if config.generate.num_beams == 1 else []
 
 
@@ -203,15 +200,6 @@ def _of_training(config: Config) -> Iterator[str]:
             "--checkpoint_mirror = {mirror}, is not an address; write s3://bucket/folder, gs://.. or file:///..",
             mirror=mirror,
         )
-    data = config.data
-    if data.item_file is not None and data.item_separator != type(data)().item_separator:
-        yield say(
-            "--item_separator = {item_separator!r}, has no effect with --item_file, whose codes are separated by "
-            "blanks; omit it",
-            item_separator=data.item_separator,
-        )
-    if config.origin("holdout") == "flag" and data.validation_file is not None:
-        yield say("--holdout = {holdout}, has no effect with --validation_file; omit one", holdout=data.holdout)
 
 
 def _preferences(config: Config) -> Iterator[str]:
@@ -220,7 +208,7 @@ def _preferences(config: Config) -> Iterator[str]:
         return
     chosen = config.preference.preference_loss
     unheeded = {
-        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""), "loss_over": (True, ""),
+        "is_finetune": (True, ""), "label_smoothing": (True, say("; see preference_label_smoothing")), "z_loss": (True, ""),
         "beta": (chosen == "orpo", say("; see orpo_lambda")), "preference_label_smoothing": (chosen != "sigmoid", ""),
         "orpo_lambda": (chosen != "orpo", say("; see beta")),
     }  # fmt: skip
@@ -245,7 +233,7 @@ def _of_heads(config: Config) -> Iterator[str]:
             )
         idle, hint = ["labels", "pooling", "head_kind", "class_weights"], say("name --head=sequence or token")
     else:
-        idle = ["z_loss", "loss_over", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
+        idle = ["z_loss", "eval_generate_rows", "max_target_len", "num_beams", "answers", "num_answers"]
         hint = say("omit it")
     if head == TOKEN:
         idle.append("pooling")

@@ -138,10 +138,6 @@ class DataConfig:
     mask_column: str | Auto = defining(
         AUTO, "column of masks of labels, 1 where a label counts, 0 where it is neither trained nor counted; auto: mask, if there is one",
     )  # fmt: skip
-    label_file: str | None = defining(
-        None, "FASTA files with the labels of FASTA records, by id, of training and validation data"
-    )
-    mask_file: str | None = defining(None, "FASTA files with masks of those labels, by id, as 0 and 1")
     prepare_text: str = defining(
         "none", "preparation of protein sequences: prott5 (letters separated by blanks, U, Z, O, B as X), prostt5 (also <AA2fold> in front) "
         "or ankh (each letter encoded separately)", choices=("none", "prott5", "prostt5", "ankh"),
@@ -156,23 +152,6 @@ class DataConfig:
     history_column: str | None = defining(
         None, "column with earlier turns of a pair, such as [[question, answer], ...]"
     )
-    items_column: str | Auto = defining(
-        AUTO, "column with histories: a list of items, or items separated by blanks; each item is learnt from those before it; auto: items, "
-        "if there is nothing else to learn",
-    )  # fmt: skip
-    item_file: str | None = defining(
-        None, "file with the columns item and codes: items of histories are written by one token per code; none: as they are",
-    )  # fmt: skip
-    item_separator: Text = defining(", ", "text between two items of a history without item_file")
-    history_items: int = defining(20, "most past items in the prompt of a history", unit="items", low=1)
-    reverse_histories: float = defining(
-        0.0, "share of training pairs made of the reversed history, where later items predict an earlier one",
-        low=0.0, high=1.0,
-    )  # fmt: skip
-    holdout: str | Auto = defining(
-        AUTO, "validation data without validation_file: rows (one in a hundred) or last (the last item of each history); auto: last for "
-        "histories, else rows", choices=("rows", "last"),
-    )  # fmt: skip
     expand_turns: bool = defining(False, "train on every answer of a conversation instead of only the last")
     prompt_template: Text | Auto = defining(
         AUTO, "prompt format: plain, chat, alpaca, question, chat_zh, chat_template (the tokenizer's own), a text with "
@@ -279,10 +258,6 @@ class TrainConfig:
         0.0, "clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)", low=0.0
     )
     label_smoothing: float = defining(0.0, "label smoothing", low=0.0, high=0.9)
-    loss_over: str = defining(
-        "vocabulary", "tokens that each token of an answer is compared with in the loss: all of the vocabulary, or with answers those by which "
-        "an answer of the list (--answers) may go on", choices=("vocabulary", "answers"),
-    )  # fmt: skip
     z_loss: float = defining(0.0, "weight of the squared log-partition in the loss", low=0.0, high=1.0)
     class_weights: str | None = defining(
         None, "weight of each class in the loss of a head: numbers separated by commas, in the order of the labels, or balanced (inverse "
@@ -443,8 +418,7 @@ class CleaningConfig:
     min_letters: float = defining(0.4, "least fraction of letters and digits in a row", low=0.0, high=1.0)
     max_repetition: float = defining(0.9, "highest fraction of a text that zlib may save", low=0.0, high=1.0)
     dedup: str = defining(
-        "none", "drop rows that repeat an earlier one: exact, or near (about 80% of its 5-character shingles)",
-        choices=("none", "exact", "near"),
+        "none", "drop rows whose texts an earlier row had (exact); none: all rows stay", choices=("none", "exact"),
     )  # fmt: skip
 
 
@@ -535,13 +509,6 @@ class GenerateConfig:
     no_repeat_ngram_size: int = setting(
         0, "forbid repeating any sequence of this many tokens; 0: off", unit="tokens", low=0
     )
-    exclude_seen: bool = setting(
-        False, "leave out answers that the prompt contains, of a history all its items; for a beam search"
-    )
-    history_prompts: int = setting(
-        1, "prompts of a history, each ending an item earlier, whose answers' probabilities are averaged; for a beam search",
-        unit="prompts", low=1, high=64,
-    )  # fmt: skip
     split_prompts: int = setting(
         0, "answer longer prompts in parts of about equal length, cut where sentences end or at blanks, and join the answers; 0: off",
         unit="tokens", low=0,
@@ -717,8 +684,8 @@ class Config:
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name not in ("model_preset", "origins")}
 # which rows are read, and how they become text
 ROWS = (
-    "train_file", "validation_file", "text_column", "label_column", "mask_column", "label_file", "mask_file", "prepare_text",
-    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "items_column", "item_file", "item_separator", "history_items", "holdout", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
+    "train_file", "validation_file", "text_column", "label_column", "mask_column", "prepare_text",
+    "prompt_column", "response_column", "chosen_column", "rejected_column", "messages_column", "history_column", "expand_turns", "prompt_template", "source_prefix", "tokenizer_dir", "objective",
     "max_seq_len", "max_target_len", "max_samples", "skip_bad_rows", "cache_dir",
 )  # fmt: skip
 SHARED = ("output_dir", "log_dir", "language")
@@ -726,8 +693,8 @@ SHARED = ("output_dir", "log_dir", "language")
 USE = ("memory_budget", "weights_in", "weights_dir", "mixed_precision", "device", "num_threads", "compiled_kernels", "seed",
        *SHARED)  # fmt: skip
 TRAIN = ("data", "model", "train", "metrics", "lora", "memory", "tokenizer", "cleaning", "prepare_workers", "run",
-         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "exclude_seen",
-         "history_prompts", "split_prompts")  # fmt: skip
+         "answers", "num_answers", "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size",
+         "split_prompts")  # fmt: skip
 # command -> its groups and single settings: those that it uses, and no other
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": TRAIN,
@@ -749,7 +716,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (
-        "checkpoint", "answer", "generate", "prompt_column", "items_column", "item_file", "item_separator", "history_items", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
+        "checkpoint", "answer", "generate", "prompt_column", "text_column", "response_column", "cache_dir", "prompt_template", "source_prefix",
         "skip_bad_rows", "max_seq_len", "overwrite", *USE,
     ),
     "embed": (

@@ -68,8 +68,6 @@ GENERATION_KEYS = _keys(
     ("min_new_tokens", Key(USED, "shortest answer; overrides min_length")),
     ("min_length", Key(USED, "the same with the start token counted")),
     ("num_beams length_penalty early_stopping", Key(USED, "beam search (not in serve, which has none)")),
-    ("exclude_seen", Key(USED, "beam search without answers that the prompt contains; no key of transformers")),
-    ("history_prompts", Key(USED, "beam search over several prompts of a history; no key of transformers")),
     ("split_prompts", Key(USED, "longer prompts are answered in parts (not in serve and chat); no key of transformers")),
     ("num_answers", Key(USED, "how many answers of a beam search evaluate scores by rank; no key of transformers")),
     ("repetition_penalty no_repeat_ngram_size", Key(USED, "penalises or forbids tokens of the answer so far")),

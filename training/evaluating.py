@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from data.batches.collate import IGNORED_LABEL
-from data.batches.histories import Pasts
 from data.tokenizers.pieces import BROKEN
 from engine.step import to_micro_batch
 from language import join, say
@@ -136,7 +135,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
     is_kept = not weights.is_collective  # else all processes take steps together
 
     def at_once(writing: Writing) -> int:
-        rows = min(writing.rows, batch_size)  # of histories more prompts come than rows
+        rows = min(writing.rows, batch_size)  # Long prompts may be answered in parts, which are more than the rows.
         return max(1, budget.most(replace(writing, rows=rows))) if is_kept and budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
@@ -144,10 +143,10 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         [blockwise], settings, at_once, budget=budget if is_kept else None, tree=run.tree, parts=parts
     )
 
-    def answer(inputs: list[list[int]], pasts: Pasts) -> list[list[list[int]]]:
+    def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
         if several == 1:
-            return [[tokens] for tokens in writer.answers(inputs, pasts)]
-        return [[one.tokens for one in best[:several]] for best in writer.best(inputs, pasts)]
+            return [[tokens] for tokens in writer.answers(inputs)]
+        return [[one.tokens for one in best[:several]] for best in writer.best(inputs)]
 
     scores, samples, _ = generate_metrics(
         answer, run.validation, run.tokenizer, settings, live.group,

@@ -239,13 +239,13 @@ def use_reference(folder: Path) -> None:
     np.asarray(store.read()).sum()
 
 
-def signing_file(path: Path) -> None:
+def digests_state(path: Path) -> None:
     from data.prepare.passes import save_state
 
-    save_state(path, {"position": {"source": 1}, "sizes": [8]})
+    save_state(path, {"position": {"source": 1}, "size": 8})
 
 
-def use_signing(path: Path) -> None:
+def use_digests_state(path: Path) -> None:
     from data.prepare.passes import saved_state
 
     with suppress(ValueError):
@@ -272,5 +272,5 @@ KINDS: dict[str, tuple[Maker, Reader, str]] = {
     "probe.json": (probe_file, use_probe, ""),
     "reference": (reference_folder, use_reference, "reference.json"),
     "reference store": (reference_folder, use_reference, "train.npy"),
-    "signing.json": (signing_file, use_signing, ""),
+    "digests.json": (digests_state, use_digests_state, ""),
 }

@@ -5,7 +5,7 @@
 TRAIN and FILE are JSONL with prompt and response. A prompt of FILE that is like one of TRAIN gets its response. Alike: of the rows
 with the best BM25, the one that shares most words in the same order, a share of both texts' words (difflib's ratio) of at least
 0.6. BLEU, chrF++ and their geometric mean of the model's answers, of the memory's and of both go into docs/recipes.md, by how alike
-the prompts are, too; the section is named after the folder of TRAIN. Flags go to `generate`.
+the prompts are, too; the section is named after TRAIN (akkadian_train.jsonl: akkadian). Flags go to `generate`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ def main(arguments: Sequence[str]) -> None:
     answers = answer(model, prompts, [word for word in arguments if word.startswith("--")])
     body = table(answers, [memory.recall(prompt) for prompt in prompts], [row["response"] for row in rows])
     print(body)
-    name, where = Path(train).resolve().parent.name, ROOT / "docs" / "recipes.md"
-    write_section(f"translation-memory-{name}", f"A translation memory in front of the model: {name}", body, {}, where)
+    name = Path(train).stem.removesuffix("_train")
+    title = f"A translation memory in front of the model: {name}"
+    write_section(f"translation-memory-{name}", title, body, {}, ROOT / "docs" / "recipes.md")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 import { ask, bytes, button, copyable, count, duration, go, h, has, icon, memoryBar, state, stepTime, t, toast } from "./core.js";
 import { partBar, partList, partsOf } from "./run.js";
 
-const LEARNT_BY = { pairs: true, conversations: true, histories: false };
+const PAIRED = ["pairs", "conversations"];
 
 export function showNew(place) {
   document.title = `${t("new_run")} · FrugalT5`;
@@ -108,7 +108,7 @@ export function showNew(place) {
       if ((flags.train_file ?? "") !== name) return;
       if (told.problems) { preview.replaceChildren(h("div.problems", {}, told.problems.join("\n"))); return; }
       task = told.task;
-      if (LEARNT_BY[task] && flags.is_finetune === undefined && models.length) set("is_finetune", "True");
+      if (PAIRED.includes(task) && flags.is_finetune === undefined && models.length) set("is_finetune", "True");
       goal();
       const shown = told.shown;
       preview.replaceChildren(h("div.stack.preview", {},
@@ -143,7 +143,7 @@ export function showNew(place) {
   function goalPart() {
     const box = h("div.choices", { role: "radiogroup", "aria-label": t("goal") });
     goal = () => {
-      const options = [["", task in LEARNT_BY ? "learn_pairs" : "learn_language"], ["True", "learn_answer"]];
+      const options = [["", PAIRED.includes(task) ? "learn_pairs" : "learn_language"], ["True", "learn_answer"]];
       box.replaceChildren(...options.map(([value, key]) => h("button.choice", { type: "button", role: "radio", "data-goal": key, "aria-checked": String((flags.is_finetune === "True") === (value === "True")), onclick: () => { set("is_finetune", value); if (!value) set("finetune_from", ""); goal(); drawModel(); } }, h("b", {}, t(key)), h("span", {}, t(`${key}_about`)))));
       drawModel();
     };

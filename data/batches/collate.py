@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import Past, Pasts
 from limits import LENGTH_MULTIPLE
 
 IGNORED_LABEL = -100  # the loss skips these places, as in Hugging Face models
@@ -23,14 +22,12 @@ class Row:
         input_ids: (S,) token ids of the encoder, with end of text.
         labels: (T,) token ids of the decoder, with end of text.
         key: random key of this row; masks and dropout follow from it.
-        past: of a row that is of a history.
         references: further right answers, token ids as in labels.
     """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     key: int
-    past: Past | None = None
     references: Sequence[NDArray[np.int64]] = ()
 
     @property
@@ -91,7 +88,6 @@ class Batch:
         labels: (B, T) int64, padded with -100.
         target_lengths: (B,) int64, tokens before the padding.
         keys: (B,) int64, the row keys (their 64 bits read as signed).
-        past: of each row; see `Row`. None: no row has any.
         references: of each row; see `Row`. None: no row has any.
     """
 
@@ -100,7 +96,6 @@ class Batch:
     labels: NDArray[np.int64]
     target_lengths: NDArray[np.int64]
     keys: NDArray[np.int64]
-    past: Pasts = None
     references: Sequence[Sequence[NDArray[np.int64]]] | None = None
 
     @property
@@ -177,7 +172,6 @@ def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:
         labels=_pad([row.labels for row in rows], IGNORED_LABEL),
         target_lengths=np.array([len(row.labels) for row in rows], np.int64),
         keys=np.array([row.key for row in rows], np.uint64).view(np.int64),
-        past=[row.past for row in rows if row.past is not None] or None,
         references=[row.references for row in rows] if any(row.references for row in rows) else None,
     )
 

@@ -26,12 +26,11 @@ from data.batches.collate import (
     collate_labels,
     collate_preferences,
 )
-from data.batches.histories import NUMBERS, HistoryRows, Reach
 from data.batches.mixture import Mixture, named_weights
 from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
 from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
-from data.shards.store import COLUMNS, HISTORIES, PREFERENCES, STREAM, TRAIN, Manifest, list_lengths
+from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
 from data.sources.files import set_names
 from data.sources.places import public
 from language import join, say
@@ -69,9 +68,6 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
         for name, ids in row.items():
-            if name == "item_lengths":
-                self._check_lengths(ids, row, index)
-                continue
             if self._num_labels is not None and name == "labels":
                 self._check_labels(ids, row["input_ids"], index)
                 continue
@@ -96,19 +92,6 @@ class TokenRows(Sequence[dict[str, Any]]):
                 problem=problem,
             )
         return row
-
-    def _check_lengths(self, lengths: Any, row: dict[str, Any], index: int) -> None:
-        """Of histories: whether the tokens of all items are as many as there are."""
-        is_sound = isinstance(lengths, np.ndarray) and lengths.size >= 2 * NUMBERS and lengths.size % NUMBERS == 0
-        if is_sound:
-            gaps, own, answers = lengths.reshape(-1, NUMBERS).sum(axis=0, dtype=np.int64).tolist()
-            is_sound = (gaps + own, answers) == (len(row["input_ids"]), len(row["labels"]))
-        if not is_sound:
-            raise UserError(
-                "{place}, row {index}: its items do not match its tokens; delete the folder and prepare it again",
-                place=self._place,
-                index=index + 1,
-            )
 
     def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
         wanted = "i" if self._num_labels else "f"
@@ -157,14 +140,6 @@ class StepLoader:
         rows = TokenRows(stored, manifest.vocab_size, split_dir, len(manifest.label_names) if is_labelled else None)
         self.decodes = is_labelled and config.model.num_decoder_layers > 0
         self._pairs: Sequence[dict[str, Any]] | None = None if manifest.kind == STREAM else rows
-        if manifest.kind == HISTORIES:
-            (items,) = list_lengths(files, ["item_lengths"])
-            reach = Reach(data.history_items, self.lengths.input_tokens)
-            self._pairs = HistoryRows(rows, items // NUMBERS, reach, self.special.eos, only_last=split != TRAIN)
-        self._reverse = data.reverse_histories if split == TRAIN else 0.0
-        how = config.generate
-        # 0: nobody asks for the past
-        self._prompts = how.history_prompts if how.exclude_seen or how.history_prompts > 1 else 0
         self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
         self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
         self._tokens = manifest.counts(split).get("tokens", 0)
@@ -314,19 +289,14 @@ class StepLoader:
                 labels = labels[: len(inputs)]
                 labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
             return LabelledRow(inputs, labels, key, self.decodes)
-        past = None
-        if isinstance(self._pairs, HistoryRows):
-            prompt, *answers = self._pairs.pair(number, self._reverse, key).values()
-            past = self._pairs.past(number, self._prompts) if self._prompts else None
-        else:
-            prompt, *answers = self._pairs[number].values()
-            if self.objective != PREFERENCES:
-                ends = np.flatnonzero(answers[0] == special.eos)[:-1] + 1
-                answers = np.split(answers[0], ends)
+        prompt, *answers = self._pairs[number].values()
+        if self.objective != PREFERENCES:
+            ends = np.flatnonzero(answers[0] == special.eos)[:-1] + 1
+            answers = np.split(answers[0], ends)
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
         if self.objective != PREFERENCES:
-            return Row(inputs, targets[0], key, past, targets[1:])
+            return Row(inputs, targets[0], key, targets[1:])
         known = None if self.reference is None else np.array(self.reference[number])
         return PreferenceRow(inputs, targets[0], targets[1], key, known)
 

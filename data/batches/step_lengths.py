@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.batches.objectives import EVEN_LENGTHS
-from data.shards.store import COLUMNS, HISTORIES, STREAM, Manifest, list_lengths
+from data.shards.store import COLUMNS, STREAM, Manifest, list_lengths
 from settings.consistency import HEADS
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
@@ -72,7 +72,7 @@ def step_lengths(
         shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
         longest = np.full((1, max(shares)), 1)
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
-    if manifest.kind in (STREAM, HISTORIES) or loader.num_rows > MOST_ROWS:
+    if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
         made = _made(
             loader.micro_batches(

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import NUMBERS, Counts, Reach, pair_lengths, reversed_numbers, spans
 from data.batches.objectives import Lengths
-from data.shards.store import HISTORIES, PAIRS, PREFERENCES
+from data.shards.store import PAIRS, PREFERENCES
 from data.text.clean import Dropped
 from data.text.conversations import Examples, Row, Usable
 from data.text.labels import spans_of
@@ -25,6 +24,7 @@ from language import say
 from settings.consistency import HEADS, TOKEN
 from settings.errors import UserError
 
+Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
 Column = tuple[Ids | Labels, Counts]  # of all rows end to end, and the length of each
 HEAD_CHARS = 16  # for each id that is needed, more than most tokens have; a text of longer tokens is encoded whole
@@ -38,7 +38,7 @@ class Encoded:
     Args:
         columns: per column the ids of all rows, each row with end of text, and the length of each row; of labels the numbers,
             NaN where none is learnt.
-        uncut: per column the length of each row before it was cut; of histories none.
+        uncut: per column the length of each row before it was cut.
         unknown: (rows,) unknown tokens; places: (rows,) which of the rows that came in each of them is.
         empty: blank rows that were left out; dropped: those that cleaning left out.
         text_bytes: UTF-8 of what came in.
@@ -57,14 +57,6 @@ class Encoded:
     @property
     def num_rows(self) -> int:
         return len(self.unknown)
-
-    def pair_lengths(self, reach: Reach, only_last: bool, is_reversed: bool = False) -> list[Counts]:
-        """Of histories, or reversed ones, the encoder and decoder tokens of each pair; see `data.batches.histories`."""
-        numbers, counts = self.columns[-1]
-        # of nothing, split makes a part
-        rows = np.split(numbers.astype(np.int64), np.cumsum(counts)[:-1])[: len(counts)]
-        rows = list(map(reversed_numbers, rows)) if is_reversed else rows
-        return list(pair_lengths(rows, reach, only_last))
 
     def select(self, rows: NDArray[np.bool_]) -> Encoded:
         if rows.all():
@@ -90,25 +82,6 @@ def _selected(column: Column, rows: NDArray[np.bool_]) -> Column:
     return ids[np.repeat(rows, lengths)], lengths[rows]
 
 
-def without_last_items(encoded: Encoded) -> Encoded:
-    """Histories without the last item of each; those that are left with one item are left out."""
-    ids, labels, numbers = (
-        np.split(found.astype(np.int32), np.cumsum(lengths)[:-1]) for found, lengths in encoded.columns
-    )
-    flat = tuple[list[Ids], ...]([] for _ in encoded.columns)
-    is_left = np.zeros(encoded.num_rows, np.bool_)
-    for row in range(encoded.num_rows):
-        _, ends, answers = spans(numbers[row])
-        if len(ends) < 3:
-            continue
-        is_left[row] = True
-        left = ids[row][: ends[-2]], labels[row][: answers[:-1].sum()], numbers[row][:-NUMBERS]
-        for column, found in zip(flat, left, strict=True):
-            column.append(found)
-    columns = list(map(_joined, flat))
-    return Encoded(columns, encoded.uncut, encoded.unknown[is_left], encoded.places[is_left], 0, 0)
-
-
 @dataclass(frozen=True)
 class Encoder:
     """Cleans, words, encodes and cuts batches of rows.
@@ -129,7 +102,7 @@ class Encoder:
 
     def __call__(self, rows: Sequence[Row]) -> Encoded:
         left, form = self.examples.usable(rows), self.examples.form
-        encode = self._labelled if form in HEADS else self._histories if form == HISTORIES else self._plain
+        encode = self._labelled if form in HEADS else self._plain
         columns, uncut, unknown = encode(left)
         texts = (row[:1] if form in HEADS else row for row in rows)
         size = sum(len(text.encode("utf8", "replace")) for row in texts for text in row)
@@ -190,34 +163,6 @@ class Encoder:
         held = np.array([len(row) for row in placed], np.int64)
         flat = np.concatenate([*placed, np.zeros(0)])
         return [inputs, (flat, held)], [lengths, held], self._unknown(sides)
-
-    def _histories(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
-        """Histories as `data.batches.histories` reads them; an item that is too long for a prompt or an answer is cut."""
-        writing = self.examples.writing
-        assert writing is not None
-        inputs, targets = (None if longest is None else longest - 1 for longest in self.longest[:2])
-        histories = [json.loads(text) for (text,) in left.texts]
-        distinct = list(dict.fromkeys(text for texts in histories for text in texts))
-        of_answer = dict(zip(distinct, self.tokenizer.encode_prompts(distinct), strict=True))
-        flat, encoded = tuple[list[Ids], ...]([] for _ in self.longest), list[Ids]()
-        for texts in histories:
-            sizes = np.array([len(text) for text in texts])
-            ends = np.cumsum(sizes + len(writing.separator))
-            # the first one, too, as it is behind a separator
-            ids, token_ends = self.tokenizer.encode_with_ends(writing.separator.join(["", *texts]))
-            # a token belongs to the item that it ends in, or to the separator before the next
-            starts, ends = (np.searchsorted(token_ends, chars, side="right") for chars in (ends - sizes, ends))
-            own, is_kept = ends - starts, np.ones(len(ids), np.bool_)
-            is_kept[ends[-1] :] = False
-            for place in np.flatnonzero(own > inputs) if inputs is not None else ():
-                is_kept[starts[place] + inputs : ends[place]] = False
-            answers = [of_answer[text][:targets] for text in texts]
-            gaps = starts - np.concatenate([[0], ends[:-1]])
-            numbers = np.stack([gaps, np.minimum(own, inputs or own.max()), [len(ids) for ids in answers]], axis=1)
-            for column, found in zip(flat, (ids[is_kept], np.concatenate(answers), numbers.ravel()), strict=True):
-                column.append(found.astype(np.int32))
-            encoded.append(ids)
-        return list(map(_joined, flat)), [], self._unknown(encoded)
 
     def _unknown(self, sides: Sequence[Ids]) -> Counts:
         return np.array([np.count_nonzero(ids == self.tokenizer.unk_id) for ids in sides], np.int64)
@@ -365,5 +310,4 @@ def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
     inputs, targets = lengths.input_tokens, lengths.target_tokens
     if kind in HEADS:
         return inputs, None
-    pairs, histories, preferences = (inputs, targets), (inputs, targets, None), (inputs, targets, targets)
-    return {PAIRS: pairs, HISTORIES: histories, PREFERENCES: preferences}.get(kind, (None,))
+    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets)}.get(kind, (None,))

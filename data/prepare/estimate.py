@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import Reach
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder
 from data.prepare.task import (
@@ -28,13 +27,13 @@ from data.shards.store import COLUMNS, STREAM, Manifest
 from data.sources.peek import about_rows, peek
 from data.sources.reading import check_columns
 from data.tokenizers.tokenizer import Tokenizer, quality
-from data.tokenizers.training import CODES, SMALLEST_VOCABULARY, train_tokenizer
+from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
 from settings.consistency import HEADS
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, counted
-from storage import NotMade, make_once, only_if_made
+from storage import NotMade, only_if_made
 
 SAMPLED_ROWS = 2048
 SAMPLE_CHARS = 256 * 1024  # of them that a tokenizer is measured on
@@ -102,7 +101,7 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
     rows, is_all, kind = found.rows, found.is_all, tokenizer_type_of(config, task)
     try:
-        folder = tokenizer_folder(config, task, make_once if kind == CODES else only_if_made)
+        folder = tokenizer_folder(config, task, only_if_made)
         tokenizer = Tokenizer.load(folder)
         vocabulary = tokenizer.size
     except NotMade:
@@ -124,9 +123,7 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
     else:
         whole = (None,) * len(COLUMNS[task.kind])
         encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
-        sources, *targets = encoded.uncut or encoded.pair_lengths(
-            Reach(config.data.history_items, None), only_last=False
-        )
+        sources, *targets = encoded.uncut
     if not len(sources):
         return None
     count = about_rows(task.sources)

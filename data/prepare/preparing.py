@@ -15,11 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from data.batches.mixture import named_weights
 from data.batches.objectives import lengths_of
-from data.prepare.duplicates import NEAR
 from data.prepare.looking import ask, forget, names_files, workers
 from data.prepare.task import (
     Rows,
@@ -38,12 +36,12 @@ from data.prepare.task import (
 from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
-from data.shards.store import HISTORIES, PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
+from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, set_names, source_facts, sources_fingerprint
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.consistency import HEADS, LAST
+from settings.consistency import HEADS
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, at_home, listed
@@ -336,20 +334,11 @@ def _make_shards(
     if task.shards is not None:
         columns = replace(columns_of(data, task.kind, validation), names=columns.names)
     examples = examples_of(config, task.kind, columns, tokenizer_dir)
-    histories = dict[str, Any]()  # by which the prompts of histories are made, for whoever uses the model
-    if columns.items:
-        histories = {
-            "items_column": columns.items,
-            "item_separator": data.item_separator,
-            "history_items": data.history_items,
-        }
-    tokenizer.template = replace(
-        examples.template or tokenizer.template, turns=bool(columns.turns) or columns.is_spoken, histories=histories
-    )
-    hold_out = data.holdout if data.holdout != AUTO else LAST if task.kind == HISTORIES else "rows"
+    has_turns = bool(columns.turns) or columns.is_spoken
+    tokenizer.template = replace(examples.template or tokenizer.template, turns=has_turns)
     job = Job(
         kind=task.kind, columns=columns, train=train, validation=validation,
-        hold_out=hold_out if wants_validation and not validation else "",
+        hold_out=wants_validation and not validation,
         lengths=lengths_of(data, PAIRS),
         max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows, shard_rows=config.prepare.shard_rows,
         parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
@@ -429,13 +418,10 @@ def _settings(job: Job) -> dict[str, object]:
     """Everything that shapes the shards, but for the tokenizer."""
     facts: dict[str, object] = {
         "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
-        "validation": sources_fingerprint(job.validation), "hold_out": bool(job.hold_out), "max_samples": job.max_samples,
+        "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows, "shard_rows": job.shard_rows,
         "cleaning": asdict(job.examples.cleaning) if job.examples.cleaning.clean else None, "dedup": job.dedup,
     }  # fmt: skip
-    if (writing := job.columns.writing) is not None:
-        written = [writing.source, writing.separator, writing.window]
-        facts["histories"] = [3, job.hold_out, *written]  # the format of their numbers in front
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):
@@ -444,8 +430,6 @@ def _settings(job: Job) -> dict[str, object]:
         facts["expand_turns"] = True
         if job.hold_out:  # what was made while its answers were parted is made anew
             facts["held_out"] = "conversations"
-    if job.dedup == NEAR and facts.keys() & {"prompt_template", "expand_turns"}:
-        facts["near"] = "rows"  # what was made while examples were compared as they are worded is made anew
     if job.kind in HEADS:
         facts |= {"labels": job.columns.names, "prepare_text": job.examples.prepare}
         facts["max_seq_len"] = job.lengths.input_tokens

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
-from data.batches.histories import NUMBERS, HistoryRows, Reach
 from data.batches.loader import StepLoader
 from data.batches.objectives import lengths_of
 from data.prepare.encode import Encoder, TextEncoder, longest_of, unknown_warning
 from data.prepare.preparing import Prepared
 from data.prepare.task import Rows, Task, check_heeded, decide, examples_of, passed_over, tokenizer_folder
-from data.shards.store import COLUMNS, HISTORIES, PAIRS, STREAM, TRAIN, Manifest
+from data.shards.store import STREAM, TRAIN, Manifest
 from data.sources.peek import peek
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import Tokenizer
@@ -96,17 +95,9 @@ def _encoded_rows(config: Config, task: Task, folder: Path, read: Sequence[tuple
     encoded = Encoder(tokenizer, examples, longest_of(task.kind, lengths_of(config.data, task.kind)))(read)
     sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
     rows = list(zip(*sides, strict=True))[: encoded.num_rows]
-    if task.kind == HISTORIES:
-        stored = [dict(zip(COLUMNS[HISTORIES], row, strict=True)) for row in rows]
-        items = np.array([len(row["item_lengths"]) // NUMBERS for row in stored])
-        reach = Reach(config.data.history_items, lengths_of(config.data, PAIRS).input_tokens)
-        pairs = HistoryRows(stored, items, reach, tokenizer.eos_id, only_last=False)
-        rows = [tuple(pairs[number].values()) for number in range(min(count, len(pairs)))]
     table = [
         _side(place, tokenizer.decode_answer(ids), len(ids)) for row in rows[:count] for place, ids in enumerate(row)
     ]
-    if task.kind == HISTORIES:
-        return table
     cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
     return table + _cut_row(config, task.kind, int(np.any(cut, axis=0).sum()), encoded.num_rows, of_first=True)
 
@@ -163,8 +154,6 @@ def _columns_row(kind: str, columns: Sequence[str]) -> Rows:
     usual = columns[:1] in (["prompt"], ["text"], ["messages"], ["conversations"])
     if kind in HEADS:
         names, usual = " ".join(("text", "label", "mask")[: len(columns)]), columns[:2] == ["text", "label"]
-    elif kind == HISTORIES:
-        names, usual = "items", columns == ["items"]
     if usual or not columns:
         return []
     flags = ", ".join(f"--{name}_column" for name in names.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from data.batches.objectives import STREAM_OBJECTIVES
 from data.prepare.looking import tokenizer_limits
 from data.progress import ProgressLine
-from data.shards.store import HISTORIES, PAIRS, PREFERENCES, STREAM, Manifest, is_shards
+from data.shards.store import PAIRS, PREFERENCES, STREAM, Manifest, is_shards
 from data.sources.corpus import build_sample_corpus
 from data.sources.files import (
     Listing,
@@ -32,22 +32,21 @@ from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.peek import MOST_CHARS, peek
 from data.sources.places import public
-from data.sources.reading import CONVERSATIONS, head_of, item_writing, read_rows, recognised_columns, what_it_teaches
+from data.sources.reading import CONVERSATIONS, head_of, read_rows, recognised_columns, what_it_teaches
 from data.text.clean import Cleaning
 from data.text.conversations import ANSWERS, Examples
-from data.text.histories import code_tokens
 from data.text.labels import MOST_LABELS, in_order, is_fraction
 from data.text.proteins import PREFIXES, PROSTT5
 from data.text.templates import FILE_NAME as TEMPLATE_FILE
 from data.text.templates import template_of
 from data.tokenizers.published import COMPANIONS
 from data.tokenizers.tokenizer import Quality, Tokenizer, quality
-from data.tokenizers.training import CODES, check_vocabulary, train_tokenizer, words_tokenizer
+from data.tokenizers.training import check_vocabulary, train_tokenizer
 from formats import FASTA, JSONL, TSV
 from language import join, say
-from settings.consistency import HEADS, LAST
+from settings.consistency import HEADS
 from settings.declared import Config, DataConfig
-from settings.errors import UserError, refuse
+from settings.errors import UserError
 from settings.fields import AUTO, counted, listed
 from storage import MOST_TABLE_BYTES, Once, fingerprint, make_once, read_bytes, read_once_made, read_text, write_text
 
@@ -80,7 +79,7 @@ class Task:
         """Which shards the objective reads, a key of `data.shards.store.COLUMNS`."""
         if self.shards is not None:
             return Manifest.of(self.shards).kind
-        return HISTORIES if self.columns.items else kind_of(self.objective)
+        return kind_of(self.objective)
 
 
 def kind_of(objective: str) -> str:
@@ -113,51 +112,15 @@ def decide(config: Config, once: Once = make_once, flag: str = "--train_file") -
         return Task("span" if asked == AUTO else asked, [Source(sample.text, JSONL)], Columns(("text",)))
     if is_shards(data.train_file):
         return _shards_task(data, asked)
-    sources = with_labels(data, find(data.train_file, flag), asked)
+    sources = find(data.train_file, flag)
     objective = asked
     if asked == AUTO:
         taught, _ = what_it_teaches(data, sources[0])
         if taught == PREFERENCES:
             raise _for_dpo(data)
-        objective = PAIRS if taught in (PAIRS, CONVERSATIONS, HISTORIES) else "span"
+        objective = PAIRS if taught in (PAIRS, CONVERSATIONS) else "span"
     columns, parts = columns_of(data, kind_of(objective), sources), parts_of(data.train_file)
     return Task(objective, sources, columns, parts=[public(part) for part in parts])
-
-
-def with_labels(data: DataConfig, sources: Sequence[Source], objective: str, is_held_out: bool = False) -> list[Source]:
-    """FASTA sources with the files of their labels and masks; those to validate with may have none.
-
-    Raises:
-        UserError: a file is missing or no FASTA, or there is nothing that it belongs to.
-    """
-    beside, problems = dict[str, tuple[Source, ...]](), list[str]()
-    has_fasta = any(source.kind == FASTA for source in sources)
-    for setting, name in (("label_file", "labels"), ("mask_file", "masks")):
-        if (spec := getattr(data, setting)) is None:
-            continue
-        with collected(problems):
-            beside[name] = tuple(find(spec, f"--{setting}"))
-            problems += [
-                say(
-                    "--{setting} = {path}, is {kind}, not FASTA; name a file that ends in .fasta",
-                    setting=setting,
-                    path=source.path,
-                    kind=source.kind,
-                )
-                for source in beside[name]
-                if source.kind != FASTA
-            ]
-        if objective not in HEADS or not (has_fasta or is_held_out):
-            problems.append(
-                say(
-                    "--{setting} = {spec}, has no effect without --head and FASTA in --train_file; omit it",
-                    setting=setting,
-                    spec=spec,
-                )
-            )
-    refuse(problems)
-    labels, masks = (beside.get(name, ()) for name in ("labels", "masks"))
-    return [replace(source, labels=labels, masks=masks) if source.kind == FASTA else source for source in sources]
 
 
 def held_out_sources(data: DataConfig) -> list[Source]:
@@ -177,7 +140,7 @@ def held_out_sources(data: DataConfig) -> list[Source]:
                 validation_file=data.validation_file,
                 prepared=prepared[0],
             )
-        return with_labels(data, find(data.validation_file, FLAG), data.objective, is_held_out=True)
+        return find(data.validation_file, FLAG)
     return [] if data.train_file is None or is_shards(data.train_file) else held_out(data.train_file)
 
 
@@ -206,26 +169,21 @@ def _for_dpo(data: DataConfig) -> UserError:
 def check_heeded(data: DataConfig, task: Task) -> None:
     """Refuse settings that the rows of a task do not heed; raises UserError."""
     kind = task.kind
-    turns = ("messages_column", "history_column", "items_column")
+    turns = ("messages_column", "history_column")
     worded = ("prompt_template", "source_prefix")
     idle = {STREAM: (*worded, *turns), PREFERENCES: turns, PAIRS: ()}.get(kind, (*worded, *turns))
     if kind == PAIRS and data.messages_column != AUTO:
         idle = ("history_column",)
-    idle = (*worded, "messages_column", "history_column") if kind == HISTORIES else (*idle, "item_file")
     problems = [name for name in idle if getattr(data, name) not in (AUTO, None)]
     if data.expand_turns and task.shards is None and (kind != PAIRS or task.columns.form in ("plain", ANSWERS)):
         problems.append("expand_turns")
-    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES, HISTORIES):
+    if data.prepare_text != "none" and kind in (PAIRS, PREFERENCES):
         problems.append("prepare_text")
-    if kind != HISTORIES:
-        problems += ["holdout"] * (data.holdout == LAST)
-        problems += ["reverse_histories"] * (data.reverse_histories > 0)
     if problems:
         kinds = {
             STREAM: say("text for pretraining"),
             PAIRS: say("these pairs"),
             PREFERENCES: say("preferences"),
-            HISTORIES: say("histories"),
         }
         what = kinds.get(kind, say("texts with labels"))
         raise UserError(
@@ -253,8 +211,7 @@ def columns_of(data: DataConfig, kind: str, sources: Sequence[Source]) -> Column
         mask = "" if data.mask_column == AUTO else data.mask_column
         is_protein = data.prepare_text != "none"
         return Columns((data.text_column,), head=kind, label=data.label_column, mask=mask, is_protein=is_protein)
-    asked = PAIRS if kind == HISTORIES else kind
-    if sources and (known := recognised_columns(data, asked, sources[0])) is not None:
+    if sources and (known := recognised_columns(data, kind, sources[0])) is not None:
         return known
     if kind == PREFERENCES:
         return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
@@ -274,16 +231,13 @@ def examples_of(config: Config, kind: str, columns: Columns, tokenizer_dir: Path
     template = None
     if kind in (PAIRS, PREFERENCES) and tokenizer_dir is not None:
         template = template_of(config.data, tokenizer_dir)
-    writing = None if columns.writing is None else replace(columns.writing, texts=None)
-    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text, writing)
+    return Examples(cleaning, template, columns.form, config.data.expand_turns, config.data.prepare_text)
 
 
 def tokenizer_type_of(config: Config, task: Task) -> str:
     """Which kind of tokenizer is trained on the data."""
     if (asked := config.tokenizer.tokenizer_type) != AUTO:
         return asked
-    if config.data.item_file is not None:
-        return CODES
     if config.data.prepare_text != "none" or any(source.kind == FASTA for source in task.sources):
         return "letters"
     if task.kind not in HEADS:
@@ -357,7 +311,7 @@ def _shards_task(data: DataConfig, asked: str) -> Task:
         raise UserError(
             "--train_file = {path}, holds texts with labels for --head={kind}; name this head", path=path, kind=kind
         )
-    teaches = {STREAM: "span", HISTORIES: PAIRS}.get(kind, kind)
+    teaches = "span" if kind == STREAM else kind
     objective = teaches if asked == AUTO else asked
     if kind_of(objective) != kind_of(teaches):
         raise UserError(
@@ -413,9 +367,6 @@ def _without_extra_tokens(config: Config, task: Task, once: Once) -> Path:
     if data.tokenizer_dir != AUTO:
         return Path(data.tokenizer_dir)
     kind = tokenizer_type_of(config, task)
-    if kind == CODES:
-        folder = Path(data.cache_dir) / f"tokenizer-{fingerprint([CODES, item_writing(data).source])}"
-        return _kept_tokenizer(folder, lambda partial: train_task_tokenizer(config, task).save(partial), once)
     check_vocabulary(kind, config.model.vocab_size)
     facts = {
         "format": TOKENIZER_FORMAT, "sources": sources_fingerprint(task.sources), "columns": task.columns.sides(),
@@ -434,7 +385,7 @@ def _kept_tokenizer(folder: Path, make: Callable[[Path], None], once: Once) -> P
 
 
 def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
-    """Train a tokenizer on the training data, or make one of the codes of items, in this process.
+    """Train a tokenizer on the training data, in this process.
 
     Raises:
         UserError: the data cannot be read, or the vocabulary is too small.
@@ -442,8 +393,6 @@ def train_task_tokenizer(config: Config, task: Task) -> Tokenizer:
         that of `looking.tokenizer_limits`.
     """
     kind = tokenizer_type_of(config, task)
-    if kind == CODES:
-        return words_tokenizer(code_tokens((item_writing(config.data).texts or {}).values()))
     examples = examples_of(config, task.kind, task.columns, None)
     bad_rows = BadRows(config.data.skip_bad_rows)
 

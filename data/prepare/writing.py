@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.histories import Reach
 from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
-from data.prepare.encode import Encoded, Encoder, longest_of, without_last_items
+from data.prepare.encode import Encoded, Encoder, longest_of
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.shards.store import COLUMNS, PAIRS, TRAIN, VALIDATION
+from data.shards.store import COLUMNS, TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
 from data.sources.files import Source
 from data.sources.layouts import Columns
@@ -33,7 +32,7 @@ from data.text.clean import Dropped
 from data.text.conversations import Examples
 from data.text.preferences import check_answers
 from language import say
-from settings.consistency import HEADS, LAST
+from settings.consistency import HEADS
 from settings.errors import UserError, refuse
 
 HELD_OUT_ONE_IN = 100
@@ -53,21 +52,20 @@ class Job:
 
     Args:
         kind: a key of `data.shards.store.COLUMNS`; columns: what rows are made of.
-        train: sources, all of them for training, or `hold_out` rows one in a hundred for validation, or `hold_out` last the
-            last item of each history; may be none.
+        train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
         validation: sources of the validation split; may be none.
         lengths: pairs and preferences are cut to these.
         max_samples: rows of `train` that are read; None: all.
         parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
-        dedup: none, exact or near; duplicates are looked for in `train`.
+        dedup: none or exact; duplicates are looked for in `train`.
     """
 
     kind: str
     columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]
-    hold_out: str
+    hold_out: bool
     lengths: Lengths
     max_samples: int | None
     skip_bad_rows: bool
@@ -76,14 +74,6 @@ class Job:
     sets: Sequence[str] = ()
     examples: Examples = field(default_factory=Examples)
     dedup: str = "none"
-
-    @property
-    def reach(self) -> Reach | None:
-        """Of histories, how much of one a pair holds."""
-        writing = self.columns.writing
-        if writing is None:
-            return None
-        return Reach(writing.window, self.lengths.input_tokens)
 
 
 @dataclass
@@ -129,9 +119,6 @@ class Split:
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
         self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
         self.folder_name = folder.name
-        self.reach, self.only_last = job.reach, folder.name != TRAIN
-        if self.reach is not None:  # pairs are counted
-            self.columns = COLUMNS[PAIRS]
         names = job.columns.names
         is_regression = names == ()
         self.writer = ShardWriter(
@@ -153,12 +140,6 @@ class Split:
             found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
             self.label_counts = (np.array(self.label_counts) + found).tolist()
         stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
-        if self.reach is not None:
-            whole = replace(self.reach, input_tokens=None)
-            stored, uncut = (encoded.pair_lengths(reach, self.only_last) for reach in (self.reach, whole))
-            turned = encoded.pair_lengths(self.reach, self.only_last, is_reversed=True)
-            for counts, lengths in zip(self.lengths, turned, strict=True):  # which training may read too
-                counts.longest = max(counts.longest, int(lengths.max(initial=0)))
         tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
         cut = np.sum([uncut - kept for uncut, kept in zip(uncut, stored, strict=True)], axis=0)
         self.parts[-1]["rows"] += len(stored[0])
@@ -185,8 +166,6 @@ class Split:
         """Write the last rows and say what the split holds."""
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
-        if self.reach is not None:
-            self.counts["rows"] = self.counts["texts"]
         lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
         return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
 
@@ -239,9 +218,14 @@ class Writing:
             doubles = None
             if job.train and job.dedup != "none":
                 doubles = find_duplicates(
-                    job.train, job.columns, job.dedup, job.examples, self.folder, workers,
-                    max_rows=job.max_samples, skip_bad_rows=job.skip_bad_rows,
-                )  # fmt: skip
+                    job.train,
+                    job.columns,
+                    job.examples,
+                    self.folder,
+                    workers,
+                    max_rows=job.max_samples,
+                    skip_bad_rows=job.skip_bad_rows,
+                )
             encode = stack.enter_context(
                 workers_in_order(Encoder.load, (tokenizer_dir, job.examples, longest), workers)
             )
@@ -295,10 +279,7 @@ class Writing:
             encoded = encoded.select(~is_double)
         # a conversation goes to one side whole: its prompts hold its answers
         rows, numbers = np.unique(encoded.places, return_inverse=True)
-        if name == TRAIN and self.job.hold_out == LAST:
-            self.splits[VALIDATION].add(encoded, part)
-            encoded = without_last_items(encoded)
-        elif name == TRAIN and self.job.hold_out:
+        if name == TRAIN and self.job.hold_out:
             apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
             if apart.any():
                 self.splits[VALIDATION].add(encoded.select(apart), part)
@@ -329,7 +310,7 @@ class Writing:
             ]
             if left_out and reasons:
                 left_out = f"{left_out} ({', '.join(reasons)})"
-            remedy = say("a history needs two items or more") if job.reach else say("name a file with text")
+            remedy = say("name a file with text")
             if name == VALIDATION and not job.validation:
                 words = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
                 remedy = say(words)

@@ -1,12 +1,11 @@
 """Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files, 128 rows a record batch, so that one row can be read without touching much else. Six kinds:
+files, 128 rows a record batch, so that one row can be read without touching much else. Five kinds:
 
 - stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
 - pairs: columns `input_ids` and `labels`, each with end of text; rows of evaluation may have further right answers behind the first;
 - preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text;
-- histories: columns `input_ids`, `labels` and `item_lengths`; see `data.batches.histories`;
 - sequence, token: columns `input_ids`, with end of text, and `labels`: one of the text, or one of each token. Numbers of names, -100
   where none is learnt, or what is predicted itself, NaN where it is not.
 
@@ -40,10 +39,9 @@ from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 FORMAT = 2
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
-STREAM, PAIRS, PREFERENCES, HISTORIES = "stream", "pairs", "preferences", "histories"
+STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
 COLUMNS = {
     STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected"),
-    HISTORIES: ("input_ids", "labels", "item_lengths"),
     SEQUENCE: ("input_ids", "labels"), TOKEN: ("input_ids", "labels"),
 }  # fmt: skip
 ROW_TOKENS = 512

@@ -89,15 +89,12 @@ class Source:
     Args:
         path: where it is; kind: one of the eight above; compression: gzip, bzip2, xz, zstd or None.
         part: which of the parts separated by commas it comes from, counted from 0.
-        labels, masks: of FASTA, files with the labels of its records and their masks, by id.
     """
 
     path: Place
     kind: str
     compression: str | None = None
     part: int = 0
-    labels: tuple[Source, ...] = ()
-    masks: tuple[Source, ...] = ()
 
 
 def find(spec: str, name: str = "--train_file") -> list[Source]:
@@ -442,8 +439,6 @@ def source_facts(sources: Iterable[Source]) -> list[dict[str, Any]]:
         )  # fmt: skip
         if source.kind == TSV:  # what was made of it by another rule is made anew
             facts[-1]["quotes"] = "where cells have them"
-        for name, others in (("labels", source.labels), ("masks", source.masks)):
-            facts[-1] |= {name: source_facts(others)} if others else {}
     return facts
 
 

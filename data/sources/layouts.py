@@ -16,7 +16,6 @@ from typing import Any
 
 from data.text.cells import parsed
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS, turns_of
-from data.text.histories import HISTORIES, ItemWriting
 from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
@@ -26,7 +25,7 @@ from settings.declared import DataConfig
 from settings.fields import AUTO, listed
 
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-RULES, HISTORY, MASK, ITEMS = "system", "history", "mask", "items"
+RULES, HISTORY, MASK = "system", "history", "mask"
 # prompt and response; of a prompt, what is behind + or before : may be missing in a file
 PAIRS = (
     ("instruction+input+context", "output"),  # Alpaca, LLaMA-Factory
@@ -111,7 +110,6 @@ class Columns:
         names: of the labels; (): they are numbers to be predicted; None: not known yet.
         is_protein: whether the text is letters, whatever blanks it has.
         has_answers: of pairs whether a response may be a list of right answers.
-        items, writing: of histories the column of items, and how these are written.
     """
 
     texts: tuple[str, ...] = ()
@@ -125,8 +123,6 @@ class Columns:
     names: tuple[str, ...] | None = None
     is_protein: bool = False
     has_answers: bool = False
-    items: str = ""
-    writing: ItemWriting | None = None
 
     @classmethod
     def of(cls, columns: Columns | Sequence[str]) -> Columns:
@@ -138,8 +134,6 @@ class Columns:
         """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
         if self.head:
             return self.head
-        if self.items:
-            return HISTORIES
         if not self.texts:
             return "messages"
         if self.turns or self.system or self.is_spoken:
@@ -150,8 +144,6 @@ class Columns:
         """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
         if self.head:
             return [*self.texts, *(name for name in (self.label, self.mask) if name)]
-        if self.items:
-            return [self.items]
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
         return [
             ", ".join(asked) or say("what {texts} begin with", texts=join(" and ", self.texts[1:])),
@@ -162,8 +154,6 @@ class Columns:
         """A name for each cell of a row."""
         if self.head:
             return [*self.texts, self.label]
-        if self.items:
-            return [self.items]
         texts = [text or "prompt" for text in self.texts]
         return texts if self.form in ("plain", ANSWERS) else [*texts, self.turns or self.system or "turns"]
 
@@ -191,8 +181,6 @@ class Columns:
         if self.head:
             masks = [self.mask or MASK] if self.mask or MASK in names else []
             return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in (self.label, *masks)}}
-        if self.items:
-            return {self.items: {TEXT, TURNS}}
         for text in self._texts(names):
             for column, key in text.parts:
                 may = found.setdefault(column, set())
@@ -215,8 +203,6 @@ class Columns:
         """
         if self.head:
             return self._labelled
-        if self.items:
-            return lambda record: (json.dumps(self._history(record), ensure_ascii=False),)
         texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
         def row(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -259,15 +245,11 @@ class Columns:
             raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
-        """The turns of a record up to its last question, to be answered; of a history a turn for each item.
+        """The turns of a record up to its last question, to be answered.
 
         Raises:
             ValueError: with what is wrong.
         """
-        if self.items:
-            if not (past := self._history(record)):
-                raise ValueError(say("{items} is empty, there is nothing to answer", items=self.items))
-            return [(USER, text) for text in past]
         before = self._before(record)
         if self.texts:
             asked = self._texts(names)[0].read(record)
@@ -279,18 +261,6 @@ class Columns:
                 say("{texts} is empty, there is nothing to answer", texts=self.texts[0] if self.texts else self.turns)
             )
         return self._ruled(before, record)
-
-    def _history(self, record: Mapping[str, Any]) -> list[str]:
-        """The texts of a history's items."""
-        assert self.writing is not None
-        if self.items not in record:
-            raise ValueError(
-                say("has no {items}; it has {value}", items=self.items, value=listed(record) or say("nothing"))
-            )
-        try:
-            return self.writing.texts_of(record[self.items])
-        except ValueError as error:
-            raise ValueError(say("{name} {error}", name=self.items, error=error)) from None
 
     def _before(self, record: Mapping[str, Any]) -> list[Turn]:
         if not self.turns or (self.texts and self.turns not in record):
@@ -330,8 +300,6 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     answers = all_answers.get(kind, ())
     defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
     is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
-    if data.items_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.items_column in first)):
-        return Columns(items=data.items_column)
     if data.messages_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.messages_column in first)):
         return Columns((), data.messages_column, _rules(sample), is_known=True)
     if has_answers and _is_there(prompt, first if is_default else list(sample)):
@@ -354,8 +322,7 @@ def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mappin
     table = sample.get(TRANSLATION)
     if TRANSLATION in first and isinstance(table, Mapping) and len(table) > 1:
         return Columns(tuple(f"{TRANSLATION}.{key}" for key in list(table)[:2]), is_known=True)
-    is_free = kind in ("pairs", "prompts") and data.text_column not in first
-    return Columns(items=ITEMS) if is_free and ITEMS in first else None
+    return None
 
 
 def _spoken(columns: Columns, sample: Mapping[str, Any]) -> Columns:

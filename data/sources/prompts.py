@@ -42,14 +42,13 @@ class Prompt:
 
     Args:
         place: where it is, for messages. text: the prompt; blank where there is nothing to answer. columns: the whole row, the
-            prompt among it. before: the turns before the prompt. is_history: whether these and the prompt are items of a history.
+            prompt among it. before: the turns before the prompt.
     """
 
     place: str
     text: str
     columns: Record
     before: Sequence[Turn] = ()
-    is_history: bool = False
 
     @property
     def turns(self) -> list[Turn]:
@@ -223,4 +222,4 @@ def _prompts(
             before, text = [], ""
         if keeps is not None:
             record = {name: record[name] for name in keeps if name in record}
-        yield Prompt(say("{path}, {place}", path=source.path, place=place), text, record, before, bool(columns.items))
+        yield Prompt(say("{path}, {place}", path=source.path, place=place), text, record, before)

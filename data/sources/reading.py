@@ -12,7 +12,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
-from data.sources.fasta import fasta_columns, fasta_records
-from data.sources.files import OBJECTS, TABLES, Source, collected, find, sources_fingerprint
+from data.sources.fasta import FASTA_COLUMNS, fasta_records
+from data.sources.files import OBJECTS, TABLES, Source, collected
 from data.sources.json_rows import first_objects, objects
 from data.sources.layouts import Columns, recognised
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
 from data.text.conversations import Row
-from data.text.histories import HISTORIES, ItemWriting, code_text, codes_of, item_name, separator_of
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
 from settings.declared import DataConfig
@@ -35,7 +34,6 @@ from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 
 PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
-ITEM, CODES = "item", "codes"  # columns of a file of items
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
@@ -120,7 +118,7 @@ def _head(source: Source, size: int, changed: int) -> Head:
             sample |= {name: _outline(cell) for name, cell in value.items() if sample.get(name) in (None, [])}
         return Head(list(firsts[0]), list(sample), sample)
     if source.kind == FASTA:
-        names = fasta_columns(source)
+        names = list(FASTA_COLUMNS)
         return Head(names, names, dict.fromkeys(names, ""))
     dialect = dialect_of(source)
     names = csv_header(source, dialect)
@@ -143,71 +141,13 @@ def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns |
         UserError: the file cannot be read.
     """
     head = head_of(source)
-    found = None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
-    if found is None or not found.items:
-        return found
-    return replace(found, writing=item_writing(data))
-
-
-def item_writing(data: DataConfig) -> ItemWriting:
-    """How the settings have the items of histories written.
-
-    Raises:
-        UserError: as `items_in`.
-    Memory: some 300 bytes an item of the file.
-    """
-    if data.item_file is None:
-        return ItemWriting(separator_of(data), data.history_items)
-    sources = find(data.item_file, "--item_file")
-    return ItemWriting(separator_of(data), data.history_items, items_in(sources), sources_fingerprint(sources))
-
-
-def is_of_items(source: Source) -> bool:
-    """Whether a file gives the codes of items."""
-    return source.kind != TEXT and {ITEM, CODES} <= {*head_of(source).all_names}
-
-
-def items_in(sources: Sequence[Source]) -> dict[str, str]:
-    """The texts of all items of files of codes, by their names.
-
-    Raises:
-        UserError: a file cannot be read, lacks a column, or gives an item twice.
-    """
-    return _items_in(tuple(sources), sources_fingerprint(sources))
-
-
-@lru_cache(maxsize=4)
-def _items_in(sources: tuple[Source, ...], fingerprint: str) -> dict[str, str]:
-    """Kept while the files do not change."""
-    found = dict[str, str]()
-    for source in sources:
-        names = [] if source.kind == TEXT else head_of(source).all_names
-        if missing := [name for name in (ITEM, CODES) if name not in names]:
-            raise UserError(
-                "--item_file = {path}, has no {missing}; its columns: {value}",
-                path=source.path,
-                missing=join(" and no ", missing),
-                value=listed(names) or say("none"),
-            )
-        with reading(source):
-            for number, record in records(source, [ITEM, CODES], BadRows()):
-                try:
-                    name, text = item_name(record.get(ITEM)), code_text(codes_of(record.get(CODES)))
-                    if not text or found.setdefault(name, text) != text:
-                        fault = "gives {name} other codes than before" if text else "gives {name} no code"
-                        raise ValueError(say(fault, name=name))
-                except ValueError as error:
-                    raise UserError(
-                        "--item_file = {path}, {place_of}: {error}",
-                        path=source.path,
-                        place_of=place_of(source, number),
-                        error=error,
-                    ) from None
-    return found
+    return None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
 
 
 def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
-    """Whether a file holds "pairs", "preferences", "conversations", "histories" or "text", and the columns that say so; None where no name is known.
+    """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so.
+
+    Both are None where no name is known.
 
     Raises:
         UserError: the file cannot be read.
@@ -219,7 +159,7 @@ def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Colum
     if preferences is not None and (data.prompt_column in names or data.text_column not in names):
         return PREFERENCES, preferences
     if pairs is not None and not pairs.texts:
-        return HISTORIES if pairs.items else CONVERSATIONS, pairs
+        return CONVERSATIONS, pairs
     if data.text_column in names:
         return TEXT, Columns((data.text_column,))
     return (None, None) if pairs is None else (PAIRS, pairs)
@@ -317,12 +257,8 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         told = "column {names} is missing" if len(missing) == 1 else "columns {names} are missing"
         problems.append(say(told, names=listed(missing)))
     if problems:
-        told = "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column), or --items_column for histories"
-        if columns.items:
-            told = "{file}: {problems}; columns: {columns}; give yours with --items_column"
-        elif columns.head and source.kind == FASTA:
-            told = "{file}: {problems}; columns: {columns}; give labels of FASTA with --label_file"
-        elif columns.head:
+        told = "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
+        if columns.head:
             told = "{file}: {problems}; columns: {columns}; give yours with --text_column and --label_column"
         return [say(told, file=source.path, problems=join(", ", problems), columns=listed(head.all_names))]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

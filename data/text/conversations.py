@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from data.text.cells import parsed
 from data.text.clean import Cleaning, Dropped
-from data.text.histories import HISTORIES, ItemWriting
 from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from language import join, say
@@ -141,10 +140,10 @@ class Examples:
         template: puts the prompt into words; None: rows are plain text.
         cleaning: what is done to every text before.
         form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
-            with the turns before), "answers" (prompt, and JSON of the right answers), "histories" (JSON of the items' texts), or of rows with labels "sequence" or "token" (text, and JSON of the labels).
+            with the turns before), "answers" (prompt, and JSON of the right answers), or of rows with labels "sequence" or "token"
+            (text, and JSON of the labels).
         each_turn: whether every answer of a conversation is learnt, not only its last.
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
-        writing: how the items of histories are written.
     """
 
     cleaning: Cleaning = field(default_factory=Cleaning)
@@ -152,20 +151,11 @@ class Examples:
     form: str = "plain"
     each_turn: bool = False
     prepare: str = "none"
-    writing: ItemWriting | None = None
 
     def usable(self, rows: Sequence[Row]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""
         left = Usable()
         for place, row in enumerate(rows):
-            if self.form == HISTORIES:
-                if len(json.loads(row[0])) < 2:
-                    left.blank += 1  # an item without a past teaches nothing
-                else:
-                    left.texts.append(row)
-                    left.turns.append([])
-                    left.places.append(place)
-                continue
             references = json.loads(row[1])[1:] if self.form == ANSWERS else []
             for before, raw in self._parts(row):
                 texts, fault = self.cleaning.row(raw)
@@ -195,9 +185,6 @@ class Examples:
             return [row[0]]
         if self.form == ANSWERS:
             return [row[0], *json.loads(row[1])]
-        if self.form == HISTORIES:
-            assert self.writing is not None
-            return [self.writing.separator.join(json.loads(row[0]))]
         turns = json.loads(row[-1])
         return [*row[:-1], *(text for _, text in turns)]
 

@@ -6,7 +6,7 @@ letter each. Masked labels are not trained and do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from math import isinf, isnan
@@ -121,31 +121,6 @@ def words_of(cell: object) -> object:
     return " ".join(cell)
 
 
-def entries_of(cell: object, split: Callable[[str], list[str]] = str.split, other: str = "") -> list[Any]:
-    """The entries of a cell: a list, JSON or a Python literal of one, or a text that is split.
-
-    Args:
-        other: what a cell may be besides a list, for the message.
-    Raises:
-        ValueError: with what is wrong.
-    """
-    if isinstance(cell, ValueError):
-        raise cell
-    if isinstance(cell, str):
-        if cell.lstrip().startswith("["):
-            try:
-                cell = parsed(cell)
-            except ValueError as error:
-                raise ValueError(say("holds no list ({error})", error=error)) from None
-        else:
-            cell = split(cell)
-    if not isinstance(cell, list):
-        raise ValueError(
-            say("is {kind}, not a list{other}", kind="null" if cell is None else type(cell).__name__, other=other)
-        )
-    return cell
-
-
 def _is_list(cell: object) -> bool:
     """Whether a cell is a list, or the text of one, as CSV files have it."""
     if not isinstance(cell, str):
@@ -158,11 +133,21 @@ def _is_list(cell: object) -> bool:
 
 
 def _entries(cell: object) -> list[Any]:
-    def split(text: str) -> list[str]:
-        words = text.split()
-        return words if len(words) > 1 else list(text.strip())
-
-    return entries_of(cell, split, say(" and not a text of letters"))
+    """The entries of a cell: a list, JSON or a Python literal of one, names with blanks between them, or letters."""
+    if isinstance(cell, ValueError):
+        raise cell
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            cell = parsed(cell)
+        except ValueError as error:
+            raise ValueError(say("holds no list ({error})", error=error)) from None
+    elif isinstance(cell, str):
+        words = cell.split()
+        return words if len(words) > 1 else list(cell.strip())
+    if not isinstance(cell, list):
+        kind = "null" if cell is None else type(cell).__name__
+        raise ValueError(say("is {kind}, not a list and not a text of letters", kind=kind))
+    return cell
 
 
 def _name(entry: object) -> str | None:

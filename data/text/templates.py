@@ -48,15 +48,14 @@ class Template:
     Args:
         text: holds {prompt} once, and {system} once at most. prefix: comes before everything, such as "summarize: ".
         name: what was asked for, for messages. turns: whether prompts with turns before them were learnt.
-        histories: settings by which prompts were made of items. jinja: a chat template, which says all the words but for the
-            prefix; text is not used then. tokens: the tokenizer's special tokens, for a chat template.
+        jinja: a chat template, which says all the words but for the prefix; text is not used then.
+        tokens: the tokenizer's special tokens, for a chat template.
     """
 
     text: str = TEMPLATES[PLAIN]
     prefix: str = ""
     name: str = PLAIN
     turns: bool = field(default=False, compare=False)
-    histories: dict[str, Any] = field(default_factory=dict, compare=False)
     jinja: str = ""
     tokens: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -105,7 +104,7 @@ class Template:
             content = json.loads(read_text(path))
             tokens = content.get("special_tokens", T5_TOKENS | special_tokens(folder))
             found = cls.load(str(content["prompt_template"]), str(content["source_prefix"]), dict(tokens))
-            return replace(found, turns=content.get("turns") is True, histories=dict(content.get("histories", {})))
+            return replace(found, turns=content.get("turns") is True)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -116,12 +115,13 @@ class Template:
     def save(self, folder: str | Path) -> None:
         """Write it into an existing folder, for `read`; a plain one needs no file."""
         path = Path(folder) / FILE_NAME
-        learnt = {"turns": self.turns, "histories": self.histories}
-        learnt = {name: value for name, value in learnt.items() if value}
-        if self == Template() and not learnt:
+        if self == Template() and not self.turns:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps({**self.facts(), **learnt}, indent=1, ensure_ascii=False)
+        facts = self.facts()
+        if self.turns:
+            facts["turns"] = True
+        text = json.dumps(facts, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf8")
 
     def facts(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def template_of(data: DataConfig, tokenizer_dir: str | Path) -> Template:
             )
         name = theirs
     made = Template.load(name, found.prefix if data.source_prefix == AUTO else data.source_prefix or "", tokens)
-    return replace(made, turns=found.turns, histories=found.histories)  # what was learnt stays learnt
+    return replace(made, turns=found.turns)  # what was learnt stays learnt
 
 
 def _unescaped(text: str) -> str:

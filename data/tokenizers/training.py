@@ -21,7 +21,6 @@ from data.tokenizers.tokenizer import Tokenizer
 from settings.errors import UserError
 
 SPECIAL = [PAD, EOS, UNK]
-CODES = "codes"  # the kind of a tokenizer that is made of a file of items
 AMINO_ACIDS = "ALGVSREDTIPKFQNYMHWCXBOUZ"  # by number as in ProtT5
 ASCII = [chr(code) for code in range(33, 127)]
 SMALLEST_VOCABULARY = {
@@ -189,16 +188,6 @@ _SPLITS: dict[str, Callable[[str], Iterable[str]]] = {
     "letters": lambda text: "".join(text.split()),
 }
 _TRAINERS = {"bpe": _train_bpe, "unigram": _train_unigram, "words": _train_words, "letters": _train_letters}
-
-
-def words_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """The tokenizer of a closed list of words, in this order after padding, end and unknown; it has no sentinels."""
-    pieces = [*SPECIAL, *(word for word in words if word not in SPECIAL)]
-    backend = Backend(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNK))
-    backend.add_special_tokens([special(token) for token in SPECIAL])
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    end_with(backend, EOS)
-    return Tokenizer(backend)
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -72,7 +72,6 @@ class Weights:
         bytes: of all weights at rest. is_cast: whether they rest in another dtype than they are computed in. compute: its name.
         kernels: whether compiled kernels compute.
         small_heap: whether malloc gives back what is freed at once: slower, and nothing grows from prompt to prompt.
-        is_listed: whether the loss is over the tokens of a list of answers.
     """
 
     bytes: int
@@ -80,7 +79,6 @@ class Weights:
     compute: str
     kernels: bool = False
     small_heap: bool = False
-    is_listed: bool = False
 
 
 def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing, base_bytes: int) -> dict[str, int]:
@@ -168,10 +166,8 @@ def predict_loss(
     Args:
         rows: of the batch. longest: source and target tokens of the longest row. base_bytes: as `predict_generation`.
     """
-    work = Workload(
-        model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=Shapes.longest(rows, *longest),
-        is_listed=weights.is_listed,
-    )  # fmt: skip
+    shapes = Shapes.longest(rows, *longest)
+    work = Workload(model, rows, *longest, dropout=False, optimizer="adafactor", evaluation=shapes)
     storage = BFLOAT16 if weights.is_cast else weights.compute
     choice = ExecutionPlan(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
     machine = Machine(0, 0)

@@ -379,14 +379,14 @@ def _widens_in_pieces(choice: ExecutionPlan, machine: Machine) -> bool:
 
 def _logits_bytes(work: Workload, choice: ExecutionPlan, tokens: int, has_gradient: bool) -> int:
     """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
-    kernels the product alone, which becomes the gradient. Over a list of answers also which tokens are closed, twice."""
+    kernels the product alone, which becomes the gradient."""
     chunk = _chunk_tokens(work, choice, tokens)
     narrow = 0 if choice.compute == "float32" else 2
-    wide = 0 if choice.kernels and narrow and not work.is_listed else 4
+    wide = 0 if choice.kernels and narrow else 4
     learns = has_gradient and work.learns["embedding"] + work.learns["head"] > 0
     has_product = narrow and learns and choice.storage != choice.compute
     product = 4 * work.model.d_model * work.model.vocab_size if has_product else 0
-    return chunk * work.model.vocab_size * (wide + narrow + 2 * work.is_listed) + product
+    return chunk * work.model.vocab_size * (wide + narrow) + product
 
 
 def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:

@@ -175,7 +175,6 @@ class Workload:
         evaluation: the same of evaluation's rows, as one step.
         sample_rows: answers written at the end. answers: decoder rows of one encoder row; their tokens count together.
         trained: which weights learn; None: all. adapted: what adapters make a graph hold.
-        is_listed: whether the loss is over the tokens of a list of answers.
         mapped: of a frozen base the dtype that it is stored in, and how many of its weights may stay mapped from there.
     """
 
@@ -193,7 +192,6 @@ class Workload:
     answers: int = 1
     trained: Trained | None = None
     adapted: Adapted = NO_ADAPTERS
-    is_listed: bool = False
     mapped: tuple[str, int] = ("", 0)
 
     @cached_property

@@ -132,49 +132,9 @@ class AnswerTree:
                 return False
         return bool(self.starts[node] == self.starts[node + 1])
 
-    def nodes_before(self, labels: Ids, lengths: Ids) -> Ids:
-        """The node that each label (N,) is chosen at, of rows laid end to end; `DEAD` from where a row is not in the list.
-
-        Args:
-            lengths: (rows,) labels of each row; those behind the last row are `DEAD`.
-        """
-        found = np.full(len(labels), DEAD, np.int64)
-        begins, at = np.cumsum(lengths) - lengths, np.full(len(lengths), ROOT, np.int64)
-        for place in range(int(lengths.max(initial=0))):
-            rows = np.flatnonzero((lengths > place) & (at != DEAD))
-            tokens, nodes = labels[begins[rows] + place], at[rows]
-            children = self._child(nodes, tokens)
-            found[begins[rows] + place] = np.where(children == DEAD, DEAD, nodes)
-            at[rows] = children
-        return found
-
-    def outside(self, nodes: Ids, vocab_size: int) -> NDArray[np.bool_]:
-        """Which tokens (n, V) may not come after nodes (n,); after `DEAD` all may."""
-        closed = np.ones((len(nodes), vocab_size), np.bool_)
-        closed[nodes == DEAD] = False
-        rows = np.flatnonzero(nodes != DEAD)
-        first = self.starts[nodes[rows]].astype(np.int64)
-        counts = self.degrees(nodes[rows])
-        children = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        closed[np.repeat(rows, counts), self.tokens[children]] = False
-        return closed
-
     def degrees(self, nodes: Ids) -> Ids:
         """How many tokens may come after each node (n,)."""
         return (self.starts[nodes + 1] - self.starts[nodes]).astype(np.int64)
-
-    def _child(self, nodes: Ids, tokens: Ids) -> Ids:
-        """The child of each node (n,) by a token, `DEAD` where there is none: a search in all at once."""
-        low, ends = (self.starts[nodes + more].astype(np.int64) for more in (0, 1))
-        high = ends.copy()
-        while len(rows := np.flatnonzero(low < high)):
-            middle = (low[rows] + high[rows]) // 2
-            is_less = self.tokens[middle] < tokens[rows]
-            low[rows] = np.where(is_less, middle + 1, low[rows])
-            high[rows] = np.where(is_less, high[rows], middle)
-        is_there = low < ends
-        is_there[is_there] = self.tokens[low[is_there]] == tokens[is_there]
-        return np.where(is_there, low, DEAD)
 
     def leaves(self, nodes: Ids) -> tuple[Ids, Ids]:
         """Where only one answer goes on from nodes (n,): its leaf, else `DEAD`, and the tokens up to it."""

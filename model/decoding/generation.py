@@ -54,20 +54,7 @@ def generate_best(
     decoder: Decoder, input_ids: Sequence[Sequence[int]], settings: GenerateConfig, tree: AnswerTree | None = None
 ) -> list[list[ScoredAnswer]]:
     """The best answers to each row, `num_beams` or fewer, with their log-probabilities, by a fresh decoder."""
-    found = search(decoder, input_ids, _within(settings, tree), tree)
-    if not settings.exclude_seen:
-        return found
-    return [unseen(best, ids) for ids, best in zip(input_ids, found, strict=True)]
-
-
-def unseen(best: list[ScoredAnswer], seen: Sequence[int]) -> list[ScoredAnswer]:
-    """The answers that token ids do not contain; the best one stays where there is no other."""
-    ids = list(seen)
-
-    def contains(answer: list[int]) -> bool:
-        return any(ids[at : at + len(answer)] == answer for at in range(len(ids) - len(answer) + 1))
-
-    return [answer for answer in best if not contains(answer.tokens)] or best[:1]
+    return search(decoder, input_ids, _within(settings, tree), tree)
 
 
 def write(decoder: Decoder, rows: Sequence[Row], tree: AnswerTree | None = None) -> list[list[int]]:

@@ -23,9 +23,7 @@ from storage import atomic_file
 
 GENERATION_FILE = GENERATION
 ANSWERS_FILE = "answers.txt"  # the list that all answers come from, one a line
-ITEMS_FILE = "items.jsonl"  # beside it, where answers are items written by codes: item and codes of each
-# what a search alone heeds
-SEARCH = ("num_beams", "length_penalty", "early_stopping", "exclude_seen", "history_prompts")
+SEARCH = ("num_beams", "length_penalty", "early_stopping")  # what a search alone heeds
 RANKED = "num_answers"  # how many of the best answers an evaluation scores
 HEEDED = (*SEARCH, "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 # what drawing heeds, and transformers' values where none are said
@@ -151,19 +149,11 @@ def answer_list_of(*folders: Path) -> Path | None:
     return next((path for folder in folders if (path := folder / ANSWERS_FILE).is_file()), None)
 
 
-def item_file_of(*folders: Path) -> Path | None:
-    """The items that the answers in such a list stand for; None where answers are no items."""
-    found = answer_list_of(*folders)
-    return None if found is None or not (path := found.with_name(ITEMS_FILE)).is_file() else path
-
-
 def keep_answer_list(folder: Path, *sources: Path) -> None:
-    """Copy the list of answers of the first of `sources` that has one, and the items that they stand for; raises OSError."""
+    """Copy the list of answers of the first of `sources` that has one; raises OSError."""
     if (path := answer_list_of(*sources)) is not None:
-        for name in (ITEMS_FILE, ANSWERS_FILE):
-            if path.with_name(name).is_file():
-                with atomic_file(folder / name) as fresh:
-                    shutil.copyfile(path.with_name(name), fresh)
+        with atomic_file(folder / ANSWERS_FILE) as fresh:
+            shutil.copyfile(path, fresh)
 
 
 def keep_answers(folder: Path, settings: GenerateConfig, num_answers: int = 1) -> None:

@@ -214,7 +214,7 @@ def test_a_foreign_value_in_the_settings_of_a_run_is_refused_like_a_flag(tmp_pat
     path = tmp_path / "settings.json"
     path.write_text('{"prepare_text": "prott5", "of_another_version": 1, "max_seq_len": 64}')
     assert ModelFolders(tmp_path).run_settings == path
-    path.write_text('{"prepare_text": "evil", "loss_over": ["x"], "max_seq_len": -1}')
+    path.write_text('{"prepare_text": "evil", "z_loss": ["x"], "max_seq_len": -1}')
     with pytest.raises(UserError) as refused:
         _ = ModelFolders(tmp_path).run_settings
     assert len(refused.value.problems) == 3

@@ -31,7 +31,6 @@ import psutil
 LIBRARIES = (
     "numpy", "torch", "torch.distributed", "pyarrow", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json", "pyarrow.fs", "pyarrow.dataset",
     "tokenizers", "safetensors.torch", "accelerate", "loguru", "rich.live", "rich.table", "rich.progress_bar", "filelock", "fire", "yaml",
-    "rensa",
 )  # fmt: skip
 MODULES = ("resource", "fcntl", "termios", "pwd", "grp", "syslog", "pty", "tty", "readline")
 # a fork through subprocess stays possible: Windows starts processes in its own way

@@ -72,27 +72,6 @@ def test_each_token_by_its_weight(smoothing: float, z_loss: float, chunk_tokens:
     )
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_labels_are_compared_with_some_of_the_tokens(smoothing: float) -> None:
-    hidden, head, labels = inputs()
-    labels = labels.clamp(min=0)
-    generator = torch.Generator().manual_seed(3)
-    closed = (torch.rand(TOKENS, len(head), generator=generator) < 0.7).scatter_(1, labels.unsqueeze(1), False)
-    settings, grad_head = LossSettings(4 * len(head) * 5, smoothing), torch.zeros_like(head)
-    total, grad_hidden = loss_and_gradients(
-        hidden, head, labels, 0.25, settings, grad_head, outside=lambda part: closed[part]
-    )
-    wide, wide_head = (x.detach().double().requires_grad_() for x in (hidden, head))
-    losses = []
-    for row, label, shut in zip(wide @ wide_head.t(), labels, closed, strict=True):
-        places = (~shut).nonzero().squeeze(1)  # what cross_entropy compares, alone
-        losses.append(F.cross_entropy(row[places], (places == label).nonzero()[0, 0], label_smoothing=smoothing))
-    expected = torch.autograd.grad(torch.stack(losses).sum(), [wide, wide_head])
-    assert total.item() == pytest.approx(sum(losses).item(), rel=1e-4)
-    for found, wanted in zip((grad_hidden, grad_head), expected, strict=True):
-        torch.testing.assert_close(found.double(), 0.25 * wanted, rtol=1e-4, atol=1e-6)
-
-
 def test_no_valid_label_is_no_loss() -> None:
     hidden, head, _ = inputs()
     hidden.requires_grad_()

@@ -10,20 +10,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from data.batches.histories import Pasts
 from engine.blockwise import Blockwise
 from memory.estimate.generation import AnswerBudget, Writing
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.decoder import Decoder
-from model.decoding.generation import generate_best, unseen, write
+from model.decoding.generation import generate_best, write
 from model.decoding.sampling import Row
 from settings.declared import GenerateConfig
 from training.evaluation.minimum_bayes_risk import most_agreed
 from training.evaluation.prompt_parts import PromptParts
 
 Result = TypeVar("Result")
-EARLIER = 0.7  # weight of a prompt that ends an item earlier
 CANDIDATE_BEAMS = 4  # of a search for candidates where nothing else is asked for
 TEMPERATURES = (0.6, 0.8, 1.0)  # at which candidates are drawn in turn, likewise
 CANDIDATES_HELD = 512  # of several prompts, at least those of one
@@ -34,21 +32,6 @@ def decoder_of(models: Sequence[Blockwise], num_beams: int = 1) -> Decoder:
     first, *others = models
     store, beside = first.weight_store, [decoder_of([other], num_beams) for other in others]
     return Decoder(first.model, store.for_products, store.compute_dtype, num_beams, beside)
-
-
-def together(found: Sequence[list[ScoredAnswer]]) -> list[ScoredAnswer]:
-    """The answers to the prompts of one history, the newest prompt first, by the mean of their probabilities; best first."""
-    if len(found) == 1:
-        return found[0]
-    weights = np.log(EARLIER) * np.arange(len(found))
-    weights -= np.logaddexp.reduce(weights)
-    sums = defaultdict[tuple[int, ...], float](lambda: -np.inf)
-    for weight, best in zip(weights.tolist(), found, strict=True):
-        for answer in best:
-            tokens = tuple(answer.tokens)
-            sums[tokens] = float(np.logaddexp(sums[tokens], weight + answer.log_probability))
-    ranked = sorted(sums.items(), key=lambda item: -item[1])
-    return [ScoredAnswer(list(tokens), log_probability) for tokens, log_probability in ranked]
 
 
 def weighted(best: Sequence[ScoredAnswer], drawn: Sequence[list[int]]) -> list[tuple[list[int], float]]:
@@ -84,36 +67,22 @@ class AnswerWriter:
     tree: AnswerTree | None = None
     parts: PromptParts | None = None
 
-    def answers(self, inputs: list[list[int]], pasts: Pasts = None) -> list[list[int]]:
+    def answers(self, inputs: list[list[int]]) -> list[list[int]]:
         """Token ids of one answer to each prompt: the best of a search with beams, else as tokens are drawn."""
         if self.parts is not None:
             return self.parts.answered(inputs, replace(self, parts=None).answers)
         if self.settings.num_beams > 1:
-            return [best[0].tokens for best in self.best(inputs, pasts)]
+            return [best[0].tokens for best in self.best(inputs)]
         return self._drawn([(ids, self.settings, self.seed) for ids in inputs])
 
-    def best(self, inputs: list[list[int]], pasts: Pasts = None) -> list[list[ScoredAnswer]]:
-        """The best answers to each prompt, as many as there are beams or fewer; of a history with earlier prompts those of all.
+    def best(self, inputs: list[list[int]]) -> list[list[ScoredAnswer]]:
+        """The best answers to each prompt, as many as there are beams or fewer."""
 
-        Args:
-            pasts: of each prompt, if it is of a history.
-        """
-        of_each = [None] * len(inputs) if pasts is None else pasts
-        asked = [[ids] if past is None else [ids, *past.prompts] for ids, past in zip(inputs, of_each, strict=True)]
-        # short prompts of histories are often the same
-        distinct = list(dict.fromkeys(tuple(ids) for prompts in asked for ids in prompts))
-        settings = replace(self.settings, exclude_seen=False)
+        def search(numbers: list[int]) -> list[list[ScoredAnswer]]:
+            decoder = decoder_of(self.models, self.settings.num_beams)
+            return generate_best(decoder, [inputs[number] for number in numbers], self.settings, self.tree)
 
-        def search(places: list[int]) -> list[list[ScoredAnswer]]:
-            decoder = decoder_of(self.models, settings.num_beams)
-            return generate_best(decoder, [distinct[place] for place in places], settings, self.tree)
-
-        found = dict(zip(distinct, self._in_batches(search, list(map(len, distinct))), strict=True))
-        merged = [together([found[tuple(ids)] for ids in prompts]) for prompts in asked]
-        if not self.settings.exclude_seen:
-            return merged
-        seen = [ids if past is None else past.items for ids, past in zip(inputs, of_each, strict=True)]
-        return list(map(unseen, merged, seen))
+        return self._in_batches(search, list(map(len, inputs)))
 
     def agreed(
         self, inputs: list[list[int]], count: int, choose_by: str, decode: Callable[[Sequence[int]], str]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data.batches.collate import Batch
-from data.batches.histories import Pasts
 from data.batches.loader import StepLoader
 from data.tokenizers.pieces import BROKEN
 from data.tokenizers.tokenizer import RARE_LETTER, Tokenizer
@@ -33,7 +32,7 @@ class Sample:
 
 
 def generate_metrics(
-    answer: Callable[[list[list[int]], Pasts], list[list[list[int]]]],
+    answer: Callable[[list[list[int]]], list[list[list[int]]]],
     loader: StepLoader,
     tokenizer: Tokenizer,
     settings: GenerateConfig,
@@ -49,7 +48,7 @@ def generate_metrics(
     """Answer the first held-out rows, each process its part, and score the answers.
 
     Args:
-        answer: token ids of prompts, and what lies before those of histories -> of each the token ids of its answers, best first.
+        answer: token ids of prompts -> of each the token ids of its answers, best first.
         settings: by which they are written.
         rows: how many, of all processes. batch_size: given to `answer` at once.
         names: scores, see `training.evaluation.scores.metric_names`.
@@ -66,7 +65,7 @@ def generate_metrics(
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
         pairs = list(_rows(batch))
-        answers = answer([source for source, _ in pairs], batch.past)
+        answers = answer([source for source, _ in pairs])
         for (source, target), more, best in zip(pairs, _further(batch), answers, strict=True):
             # Scored with the halves of letters that they may have inside, as answers are.
             prompt, reference, *others_right = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,12 +18,12 @@ from data.prepare.looking import ask, child_bytes
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
 from data.sources.peek import about_rows
-from data.sources.reading import CODES, ITEM, head_of, is_of_items, items_in, read_rows, reading
+from data.sources.reading import head_of, read_rows, reading
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
-from model.formats.answering import ANSWERS_FILE, ITEMS_FILE, answer_list_of
+from model.formats.answering import ANSWERS_FILE, answer_list_of
 from settings.declared import Config, DataConfig, GenerateConfig
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted, listed
@@ -45,19 +44,13 @@ READ_ROWS = 64
 NOT_OF_LISTS = ("min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "split_prompts")
 
 
-def named_list(config: Config) -> str | None:
-    """The list that the settings name: `--answers`, or `--item_file` in its place; auto: that of the model's folder. None: any answer."""
-    asked, items = config.answer.answers, config.data.item_file
-    return items if asked == AUTO and items is not None else asked
-
-
 def answer_sources(config: Config, model: ModelFolders | None) -> list[Source]:
     """The files of the list.
 
     Raises:
         UserError: there is no such file.
     """
-    asked = named_list(config)
+    asked = config.answer.answers
     if asked == AUTO:
         own = None if model is None else answer_list_of(model.learnt, model.base)
         asked = None if own is None else str(own)
@@ -223,10 +216,6 @@ def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, 
     with writing("cache_dir", data.cache_dir):
         path.mkdir()
         try:
-            if is_of_items(sources[0]):
-                with (path / ITEMS_FILE).open("w", encoding="utf8") as file:
-                    for item, text in items_in(sources).items():
-                        file.write(json.dumps({ITEM: item, CODES: text.split()}, ensure_ascii=False) + "\n")
             with (path / ANSWERS_FILE).open("w", encoding="utf8") as file:
                 AnswerTree.build(answers(file), tokenizer.eos_id).save(path / TREE_FILE)
         except ValueError as error:
@@ -238,9 +227,6 @@ def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, 
 def _texts(sources: Sequence[Source], data: DataConfig) -> Iterator[str]:
     """The answers as texts, without blank ones."""
     bad_rows = BadRows()
-    if is_of_items(sources[0]):
-        yield from dict.fromkeys(items_in(sources).values())
-        return
     for source in sources:
         if source.kind == TEXT:
             with reading(source):

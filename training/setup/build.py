@@ -16,7 +16,6 @@ from engine.anomaly import Anomalies
 from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
-from engine.objectives.listed import ListedObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
@@ -28,12 +27,11 @@ from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from memory.weight_offload import weights_folder
 from model import hf_format
-from model.decoding.answer_tree import AnswerTree
 from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory, in_place
-from settings.consistency import PREFERENCES, VOCABULARY
+from settings.consistency import PREFERENCES
 from settings.declared import Config
 from training.checkpoints.content import load_optimizer
 from training.setup.adapters import choose_trained
@@ -53,11 +51,10 @@ def stores_reference(config: Config) -> bool:
     return not config.lora.lora_rank or is_adapter(str(config.train.finetune_from))
 
 
-def objective_of(config: Config, model: T5, tree: AnswerTree | None) -> Objective:
+def objective_of(config: Config, model: T5) -> Objective:
     """What the run minimises.
 
     Args:
-        tree: the answers that there are; None: any.
         model: with its adapters on, if there are any; they are taken off for a reference that is not stored.
     """
     if model.label_head is not None:
@@ -65,7 +62,7 @@ def objective_of(config: Config, model: T5, tree: AnswerTree | None) -> Objectiv
         classes = None if weights is None else tuple(float(word) for word in weights.split(","))
         return LabelObjective(model.label_head, classes, config.model.dropout_rate)
     if config.data.objective != PREFERENCES:
-        return Objective() if tree is None or config.train.loss_over == VOCABULARY else ListedObjective(tree)
+        return Objective()
     how = config.preference
     loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing, how.orpo_lambda)
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
@@ -101,7 +98,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     weight_store = weight_store if shards is None else ShardedWeightStore(compute, shards)
     scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None
     blockwise = Blockwise(
-        model, choice.saved_blocks, weight_store, loss, config.model.dropout_rate, objective_of(config, model, run.tree),
+        model, choice.saved_blocks, weight_store, loss, config.model.dropout_rate, objective_of(config, model),
         scaling, between_blocks_dtype=between_blocks,
     )  # fmt: skip
     reducer = Reducer(shards, group.hosts) if group.size > 1 else None

@@ -13,11 +13,10 @@ from data.prepare.encode import unknown_warning
 from data.prepare.preparing import checked_in_child, prepare
 from data.shards.store import TRAIN, VALIDATION
 from data.sources.files import find
-from data.text.histories import check_excluding
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
-from model.formats.answering import ANSWERS_FILE, answer_list_of, item_file_of
-from settings.consistency import HEADS, REGRESSION, TEXT, VOCABULARY, check, writes_answers
+from model.formats.answering import ANSWERS_FILE, answer_list_of
+from settings.consistency import HEADS, REGRESSION, TEXT, check, writes_answers
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
@@ -25,7 +24,7 @@ from settings.loading import label
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import describe, named_list, unlisted_note, with_list
+from training.setup.answer_list import describe, unlisted_note, with_list
 from training.setup.model_folders import home_of, shape_of
 from training.setup.resolved import ResolvedRun
 
@@ -48,7 +47,6 @@ def load_data(run: ResolvedRun) -> None:
     run.config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
     _load_answers(run)
     config = run.config
-    check_excluding(config, tokenizer, config.data.item_file is not None)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
         told = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
@@ -86,13 +84,8 @@ def reopens_files(config: Config, available_bytes: int) -> bool:
 
 def _load_answers(run: ResolvedRun) -> None:
     """Open the list that answers come from, where one is named; a run that goes on has its own."""
-    asked, base = named_list(run.config), run.base
+    asked, base = run.config.answer.answers, run.base
     if asked in (AUTO, None):
-        if run.config.train.loss_over != VOCABULARY:
-            raise UserError(
-                "--loss_over = {loss_over}, needs a list of answers; give --answers=FILE",
-                loss_over=run.config.train.loss_over,
-            )
         if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
             told = "{file} is not used for the new model; --answers={file} keeps it"
             run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []
@@ -100,7 +93,7 @@ def _load_answers(run: ResolvedRun) -> None:
     own = None
     if run.resumed_dir is not None:
         own = answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
-    sources = find(str((own and item_file_of(own.parent)) or own or asked), "--answers")
+    sources = find(str(own or asked), "--answers")
     run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
     if answer_list_of(run.listed_in) is None:
         raise UserError(
@@ -162,9 +155,8 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
 
 
 def fits_table(config: Config) -> bool:
-    """Whether a new model's table of embeddings has a row for each token of the data and no more: an encoder's has no other use, and
-    codes are all there are."""
-    return not config.given("vocab_size") and (config.model.head != TEXT or config.data.item_file is not None)
+    """Whether a new model's table of embeddings has a row for each token of the data and no more: an encoder's has no other use."""
+    return not config.given("vocab_size") and config.model.head != TEXT
 
 
 def rows_for(tokens: int) -> int:

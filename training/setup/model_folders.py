@@ -11,7 +11,6 @@ from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.shape_file import read_config
 from run_files import SETTINGS_FILE
-from settings.consistency import VOCABULARY
 from settings.declared import Config, T5ModelConfig, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import near_path, parse, read_settings_file
@@ -84,12 +83,6 @@ class ModelFolders:
         if path is not None:
             refuse(_wrong_values(path))
         return path
-
-    @property
-    def has_loss_over_answers(self) -> bool:
-        """Whether its run formed the loss over a list of answers."""
-        saved = self.run_settings
-        return saved is not None and read_settings_file(saved).get("loss_over", VOCABULARY) != VOCABULARY
 
 
 def _wrong_values(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Texts with labels become shards: labels under their tokens, names in order, nothing cut unasked, FASTA as CSV."""
+"""Texts with labels become shards: labels under their tokens, names in order, nothing cut unasked."""
 
 from __future__ import annotations
 
@@ -76,22 +76,6 @@ def test_each_residue_has_its_label_and_masks_hide_some(of_states: Configure) ->
     assert isinstance(batch, LabelledBatch) and batch.labels.shape == batch.input_ids.shape
     assert loader.longest == (10, 0) and batch.num_tokens == batch.input_lengths.sum()
     assert batch.num_labels == (batch.input_lengths - 2).sum()
-
-
-def test_fasta_with_labels_is_the_same_as_jsonl(of_states: Configure, tmp_path: Path) -> None:
-    files = {"proteins": PROTEINS, "states": STATES, "masks": ["0" + "1" * (len(text) - 1) for text in PROTEINS]}
-    for name, rows in files.items():
-        text = "".join(f">P{at}\n{row[:3]}\n{row[3:]}\n" for at, row in enumerate(rows))
-        (tmp_path / f"{name}.fasta").write_text(text, encoding="utf8")
-    flags = {"train_file": "proteins", "label_file": "states", "mask_file": "masks"}
-    named = {name: tmp_path / f"{value}.fasta" for name, value in flags.items()}
-    fasta = prepare(of_states(**named, text_column=None, label_column=None))
-    jsonl = prepare(of_states())
-    assert fasta.labels == jsonl.labels and fasta.label_counts == jsonl.label_counts
-    for one, other in zip(rows_of(fasta), rows_of(jsonl), strict=True):
-        assert one["labels"].tolist() == other["labels"].tolist()
-    with pytest.raises(UserError, match="--label_file"):
-        prepare(of_states(label_file=named["label_file"]))
 
 
 def test_numbers_are_predicted_and_names_are_sorted(configure: Configure, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""FASTA: records as they stand, labels and masks of other files by id, and what is wrong told with its line."""
+"""FASTA: records as they stand, and what is wrong is told with its line."""
 
 from __future__ import annotations
 
@@ -25,16 +25,6 @@ def test_records_are_read_whatever_their_lines(tmp_path: Path) -> None:
     found = [record for _, record in records(source, ["id", "text"], BadRows())]
     assert [(record["id"], record["text"]) for record in found] == [("P1", "MKVLL"), ("P2", "acd"), ("P3", "")]
     assert next(iter(read_rows([source], ["text"], BadRows())))[:2] == [("MKVLL",), ("acd",)]
-
-
-def test_labels_and_masks_come_by_id_in_any_order(tmp_path: Path) -> None:
-    proteins = write(tmp_path / "a.fasta", ">P1\nMKV\n>P2\nACD\n>P3\nWW\n")
-    labels = write(tmp_path / "l.fasta", ">P2\nHHH\n>other\nC\n>P1\nCEH\n")
-    masks = write(tmp_path / "m.fasta", ">P1\n011\n>P2\n111\n>P3\n11\n")
-    source = Source(proteins.path, FASTA, labels=(labels,), masks=(masks,))
-    found = {record["id"]: record for _, record in records(source, [], BadRows())}
-    assert (found["P1"]["label"], found["P1"]["mask"], found["P2"]["label"]) == ("CEH", "011", "HHH")
-    assert isinstance(found["P3"]["label"], ValueError), "it has none"
 
 
 @pytest.mark.parametrize(("text", "line"), [("MKV\n>P1\nMK\n", "line 1"), (">P1\nMK\n>P2\n\xff\n", "line 3")])

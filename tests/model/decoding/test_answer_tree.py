@@ -135,26 +135,6 @@ def test_a_tree_of_many_answers_is_small(tmp_path: Path) -> None:
         nodes[:50] = choices.first + columns
 
 
-def test_what_may_come_before_each_label() -> None:
-    """As a walk by hand; after what is not in the list all tokens may come."""
-    answers = some_answers(40, 60)
-    tree = tree_of(answers)
-    rows = [(*answers[0], END), (*answers[1], END), (*answers[3][:1], 39, *answers[3], END)]
-    labels = np.array([token for row in rows for token in row] + [-100, -100])
-    closed = iter(tree.outside(tree.nodes_before(labels, np.array(list(map(len, rows)))), 40))
-
-    def after(prefix: tuple[int, ...]) -> set[int]:
-        return {(*answer, END)[len(prefix)] for answer in answers if answer[: len(prefix)] == prefix}
-
-    for row in rows:
-        prefix, is_listed = tuple[int, ...](), True
-        for token in row:
-            is_listed = is_listed and token in after(prefix)
-            assert set(np.flatnonzero(~next(closed))) == (after(prefix) if is_listed else set(range(40)))
-            prefix = (*prefix, token)
-    assert not is_listed and not any(row.any() for row in closed)  # behind the last row
-
-
 def test_an_answer_with_the_end_token_inside_is_refused() -> None:
     for answers in ([], [np.array([5, END, 6])]):
         with pytest.raises(ValueError):
