@@ -64,9 +64,8 @@ def unheeded(config: Config, command: str) -> list[str]:
     idle: dict[str, tuple[bool, str]] = {
         **dict.fromkeys(("min_chars", "max_chars", "min_letters", "max_repetition"), (not config.cleaning.clean, "--clean=True")),
         **dict.fromkeys(("noise_density", "mean_noise_span_length"), (trains and (learns_pairs or data.objective in HEADS), "--objective=span")),
-        **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0 and config.answer.candidates == 1, "--temperature=0.7")),
+        **dict.fromkeys(("top_k", "top_p"), (writes and how.temperature == 0.0, "--temperature=0.7")),
         **({"mean_noise_span_length": (trains, "--objective=span")} if data.objective == "denoise" else {}),
-        "choose_by": (config.answer.candidates == 1, "--candidates=16"),
         **dict.fromkeys(("metrics", "num_answers"), (trains and not writes_answers(config), "--eval_generate_rows=64")),
         "epochs": (trains and train.max_steps != AUTO, "--max_steps=auto"),
         "bf16_rounding": (trains and config.memory.mixed_precision == "no", "--mixed_precision=auto"),
@@ -322,14 +321,8 @@ def writes_answers(config: Config) -> bool:
 def answer_problems(config: Config) -> Iterator[str]:
     """Find settings of answers that contradict each other."""
     how = config.generate
-    candidates, several = config.answer.candidates, config.answer.num_answers
-    if candidates > 1 and several > 1:
-        yield say(
-            "--num_answers = {several}, writes one answer of {candidates} candidates; omit it, or --candidates",
-            several=several,
-            candidates=candidates,
-        )
-    if how.num_beams > 1 and how.temperature > 0.0 and candidates == 1:
+    several = config.answer.num_answers
+    if how.num_beams > 1 and how.temperature > 0.0:
         yield say(
             "--num_beams = {num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1",
             num_beams=how.num_beams,

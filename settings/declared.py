@@ -454,10 +454,7 @@ class PlanConfig:
 class CheckpointConfig:
     """The trained model to use."""
 
-    model: str | Auto = setting(
-        AUTO, "model folder; several with commas: an ensemble that averages log-probabilities (generate, evaluate, chat, serve); auto: the base "
-        "of the adapter, else the newest run in output_dir",
-    )  # fmt: skip
+    model: str | Auto = setting(AUTO, "model folder; auto: the base of the adapter, else the newest run in output_dir")
     adapter: str | None = setting(None, "adapter folders for the model, separated by commas; the first is active")
 
 
@@ -542,11 +539,6 @@ class AnswerConfig:
         low=1,
         high=256,
     )
-    candidates: int = setting(
-        1, "write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others (minimum Bayes "
-        "risk); several models share the number; 1: off", low=1, high=256,
-    )  # fmt: skip
-    choose_by: str = setting("chrf", "similarity of candidates", choices=("chrf", "chrf++", "bleu"))
 
 
 @dataclass(frozen=True)
@@ -712,7 +704,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "head", "labels", *ROWS, "extra_tokens", "vocab_size", "is_finetune", "tokenizer", "cleaning", "prepare", "num_threads", *SHARED,
     ),
     "evaluate": (
-        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", "candidates", "choose_by", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
+        "checkpoint", "output", "overwrite", "json", "metrics", "generate", "answers", "num_answers", *ROWS, "noise_density", "mean_noise_span_length", "drop_page_cache", "eval_rows",
         "eval_batch_size_per_gpu", "ultra_low_mem", "monitor_seconds", *USE,
     ),
     "generate": (
