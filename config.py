@@ -265,9 +265,7 @@ class PlanConfig:
 class CheckpointConfig:
     """The trained model to use."""
 
-    # model folder; several with commas: an ensemble that averages log-probabilities (generate, evaluate, chat, serve);
-    # auto: the base of the adapter, else the newest run in output_dir
-    model = "auto"
+    model = "auto"  # model folder; auto: the base of the adapter, else the newest run in output_dir
     adapter = None  # adapter folders for the model, separated by commas; the first is active
 
 
@@ -324,10 +322,6 @@ class AnswerConfig:
     answers = "auto"
     # best answers per prompt, written with log-probabilities or scored by rank; needs as many num_beams
     num_answers = 1
-    # write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others
-    # (minimum Bayes risk); several models share the number; 1: off
-    candidates = 1
-    choose_by = "chrf"  # similarity of candidates
 
 
 @declared

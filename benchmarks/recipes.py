@@ -20,12 +20,6 @@ trains one seed, evaluates the folder, and adds a row to the recipe's table in d
 
 with BLEU and chrF++ of all held-out rows. It has a peer too, which is trained where --peer_steps names its steps, or is auto.
 
-Finished folders of a recipe are scored one by one, as an ensemble, and by candidates of each and of all (minimum Bayes risk):
-
-    python -m benchmarks.recipes g2p_ten --models=FOLDER,FOLDER,FOLDER [--candidates=16] [--choose_by=chrf] [--memory_budget=400M]
-
-The table goes into docs/recipes.md.
-
 --peer_optimizer, --peer_learning_rate: of the Trainer; AdamW at 1e-3 with a cosine by default.
 --peer_micro_batch: rows of one of its forwards; 8, for words 256. --peer_bf16=True: its products in bfloat16.
 --equal_rows=False, --equal_time=False: without that run of the peer. How many steps it makes in equal time is told by its
@@ -92,9 +86,6 @@ OWN = {
     "equal_time": "True",
     "peer_steps": "",
     "finished": "",
-    "models": "",
-    "candidates": "16",
-    "choose_by": "chrf",
 }
 TRAINED_FILE = "trained.json"  # what a run of the peer took, beside its model
 SHORTER = 0.8  # of the time that ours took is no equal time
@@ -111,27 +102,21 @@ class Trained:
     curve: Sequence[tuple[float, int]] = ()
 
 
-def scores(
-    model: Path | str, recipe: str, settings: dict[str, Any], eval_rows: str, more: Sequence[str] = ()
-) -> dict[str, float]:
-    """What `evaluate` says of a folder, or of several with commas: loss, perplexity and the recipe's scores.
-
-    Args:
-        more: further flags.
-    """
+def scores(model: Path, recipe: str, settings: dict[str, Any], eval_rows: str) -> dict[str, float]:
+    """What `evaluate` says of a folder: loss, perplexity and the recipe's scores."""
     alike = _same(settings, "validation_file", "cache_dir", "objective", *LENGTHS)
     # ours would search by itself, the peer's would not
     known = {name: settings[name] for name in HEEDED}
     kept = other_than_default(GenerateConfig(**known))
     searched = children.words_of(kept)
     flags = [f"--model={model}", f"--eval_rows={eval_rows}", f"--eval_generate_rows={eval_rows}",
-             f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched, *more]  # fmt: skip
+             f"--metrics={RECIPES[recipe]}", "--json=True", *alike, *searched]  # fmt: skip
     child = children.must_run([PROGRAM, "evaluate", *flags])
     told = json.loads(child.output)
     found = {"scoring_seconds": child.seconds, "scoring_peak_bytes": child.peak_bytes}
     found |= {name: told[name] for name in ("loss", "perplexity", *RECIPES[recipe].split(","))}
     if recipe.startswith("g2p"):
-        words = ["score", str(model), settings["validation_file"], "--max_seq_len=64", *searched, *more]
+        words = ["score", str(model), settings["validation_file"], "--max_seq_len=64", *searched]
         told = children.must_run(["-m", "benchmarks.parts.pronunciation", *words]).output
         found[WER] = float(told.split()[-1])  # the mean stands last
     return found
@@ -155,25 +140,6 @@ def measure_seed(recipe: str, options: dict[str, str], flags: list[str], work: P
         "seed": settings["seed"], **scores_of_run, "weights": count_weights(model), "steps": end["step"], "seconds": ours.seconds,
         "peak_bytes": ours.peak_bytes, "planned_peak_bytes": end["planned_peak_bytes"],
     }  # fmt: skip
-
-
-def measure_models(recipe: str, folders: Sequence[str], options: dict[str, str], flags: Sequence[str]) -> str:
-    """Finished folders one by one, as an ensemble, and by candidates, in one table."""
-    settings = json.loads((Path(folders[0]) / SETTINGS_FILE).read_text())
-    joined, chosen = ",".join(folders), [f"--candidates={options['candidates']}", f"--choose_by={options['choose_by']}"]
-    ways = {Path(folder).name: (folder, list[str]()) for folder in folders}
-    ways[f"{options['candidates']} candidates of {Path(folders[0]).name}"] = folders[0], chosen
-    if len(folders) > 1:
-        ways["ensemble"] = joined, []
-        ways[f"{options['candidates']} candidates of all"] = joined, chosen
-    rows = []
-    for name, (model, more) in ways.items():
-        found = scores(model, recipe, settings, options["eval_rows"], [*more, *flags])
-        took, peak = found.pop("scoring_seconds"), found.pop("scoring_peak_bytes")
-        del found["perplexity"]
-        rows.append([name, *(f"{value:.3f}" for value in found.values()), f"{took:.0f} s", format_size(int(peak))])
-        print(*rows[-1], flush=True)
-    return markdown(["answers of", *found, "time of evaluate", "its peak"], rows)
 
 
 def seed_table(recipe: str, runs: Sequence[dict[str, Any]]) -> str:
@@ -360,10 +326,6 @@ def main(arguments: list[str]) -> None:
     if len(names) != 1 or names[0] not in (*RECIPES, *SEED_RECIPES):
         sys.exit(__doc__)
     flags = children.words_of(others)
-    if options["models"]:
-        print(body := measure_models(names[0], options["models"].split(","), options, flags), flush=True)
-        write_section(f"models-{names[0]}", f"Several models: {names[0]}", body, {}, ROOT / "docs" / "recipes.md")
-        return
     work = Path(options["work"] or ROOT / "data" / "cache" / "recipes" / f"work-{names[0]}").absolute()
     work.mkdir(parents=True, exist_ok=True)
     if names[0] in SEED_RECIPES and not options["peer_steps"]:

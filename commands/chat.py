@@ -53,15 +53,15 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    config, models = find_answering(config, several=True, writes=True)
-    config, tree = with_answers(config, models[0])
-    trained = load_trained(config, models, writing_of(config, 1), tree)
+    config, model = find_answering(config, several=True, writes=True)
+    config, tree = with_answers(config, model)
+    trained = load_trained(config, model, writing_of(config, 1), tree)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)
     if config.plan.json:
         writer.note = lambda text: _tell(sys.stdout, {"note": text})
-    session = Session(writer, config.chat.system_prompt, turns, trained.first.adapters, writer.remark)
+    session = Session(writer, config.chat.system_prompt, turns, trained.loaded.adapters, writer.remark)
     with watched(trained.monitor):
         if config.plan.json:
             converse(session, sys.stdin, sys.stdout)
@@ -78,9 +78,9 @@ def chat(config: Config) -> None:
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.name)]
-    if only_pretrained(trained.first.folder):
-        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.first.folder))} --train_file=pairs.jsonl"
+    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.loaded.folder)]
+    if only_pretrained(trained.loaded.folder):
+        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.loaded.folder))} --train_file=pairs.jsonl"
         notes.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text but cannot answer "
@@ -292,7 +292,7 @@ class Writer:
         self.asked += 1
         ids = self._fitted(turns, system)
         self.trained.rows_at_once(1, writing_of(self.config, 1, len(ids)))
-        decoder = decoder_of(self.trained.models, self.config.generate.num_beams)
+        decoder = decoder_of(self.trained.blockwise, self.config.generate.num_beams)
         seed = self.config.run.seed + self.asked - 1
         tokens = stream(decoder, ids, self.config.generate, seed=seed, tree=self.trained.tree)
         return pieces(self.trained.tokenizer, self._counted(tokens))

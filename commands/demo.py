@@ -103,7 +103,7 @@ def ended(words: list[str]) -> int:
 
 
 def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
-    from commands.loading import find_models, load_trained, writing_of
+    from commands.loading import find_model, load_trained, writing_of
 
     given = {
         name: config.as_dict()[name]
@@ -111,7 +111,7 @@ def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
         if config.given(name)
     }
     settings = load("generate", {**given, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
-    return load_trained(settings, find_models(settings), writing_of(settings, 1)), settings
+    return load_trained(settings, find_model(settings), writing_of(settings, 1)), settings
 
 
 def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:

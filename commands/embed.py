@@ -76,17 +76,17 @@ def embed(config: Config) -> None:
     given = config.answer.input
     if given is None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
-    models = [find_model(config)]
-    refuse_several_adapters(models[0])
-    config, bad_rows = with_preparation(config, models[0]), BadRows(config.data.skip_bad_rows)
-    columns = text_columns(config, models[0])
+    model = find_model(config)
+    refuse_several_adapters(model)
+    config, bad_rows = with_preparation(config, model), BadRows(config.data.skip_bad_rows)
+    columns = text_columns(config, model)
     config = config.changed(text_column=columns[0].prompt_column)
     is_of_files = check_input(given)
-    output = None if config.answer.output is None else VectorFile(config, models[0], given)
+    output = None if config.answer.output is None else VectorFile(config, model, given)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    trained = load_trained(config, models, Writing(1, 1, 1), reads_files=is_of_files)
+    trained = load_trained(config, model, Writing(1, 1, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
     ids = ShortIds()
@@ -269,7 +269,7 @@ class Embedder:
     def predict(self, longest: int) -> dict[str, int]:
         """What one text of so many tokens takes at its highest: component -> bytes."""
         trained = self.trained
-        return predict_loss(self._encoder(), trained.first.weights, 1, (longest, 0), self._room(longest).base_bytes)
+        return predict_loss(self._encoder(), trained.loaded.weights, 1, (longest, 0), self._room(longest).base_bytes)
 
     def _at_once(self, longest: int, left: int) -> int:
         """How many of the texts that are left fit, of which this is the longest."""
@@ -277,7 +277,7 @@ class Embedder:
         asked = AUTO if self.rows is None else min(self.rows, left)
         usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
         room = self._room(longest)
-        return room.rows_of_loss(self._encoder(), self.trained.first.weights, asked, (longest, 0), usual)
+        return room.rows_of_loss(self._encoder(), self.trained.loaded.weights, asked, (longest, 0), usual)
 
     def _encoder(self) -> T5ModelConfig:
         return replace(self.trained.blockwise.model.config, num_decoder_layers=0, head="none")
@@ -481,4 +481,4 @@ def _identity(config: Config, model: ModelFolders, given: str) -> str:
         raise UserError(say("--input = -, standard input cannot be read again; write it to a file, or omit --output"))
     data = config.data
     settings = [data.text_column, data.max_seq_len, data.prepare_text, config.embed.vectors]
-    return fingerprint([FORMAT, *read_marks([model], given), settings, config.memory.mixed_precision])
+    return fingerprint([FORMAT, *read_marks(model, given), settings, config.memory.mixed_precision])

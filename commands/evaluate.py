@@ -59,20 +59,18 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    config, models = find_answering(config, ranks=True)
+    config, model = find_answering(config, ranks=True)
     names = metric_names(config)
-    config, tree = with_answers(config, models[0])
-    config, prepared, loader = evaluation_rows(config, models[0])
+    config, tree = with_answers(config, model)
+    config, prepared, loader = evaluation_rows(config, model)
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
     # before memory is measured: its libraries count to what the program takes
     signatures = AnswerScores(names).signatures if answered else {}
-    trained = load_trained(config, models, Writing(1, *loader.longest), tree)
-    weights_bytes = sum(weights.bytes for _, weights in trained.shapes)
-    batch_size = min(
-        trained.room.rows_of_loss(shape, replace(weights, bytes=weights_bytes), asked, loader.longest, EVALUATION_BATCH)
-        for shape, weights in trained.shapes
+    trained = load_trained(config, model, Writing(1, *loader.longest), tree)
+    batch_size = trained.room.rows_of_loss(
+        trained.shape, trained.loaded.weights, asked, loader.longest, EVALUATION_BATCH
     )
     writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
     trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
@@ -92,15 +90,8 @@ def evaluate(config: Config) -> Evaluation:
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
             label_scores = LabelScores(prepared.labels)
             watch = partial(_seen, label_scores, write) if is_labelled else None
-            losses = [
-                measure_loss(
-                    blockwise, loader.evaluation_batches(rows, batch_size, group.rank, group.size, of), group,
-                    trained.device.torch_device, watch,
-                )
-                for blockwise in trained.models
-            ]  # fmt: skip
-            # of the mean of log-probabilities
-            results[name] = replace(losses[0], loss=sum(result.loss for result in losses) / len(losses))
+            batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
+            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, watch)
             if is_labelled:
                 label_scores.gather(group)
                 results[name].metrics.update(label_scores.result())
@@ -132,7 +123,12 @@ def evaluate(config: Config) -> Evaluation:
         table += [(say("unlisted"), note) for note in unlisted]
         table += prepared.unread
         if config.plan.json and group.is_main:
-            told = {"model": trained.name, **result.figures(), "answers": answered, "sacrebleu": signatures}
+            told = {
+                "model": str(trained.loaded.folder),
+                **result.figures(),
+                "answers": answered,
+                "sacrebleu": signatures,
+            }
             print(json.dumps(plain({**told, "peak_bytes": trained.monitor.peak_bytes}), indent=1))
         elif not config.plan.json:
             _show(trained, table, samples, trained.monitor.peak_bytes, group.is_main)
@@ -245,7 +241,7 @@ def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample],
     progress = Progress(1, is_main)
     budget = format_size(trained.room.budget.host_bytes)
     memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
-    progress.table(say("evaluation of {folder}", folder=trained.name), [*table, (say("peak memory"), memory)])
+    progress.table(say("evaluation of {folder}", folder=trained.loaded.folder), [*table, (say("peak memory"), memory)])
     for sample in samples:
         progress.sample(sample.prompt, sample.answer, sample.reference)
 

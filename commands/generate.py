@@ -69,20 +69,20 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, models = find_answering(config, writes=True)
-    config, tree = with_answers(config, models[0])
-    columns = [with_saved(config, models[0], *PROMPT_COLUMNS).data, config.data]
+    config, model = find_answering(config, writes=True)
+    config, tree = with_answers(config, model)
+    columns = [with_saved(config, model, *PROMPT_COLUMNS).data, config.data]
     config = replace(config, data=columns[0])
     is_of_files = check_input(given)
-    output = None if config.answer.output is None else Output(config, models, given)
+    output = None if config.answer.output is None else Output(config, model, given)
     asked = config.answer.generate_batch_size
-    if only_pretrained(models[0].learnt) and "<extra_id_" not in given:
+    if only_pretrained(model.learnt) and "<extra_id_" not in given:
         hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(hint)
     least = writing_of(config, 1 if asked == AUTO else int(asked))
-    trained = load_trained(config, models, least, tree, is_of_files)
+    trained = load_trained(config, model, least, tree, is_of_files)
     max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
     prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
     if output is not None and output.rows:
@@ -94,7 +94,7 @@ def generate(config: Config) -> None:
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
-    Progress(1, stream=sys.stderr).note(say(told, model=trained.name, storage=storage, compute=compute))
+    Progress(1, stream=sys.stderr).note(say(told, model=trained.loaded.folder, storage=storage, compute=compute))
     encoder = Encoder(trained, config)
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
@@ -134,7 +134,6 @@ def answers(
     asked = config.answer.generate_batch_size
     # of the longest prompt that may come; those that do come decide what is answered at once
     size = max(1, trained.kept.most(writing_of(config, MOST_ROWS)) if asked == AUTO else int(asked)) * WINDOW_BATCHES
-    size = max(1, size // config.answer.candidates)
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := _window(prompts, size):
@@ -262,16 +261,16 @@ class Output:
     """A JSONL file of answers that a second run can continue with; a context while it is written.
 
     Args:
-        models: these, input and settings must be those that the output was begun with.
+        model: it, input and settings must be those that the output was begun with.
     Raises:
         UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
     """
 
-    def __init__(self, config: Config, models: Sequence[ModelFolders], given: str) -> None:
+    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self._is_several = config.answer.num_answers > 1
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
-        self._identity = _identity(config, models, given)
+        self._identity = _identity(config, model, given)
         self.rows = 0
         self._file: TextIO | None = None
         sources = [source.path for source in find(given, "--input")] if is_file(given) else []
@@ -350,22 +349,20 @@ def _whole_lines(path: Path) -> tuple[int, int]:
     return count, end
 
 
-def read_marks(models: Sequence[ModelFolders], given: str) -> list[Any]:
+def read_marks(model: ModelFolders, given: str) -> list[Any]:
     """Marks of the weights, and of what is read, by which another model or input is noticed."""
-    places = dict.fromkeys(place for model in models for place in model.all)
-    files = [path for place in places for path in sorted(place.glob("*.safetensors"))]
+    files = [path for folder in model.all for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return [weights, sources_fingerprint(find(given, "--input")) if is_file(given) else given]
 
 
-def _identity(config: Config, models: Sequence[ModelFolders], given: str) -> str:
+def _identity(config: Config, model: ModelFolders, given: str) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
     # nobody can read standard input again: such an output is never continued
-    read = read_marks(models, secrets.token_hex(8) if given == STANDARD_INPUT else given)
+    read = read_marks(model, secrets.token_hex(8) if given == STANDARD_INPUT else given)
     data = config.data
     settings = [config.generate.__dict__, config.run.seed, data.max_seq_len, data.prompt_template, data.source_prefix]
-    listed = answer_sources(config, models[0])
+    listed = answer_sources(config, model)
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
-    answers += [config.answer.candidates, config.answer.choose_by] if config.answer.candidates > 1 else []
     return fingerprint([FORMAT, *read, settings, [data.prompt_column, data.text_column], *answers])

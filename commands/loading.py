@@ -8,7 +8,7 @@ fp32 where that fits. Weights in int8 stay so. Where the folder holds an adapter
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from memory.estimate.generation import (
     AnswerBudget,
     Weights,
     Writing,
-    predict_ensemble,
+    predict_generation,
     predict_loss,
 )
 from memory.estimate.weight_offload import away_bytes, slots_bytes
@@ -52,15 +52,13 @@ from model.formats.answering import DRAWN, GENERATION_FILE, RANKED, SEARCH, answ
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
 from model.shapes import weight_counts
-from model.t5 import in_memory
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config, T5ModelConfig
 from settings.errors import DoesNotFit, OverBudget, UserError, refuse
 from settings.fields import AUTO, counted, near_path
 from settings.needs import without_effect
 from training.checkpoints.runs import model_folder, runs_newest_first
-from training.evaluation.answers import CANDIDATE_BEAMS, AnswerWriter
-from training.evaluation.minimum_bayes_risk import similarities
+from training.evaluation.answers import AnswerWriter
 from training.evaluation.prompt_parts import PromptParts
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
@@ -76,7 +74,6 @@ LEAST_READING_BYTES = 64 * MIB
 MOST_READING_BYTES = 512 * MIB  # sound files take less
 WAITING_BYTES = 4 * MIB  # of rows that were read, from which on no more are taken before these are done
 WAITING_COPIES = 3  # as they come through a pipe, as they wait, and as they are written
-COMPARED_BYTES = 440  # of a token of a candidate that is compared with others: n-grams of 4 characters
 
 
 @dataclass
@@ -142,15 +139,14 @@ class Loaded(NamedTuple):
 
 @dataclass
 class Trained:
-    """A model ready to use, or an ensemble of them, and what goes with it."""
+    """A model ready to use, and what goes with it."""
 
-    loaded: Sequence[Loaded]
+    loaded: Loaded
     tokenizer: Tokenizer
     template: Template
     device: Device
     room: Room
     tree: AnswerTree | None = None  # of the answers that there are; None: any
-    is_pooled: bool = False  # whether they write candidates one after the other, not each token together
     monitor: Monitor = field(init=False)
     kept: AnswerBudget = field(init=False)
 
@@ -162,34 +158,19 @@ class Trained:
         )
 
     @property
-    def first(self) -> Loaded:
-        """The model, or the first of an ensemble."""
-        return self.loaded[0]
-
-    @property
     def blockwise(self) -> Blockwise:
-        """The first model."""
-        return self.first.blockwise
+        """The model with the weights it computes with."""
+        return self.loaded.blockwise
 
     @property
-    def name(self) -> str:
-        """The folders of all models."""
-        return ", ".join(str(one.folder) for one in self.loaded)
-
-    @property
-    def models(self) -> list[Blockwise]:
-        """All models."""
-        return [one.blockwise for one in self.loaded]
-
-    @property
-    def shapes(self) -> list[tuple[T5ModelConfig, Weights]]:
-        """Shape and weights of each model."""
-        return [(one.blockwise.model.config, one.weights) for one in self.loaded]
+    def shape(self) -> T5ModelConfig:
+        """The model's shape."""
+        return self.blockwise.model.config
 
     def predict(self, writing: Writing) -> dict[str, int]:
         """What writing takes at its highest: component -> bytes."""
         writing = writing if self.tree is None else replace(writing, choices=self.tree.most_choices(writing.beams))
-        return predict_ensemble(self.shapes, writing, self.room.base_bytes, self.is_pooled)
+        return predict_generation(self.shape, self.loaded.weights, writing, self.room.base_bytes)
 
     def reserve_reading(self, parts: Mapping[str, int]) -> int:
         """Bytes that the child that reads a file may hold: a quarter of what is left, within bounds. They count as taken from now on.
@@ -242,15 +223,12 @@ class Trained:
         return self.room.does_not_hold(what, self.predict(writing) if parts is None else parts, *hints)
 
     def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
-        """Token ids of the answers to prompts, as many at once as fit or were asked for; of several candidates those chosen.
+        """Token ids of the answers to prompts, as many at once as fit or were asked for.
 
         Raises:
             DoesNotFit: as `rows_at_once`.
         """
-        asked, writer = config.answer, self._writer(config)
-        if asked.candidates == 1:
-            return writer.answers(inputs)
-        return writer.agreed(inputs, asked.candidates, asked.choose_by, self.tokenizer.decode_answer)
+        return self._writer(config).answers(inputs)
 
     def ranked_answers(self, inputs: list[list[int]], config: Config) -> list[list[list[int]]]:
         """Token ids of the `num_answers` best to each prompt, or of the one of `answer`."""
@@ -263,11 +241,16 @@ class Trained:
         return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs)]
 
     def _writer(self, config: Config) -> AnswerWriter:
-        asked = config.answer.generate_batch_size
+        batch_size = config.answer.generate_batch_size
         return AnswerWriter(
-            self.models, config.generate, lambda writing: self.rows_at_once(asked, writing), config.run.seed, self.kept, self.tree,
+            self.blockwise,
+            config.generate,
+            lambda writing: self.rows_at_once(batch_size, writing),
+            config.run.seed,
+            self.kept,
+            self.tree,
             PromptParts.asked(self.tokenizer, self.template, config.generate),
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -347,8 +330,7 @@ def answering(config: Config, model: ModelFolders, searches: bool = True, ranks:
     own = {name: value for name, value in own.items() if value != getattr(config.generate, name)}
     if own.get("num_beams", config.generate.num_beams) == 1:
         own = {name: value for name, value in own.items() if name not in SEARCH}
-    is_open = ranks and not config.given(RANKED) and config.answer.candidates == 1
-    if is_open and 1 < several <= own.get("num_beams", config.generate.num_beams):
+    if ranks and not config.given(RANKED) and 1 < several <= own.get("num_beams", config.generate.num_beams):
         own[RANKED] = several
     config = config.changed(**own)
     for problem in broken(ANSWER_RULES, config) if not problems else []:
@@ -375,64 +357,35 @@ def with_saved(config: Config, model: ModelFolders, *names: str) -> Config:
 
 
 def find_model(config: Config) -> ModelFolders:
-    """The one model that `--model` names, see `find_models`.
+    """The model that `--model` names, with its adapters; auto: the base of the adapter that is named, else the newest run's model.
 
     Raises:
-        UserError: there is none, or there are several.
-    """
-    first, *others = find_models(config)
-    if others:
-        raise UserError(
-            "--model = {model}, names several models; give one here (generate, evaluate, chat and serve take several)",
-            model=config.checkpoint.model,
-        )
-    return first
-
-
-def find_models(config: Config) -> list[ModelFolders]:
-    """The models that `--model` names, with their adapters; auto: the base of the adapter that is named, else the newest run's model.
-
-    Raises:
-        UserError: one is not there.
+        UserError: it is not there.
     """
     named, adapter = config.checkpoint.model, config.checkpoint.adapter
     if named == AUTO and adapter is not None:
-        return [ModelFolders.of(base_of(ModelFolders.of(Path(), adapter).learnt), adapter)]
+        return ModelFolders.of(base_of(ModelFolders.of(Path(), adapter).learnt), adapter)
     if named == AUTO:
         folders = [run.folder for run in runs_newest_first(config.run.output_dir) if run.model_folder is not None]
         if not folders:
             raise UserError(
-                say(
-                    "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
-                    output_dir=config.run.output_dir,
-                )
+                "--model = auto, there is no trained model in {output_dir}; give a folder, or train first",
+                output_dir=config.run.output_dir,
             )
         named = str(folders[0])
-    is_one = model_folder(named) is not None or Path(named).exists()
-    names = [named] if is_one else [name.strip() for name in named.split(",") if name.strip()]
-    folders = [_existing(name) for name in names or [named]]
-    if len(folders) > 1 and adapter is not None:
-        raise UserError(
-            "--adapter = {adapter}, belongs to one model and --model names several; name the adapters' folders there",
-            adapter=adapter,
-        )
-    return [ModelFolders.of(folder, adapter) for folder in folders]
-
-
-def _existing(named: str) -> Path:
     folder = model_folder(named) or Path(named)
     if folder.is_file():
-        told = "--model = {folder}, is a file; give the folder with config.json, model.safetensors and tokenizer.json"
-        raise UserError(say(told, folder=named))
-    if not folder.is_dir():
         raise UserError(
-            say(
-                "--model = {folder}, no such folder; give one with config.json, model.safetensors and tokenizer.json",
-                folder=named,
-            )
-            + near_path(folder)
+            "--model = {folder}, is a file; give the folder with config.json, model.safetensors and tokenizer.json",
+            folder=named,
         )
-    return folder
+    if not folder.is_dir():
+        missing = say(
+            "--model = {folder}, no such folder; give one with config.json, model.safetensors and tokenizer.json",
+            folder=named,
+        )
+        raise UserError(missing + near_path(folder))
+    return ModelFolders.of(folder, adapter)
 
 
 def check_one_process(command: str) -> None:
@@ -465,8 +418,8 @@ def find_answering(
     several: bool = False,
     writes: bool = False,
     ranks: bool = False,
-) -> tuple[Config, list[ModelFolders]]:
-    """The settings with what the model that is named says of how it answers, and the model; several of an ensemble.
+) -> tuple[Config, ModelFolders]:
+    """The settings with what the model that is named says of how it answers, and the model.
 
     Args:
         searches: whether there is a beam search here. several: whether there is somebody who changes between adapters. writes:
@@ -474,13 +427,12 @@ def find_answering(
     Raises:
         UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
     """
-    models = find_models(config)
-    model = models[0]
+    model = find_model(config)
     shape = model.shape
     if not several:
         refuse_several_adapters(model)
     if shape.is_text:
-        return answering(config, model, searches, ranks), models
+        return answering(config, model, searches, ranks), model
     if writes:
         raise UserError(
             say(
@@ -489,18 +441,12 @@ def find_answering(
                 head=shape.head,
             )
         )
-    if len(models) > 1:
-        raise UserError(
-            "--model = {model}, an ensemble writes text and {folder} is an encoder; give one model",
-            model=config.checkpoint.model,
-            folder=model.folder,
-        )
-    return config, models
+    return config, model
 
 
 def load_trained(
     config: Config,
-    folders: Sequence[ModelFolders],
+    folders: ModelFolders,
     writing: Writing,
     tree: AnswerTree | None = None,
     reads_files: bool = False,
@@ -508,7 +454,7 @@ def load_trained(
     """Load a model for use.
 
     Args:
-        folders: of one, or of an ensemble. writing: the least that will be written with it. tree: the answers that there are,
+        writing: the least that will be written with it. tree: the answers that there are,
             measured with what the process holds already; None: any. reads_files: whether a child will read files beside it, see
             `Trained.reserve_reading`.
     Raises:
@@ -518,145 +464,109 @@ def load_trained(
     use_threads(config.run.num_threads)
     use(config.run.compiled_kernels is not False)
     device = devices.pick(config.run.device)
-    adapters = {place for model in folders for place in model.adapters}
-    for place in dict.fromkeys(place for model in folders for place in model.all):
-        refuse_damaged(place, "adapter" if place in adapters else "model")
-    first, shapes = folders[0], [model.shape for model in folders]
-    tokenizer = Tokenizer.load(first.tokenizer)
-    for model in folders:
-        if tokenizer.size > model.shape.vocab_size:
-            raise UserError(
-                say(
-                    "--model = {each}, its tokenizer has {size} tokens and the model {vocab_size}: they do not match",
-                    each=model.folder,
-                    size=tokenizer.size,
-                    vocab_size=model.shape.vocab_size,
-                )
-            )
-        if model != first:
-            _check_alike(first, tokenizer, model)
-    is_pooled = config.answer.candidates > 1
-    if is_pooled:  # what computes similarities counts to what the program itself takes
-        similarities(["a", "b"], config.answer.choose_by)
-        writing = replace(writing, beams=max(writing.beams, CANDIDATE_BEAMS))
+    for path in folders.all:
+        refuse_damaged(path, "adapter" if path in folders.adapters else "model")
+    shape = folders.shape
+    tokenizer = Tokenizer.load(folders.tokenizer)
+    if tokenizer.size > shape.vocab_size:
+        raise UserError(
+            "--model = {folder}, its tokenizer has {size} tokens and the model {vocab_size}: they do not match",
+            folder=folders.folder,
+            size=tokenizer.size,
+            vocab_size=shape.vocab_size,
+        )
     room = Room.measure(config, device)
-    beside = sum(adapter_bytes(place) for model in folders for place in model.adapters)  # they lie beside the models
-    compared = COMPARED_BYTES * config.answer.candidates * config.generate.max_new_tokens if is_pooled else 0
+    beside = sum(map(adapter_bytes, folders.adapters))
     if reads_files and not room.budget.is_on_device:
         beside += LEAST_READING_BYTES + WAITING_COPIES * WAITING_BYTES
-    room = replace(room, base_bytes=room.base_bytes + beside + compared)
+    room = replace(room, base_bytes=room.base_bytes + beside)
 
-    def takes(models: Sequence[tuple[T5ModelConfig, Weights]]) -> int:
-        return sum(predict_ensemble(models, writing, room.base_bytes, is_pooled).values())
+    def total_bytes(weights: Weights) -> int:
+        return sum(predict_generation(shape, weights, writing, room.base_bytes).values())
 
-    fits_wide = takes([(shape, _weights(shape, torch.float32, torch.float32)) for shape in shapes]) <= room.total_bytes
-    dtypes = list[tuple[torch.dtype, torch.dtype]]()
-    for model in folders:
-        storage, chosen = _choose_dtypes(config, device, model.base, fits_wide)
-        dtypes.append((storage, chosen.dtype))
-        if not chosen.as_requested and model == first:  # beside the answers, which a script may read
-            asked = config.memory.mixed_precision
-            told = say("--mixed_precision = {asked}, {reason}", asked=asked, reason=chosen.reason)
-            Progress(1, rank() == 0, stream=sys.stderr).note(told)
-    fitting = _fitting(config, list(zip(shapes, dtypes, strict=True)), takes, room)
-    roomy = [replace(weights, small_heap=False) for weights, _ in fitting]
-    if takes(list(zip(shapes, roomy, strict=True))) <= ROOMY_SHARE * room.total_bytes:
-        fitting = [(weights, plan) for weights, (_, plan) in zip(roomy, fitting, strict=True)]
+    fits_wide = total_bytes(_weights(shape, torch.float32, torch.float32)) <= room.total_bytes
+    storage, compute = _choose_dtypes(config, device, folders.base, fits_wide)
+    if not compute.as_requested:  # On standard error, as a script may read the answers.
+        Progress(1, rank() == 0, stream=sys.stderr).note(
+            say("--mixed_precision = {asked}, {reason}", asked=config.memory.mixed_precision, reason=compute.reason)
+        )
+    weights, plan = _fitting(config, shape, (storage, compute.dtype), total_bytes, room)
+    roomy = replace(weights, small_heap=False)
+    if total_bytes(roomy) <= ROOMY_SHARE * room.total_bytes:
+        weights = roomy
     else:
         tune_malloc("small")
-    loaded, heap = list[Loaded](), HeapTrimmer("small" if device.is_separate_memory else "fast")
-    for model, (storage, compute), (weights, plan) in zip(folders, dtypes, fitting, strict=True):
-        offloaded = offloaded_store(plan, device, weights_folder(config))
-        allocate, filling = (None, in_memory) if offloaded is None else (offloaded.allocate, offloaded.filling)
+    offloaded = offloaded_store(plan, device, weights_folder(config))
+    if offloaded is None:
+        t5 = hf_format.load(folders.base, storage, device.torch_device, expect=shape)
+    else:
         t5 = hf_format.load(
-            model.base, storage, device.torch_device, expect=model.shape, allocate=allocate, filling=filling
+            folders.base,
+            storage,
+            device.torch_device,
+            expect=shape,
+            allocate=offloaded.allocate,
+            filling=offloaded.filling,
         )
-        adapter_set = attach(t5, list(model.adapters), model.base) if model.adapters else None
-        weight_store = offloaded or weight_store_for(storage, compute, (t5.embedding, t5.output_weight))
-        objective: Objective | None = None if t5.label_head is None else LabelObjective(t5.label_head)
-        blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
-        loaded.append(Loaded(model.learnt, blockwise, weights, adapter_set))
-    return Trained(loaded, tokenizer, template_of(config.data, first.tokenizer), device, room, tree, is_pooled)
-
-
-def _check_alike(first: ModelFolders, tokenizer: Tokenizer, model: ModelFolders) -> None:
-    """Refuse a model that cannot write beside the first one, token by token."""
-    if Tokenizer.load(model.tokenizer).fingerprint != tokenizer.fingerprint:
-        raise UserError(
-            "--model = {folder}, has another tokenizer than {first_folder}; an ensemble needs one for all, such "
-            "as runs with the same --tokenizer_dir",
-            folder=model.folder,
-            first_folder=first.folder,
-        )
-    for name in ("vocab_size", "start_token_id", "eos_token_id"):
-        its, other = getattr(model.shape, name), getattr(first.shape, name)
-        if its != other:
-            raise UserError(
-                "--model = {folder}, has {name} {its} and {first_folder} {other}; an ensemble needs the same",
-                folder=model.folder,
-                name=name,
-                its=its,
-                first_folder=first.folder,
-                other=other,
-            )
+    adapter_set = attach(t5, list(folders.adapters), folders.base) if folders.adapters else None
+    weight_store = offloaded or weight_store_for(storage, compute.dtype, (t5.embedding, t5.output_weight))
+    objective: Objective | None = None
+    if t5.label_head is not None:
+        objective = LabelObjective(t5.label_head)
+    heap = HeapTrimmer("small" if device.is_separate_memory else "fast")
+    blockwise = Blockwise(t5, 0, weight_store, LossSettings(), 0.0, objective, heap=heap)
+    loaded = Loaded(folders.learnt, blockwise, weights, adapter_set)
+    return Trained(loaded, tokenizer, template_of(config.data, folders.tokenizer), device, room, tree)
 
 
 def _fitting(
     config: Config,
-    models: Sequence[tuple[T5ModelConfig, tuple[torch.dtype, torch.dtype]]],
-    takes: Callable[[Sequence[tuple[T5ModelConfig, Weights]]], int],
+    shape: T5ModelConfig,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    total_bytes: Callable[[Weights], int],
     room: Room,
-) -> list[tuple[Weights, ExecutionPlan]]:
-    """The weights of each model that stay in memory, and where the others are kept: in a file as few blocks as suffice, or all by `weights_in`.
+) -> tuple[Weights, ExecutionPlan]:
+    """The weights that stay in memory, and where the others are kept: in a file as few blocks as suffice, or all by `weights_in`.
 
     Args:
-        models: shapes, dtypes of weights at rest and of products. takes: bytes while they write.
+        dtypes: of weights at rest and of products. total_bytes: of everything while it writes.
     Raises:
         DoesNotFit: what is left does not fit either.
     """
     machine = Machine(room.total_bytes, room.total_bytes)
+    work = Workload(shape, 1, 1, 1, False, "adafactor")
+    whole = _weights(shape, *dtypes)
+    storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
 
-    def held(away: int) -> list[tuple[Weights, ExecutionPlan]]:
-        found = []
-        for shape, dtypes in models:
-            whole, blocks = _weights(shape, *dtypes), min(away, shape.num_layers + shape.num_decoder_layers)
-            work = Workload(shape, 1, 1, 1, False, "adafactor")
-            rest, products = (str(dtype).removeprefix("torch.") for dtype in dtypes)
-            plan = ExecutionPlan(1, 1, 1, 0, 1, rest, products, loss_chunk_bytes=0)
-            if blocks:
-                plan = replace(plan, offloaded_blocks=blocks, weights_in=FILE)
-                resident = whole.bytes - away_bytes(work, plan) + slots_bytes(work, plan, machine)
-                whole = replace(whole, bytes=resident)
-            found.append((whole, plan))
-        return found
+    def with_offloaded(blocks: int) -> tuple[Weights, ExecutionPlan]:
+        plan = ExecutionPlan(1, 1, 1, 0, 1, storage, compute, loss_chunk_bytes=0)
+        if not blocks:
+            return whole, plan
+        plan = replace(plan, offloaded_blocks=blocks, weights_in=FILE)
+        resident = whole.bytes - away_bytes(work, plan) + slots_bytes(work, plan, machine)
+        return replace(whole, bytes=resident), plan
 
-    most = max(shape.num_layers + shape.num_decoder_layers for shape, _ in models)
-    asked = config.memory.weights_in
-    if asked in (AUTO, FILE) and is_in_memory(weights_folder(config)):
-        if asked == FILE:
+    num_blocks = shape.num_layers + shape.num_decoder_layers
+    requested = config.memory.weights_in
+    if requested in (AUTO, FILE) and is_in_memory(weights_folder(config)):
+        if requested == FILE:
             raise UserError(no_disk_at(weights_folder(config)))
-        asked = DEVICE
-    for away in {FILE: (most,), AUTO: range(most + 1)}.get(asked, (0,)):
-        fitting = held(away)
-        if (
-            takes([(shape, weights) for (shape, _), (weights, _) in zip(models, fitting, strict=True)])
-            <= room.total_bytes
-        ):
-            return fitting
-    for tried in (held(0), fitting) if asked != FILE else (fitting,):
-        size = sum(weights.bytes for weights, _ in tried)
-        if size + room.base_bytes <= room.total_bytes:
-            return tried  # what writing lacks is told once the prompts are known
-    whose = say("model's") if len(models) == 1 else say("models'")
+        requested = DEVICE
+    for blocks in {FILE: (num_blocks,), AUTO: range(num_blocks + 1)}.get(requested, (0,)):
+        weights, plan = with_offloaded(blocks)
+        if total_bytes(weights) <= room.total_bytes:
+            return weights, plan
+    # The weights alone fit: what the answers lack is said once the prompts are known.
+    if requested != FILE and whole.bytes + room.base_bytes <= room.total_bytes:
+        return with_offloaded(0)
+    if weights.bytes + room.base_bytes <= room.total_bytes:
+        return weights, plan
     raise DoesNotFit(
-        say(
-            "--memory_budget = {total_bytes}, does not hold the {whose} {size} of weights beside {base_bytes} of the program; raise it to {least} or more, or try --mixed_precision=bf16",
-            total_bytes=format_size(room.total_bytes),
-            whose=whose,
-            size=format_size(size),
-            base_bytes=format_size(room.base_bytes),
-            least=typed_size(takes([(shape, weights) for (shape, _), (weights, _) in zip(models, tried, strict=True)])),
-        )
+        "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of the program; raise it to {least} or more, or try --mixed_precision=bf16",
+        total_bytes=format_size(room.total_bytes),
+        size=format_size(weights.bytes),
+        base_bytes=format_size(room.base_bytes),
+        least=typed_size(total_bytes(weights)),
     )
 
 

@@ -44,12 +44,12 @@ def serve(config: Config) -> None:
     check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, models = find_answering(config, searches=False)
-    config, tree = with_answers(config, models[0])
-    is_text = models[0].shape.is_text
-    config = config if is_text else with_preparation(config, models[0])
+    config, model = find_answering(config, searches=False)
+    config, tree = with_answers(config, model)
+    is_text = model.shape.is_text
+    config = config if is_text else with_preparation(config, model)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, models, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
+        trained = load_trained(config, model, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -81,11 +81,11 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    decoder = decoder_of(trained.models) if trained.blockwise.model.config.is_text else None
+    decoder = decoder_of(trained.blockwise) if trained.shape.is_text else None
     embedder = Embedder.of(trained, config)
     if decoder is None:
         capacity, request_memory = (
-            Capacity(0, 0, {"weights": trained.first.weights.bytes}),
+            Capacity(0, 0, {"weights": trained.loaded.weights.bytes}),
             _requests_beside_vectors(trained, config),
         )
         embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
@@ -98,13 +98,13 @@ def api_of(trained: Trained, config: Config) -> Api:
             request_memory += max(0, trained.room.total_bytes - sum(capacity.parts.values())) // 2
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, embedder)
-    name = "+".join(one.folder.resolve().name for one in trained.loaded)
-    written = trained.first.folder / "config.json"
+    name = trained.loaded.folder.resolve().name
+    written = trained.loaded.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
         engine, texts, name, made, ByteBudget(request_memory), config.generate,
         seed=config.run.seed if config.given("seed") else None,
-        other_names=frozenset([str(config.checkpoint.model), str(trained.first.folder), str(trained.first.folder.resolve())]),
+        other_names=frozenset([str(config.checkpoint.model), str(trained.loaded.folder), str(trained.loaded.folder.resolve())]),
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _requests_beside_vectors(trained: Trained, config: Config) -> int:
     if trained.room.budget.is_on_device:
         return least
     room = trained.room
-    left = room.total_bytes - room.base_bytes - trained.first.weights.bytes - LOSS_LIBRARIES_BYTES - READING_BYTES
+    left = room.total_bytes - room.base_bytes - trained.loaded.weights.bytes - LOSS_LIBRARIES_BYTES - READING_BYTES
     return max(least, left // 4)
 
 
@@ -127,7 +127,9 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
         waiting = REQUEST_BYTES * (1 + MOST_WAITING)
         one_more = max(0, request_bytes(asked.source_tokens, 1, asked.new_tokens) - waiting)
         reading = READING_BYTES + one_more
-        return serving_capacity(trained.shapes, asked, trained.room.base_bytes, total_bytes, MOST_WAITING, reading)
+        return serving_capacity(
+            trained.shape, trained.loaded.weights, asked, trained.room.base_bytes, total_bytes, MOST_WAITING, reading
+        )
 
     found = capacity(longest, trained.room.total_bytes)
     if found is None:

@@ -49,11 +49,7 @@ class Rule(NamedTuple):
 # How answers are written: checked again where a model's folder says some of it.
 ANSWER_RULES = (
     Rule(
-        lambda s: s.candidates > 1 and s.num_answers > 1,
-        "--num_answers = {num_answers}, writes one answer of {candidates} candidates; omit it, or --candidates",
-    ),
-    Rule(
-        lambda s: s.num_beams > 1 and s.temperature > 0.0 and s.candidates == 1,
+        lambda s: s.num_beams > 1 and s.temperature > 0.0,
         "--num_beams = {num_beams}, is a search and draws no tokens; leave temperature 0, or num_beams 1",
     ),
     Rule(

@@ -539,8 +539,7 @@ class CheckpointConfig(Noting):
     """The trained model to use."""
 
     model: str | Auto = setting(
-        AUTO, "model folder; several with commas: an ensemble that averages log-probabilities (generate, evaluate, chat, serve); auto: the base "
-        "of the adapter, else the newest run in output_dir",
+        AUTO, "model folder; auto: the base of the adapter, else the newest run in output_dir",
     )  # fmt: skip
     adapter: str | None = setting(None, "adapter folders for the model, separated by commas; the first is active")
 
@@ -640,11 +639,6 @@ class AnswerConfig(Noting):
         high=256,
         needs=("head=text", "eval_generate_rows"),
     )
-    candidates: int = setting(
-        1, "write this many answers per prompt, by beam search and sampling, and choose the one most similar to the others (minimum Bayes "
-        "risk); several models share the number; 1: off", low=1, high=256,
-    )  # fmt: skip
-    choose_by: str = setting("chrf", "similarity of candidates", choices=("chrf", "chrf++", "bleu"))
 
 
 @dataclass(frozen=True)
@@ -808,7 +802,7 @@ COMMANDS = {
     "tokenizer": "head texts extra_tokens is_finetune vocab_size tokenizer overwrite folders",
     "prepare": "head labels rows extra_tokens vocab_size is_finetune tokenizer cleaning prepare num_threads folders",
     "evaluate": (
-        "checkpoint output overwrite json metrics generate answers num_answers candidates choose_by rows "
+        "checkpoint output overwrite json metrics generate answers num_answers rows "
         "noise_density mean_noise_span_length drop_page_cache eval_rows eval_batch_size_per_gpu ultra_low_mem "
         "use"
     ),

@@ -60,14 +60,14 @@ SHORT: dict[str, dict[str, tuple[str, ...]]] = {
     "generate": {
         "prompt": ("model", "input", "output", "prompt_column", "max_seq_len", "prompt_template"),
         "answer": (
-            "answers", "num_answers", "candidates", "choose_by", "max_new_tokens", "temperature", "top_p", "num_beams", "repetition_penalty",
+            "answers", "num_answers", "max_new_tokens", "temperature", "top_p", "num_beams", "repetition_penalty",
             "generate_batch_size",
         ),
         "memory": ("memory_budget", "mixed_precision"),
     },
     "evaluate": {
         "evaluation": (
-            "model", "validation_file", "metrics", "answers", "num_answers", "candidates", "choose_by", "eval_rows", "eval_generate_rows",
+            "model", "validation_file", "metrics", "answers", "num_answers", "eval_rows", "eval_generate_rows",
         ),
         "memory": ("memory_budget", "mixed_precision", "eval_batch_size_per_gpu"),
     },

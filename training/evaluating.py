@@ -138,7 +138,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
         return max(1, budget.most(replace(writing, rows=rows))) if budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
-    writer = AnswerWriter([blockwise], settings, at_once, budget=budget, tree=run.tree, parts=parts)
+    writer = AnswerWriter(blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
         if several == 1:
@@ -187,7 +187,7 @@ def show_samples(live: LiveRun) -> str | None:
         decoding = live.decoding
         settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
         parts, blockwise = PromptParts.asked(tokenizer, tokenizer.template, settings), live.engine.blockwise
-        writer = AnswerWriter([blockwise], settings, lambda writing: writing.rows, tree=run.tree, parts=parts)
+        writer = AnswerWriter(blockwise, settings, lambda writing: writing.rows, tree=run.tree, parts=parts)
         answers = writer.answers([source for source, _ in rows])
         live.log.progress.note(say("samples"))
         unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer

@@ -9,7 +9,7 @@ F d_ff, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -109,35 +109,9 @@ def predict_generation(model: T5ModelConfig, weights: Weights, writing: Writing,
     return parts
 
 
-def predict_ensemble(
-    models: Sequence[tuple[T5ModelConfig, Weights]], writing: Writing, base_bytes: int, is_pooled: bool = False
-) -> dict[str, int]:
-    """Predict what one model or several in memory hold at their highest: component -> bytes.
-
-    Args:
-        models: shapes and weights. is_pooled: whether they write one after the other; else all write each token together.
-    """
-    if len(models) == 1:
-        return predict_generation(*models[0], writing, base_bytes)
-    every = [predict_generation(*model, writing, 0) for model in models]
-    highest = max(every, key=lambda parts: sum(parts.values()) - parts["weights"])
-    parts = highest | {"base": base_bytes, "weights": sum(parts["weights"] for parts in every)}
-    if not is_pooled:
-        tokens = writing.rows * (writing.source_tokens + writing.beams * writing.new_tokens)
-        parts["keys and values"] = tokens * sum(_token_bytes(*model) for model in models)
-        parts["log-probabilities"] = _mean_bytes(models, writing)
-    parts["allocator slack"] += int(MARGIN * (sum(parts.values()) - sum(highest.values())))
-    return parts
-
-
 def _token_bytes(model: T5ModelConfig, weights: Weights) -> int:
     """Keys and values of one token in all decoder blocks."""
     return 2 * model.num_decoder_layers * inner_width(model) * dtype_bytes(weights.compute)
-
-
-def _mean_bytes(models: Sequence[tuple[T5ModelConfig, Weights]], writing: Writing) -> int:
-    """Log-probabilities of an ensemble beside those of the model that computes."""
-    return 4 * writing.rows * writing.beams * models[0][0].vocab_size if len(models) > 1 else 0
 
 
 def _fixed(model: T5ModelConfig, weights: Weights, base_bytes: int, passing: int) -> dict[str, int]:
@@ -194,7 +168,8 @@ class Capacity:
 
 
 def serving_capacity(
-    models: Sequence[tuple[T5ModelConfig, Weights]],
+    model: T5ModelConfig,
+    weights: Weights,
     longest: Writing,
     base_bytes: int,
     total_bytes: int,
@@ -204,25 +179,21 @@ def serving_capacity(
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
-        models: shape and weights of the model, or of all models of an ensemble.
         longest: the most rows asked for, the longest prompt and answer. base_bytes, total_bytes: see `predict_generation`.
         waiting: requests that may be held beside those being written.
         reading_bytes: what requests may hold together until it is known what they ask for.
     """
-    token = sum(_token_bytes(*model) for model in models)
+    token = _token_bytes(model, weights)
     one = longest.source_tokens + longest.new_tokens
     rows = max(1, min(longest.rows, MOST_ROWS))
     while rows:
         # prompts are read one by one, between two steps
         one_row, all_rows = replace(longest, rows=1), replace(longest, rows=rows)
-        every = (_passing(*model, one_row, all_rows, base_bytes) for model in models)
-        fixed = max(every, key=lambda parts: sum(parts.values()))
-        fixed["weights"] = sum(weights.bytes for _, weights in models)
-        fixed["log-probabilities"] = _mean_bytes(models, all_rows)
+        fixed = _passing(model, weights, one_row, all_rows, base_bytes)
         fixed["requests"] = REQUEST_BYTES * (rows + waiting) + reading_bytes
         left = total_bytes - sum(fixed.values())
         # a buffer that grows is there twice
-        beside = SLACK + 1 / (2 * min(model.num_decoder_layers for model, _ in models))
+        beside = SLACK + 1 / (2 * model.num_decoder_layers)
         tokens = min(int(left / (token * (1 + beside))), few_places(rows) * one)
         if tokens >= one:
             held = tokens * token

@@ -31,8 +31,7 @@ OUT = -1.0e9  # the score of what is out of the race; finite, so that sums stay 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows; of an
-    ensemble the mean of its models'."""
+    """An answer, and the sum of its tokens' log-probabilities; with a list of answers, over the tokens that it allows."""
 
     tokens: list[int]
     log_probability: float

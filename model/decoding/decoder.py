@@ -1,8 +1,7 @@
 """The decoder at work: prompts pass through the encoder once, then each step adds one token to every row that is being answered.
 
 One `Decoder` writes all answers: greedy, drawn, by beams, and of rows that come and go (continuous batching: Yu et al.
-2022, Orca, OSDI). No answer depends on the rows beside it. In an ensemble each model has its decoder, and the first one gives the
-mean of all log-probabilities (Sutskever et al. 2014, arXiv 1409.3215).
+2022, Orca, OSDI). No answer depends on the rows beside it.
 
 Shapes: n rows, G beams of each (1 without a search), N tokens, D d_model, H heads, K d_kv, V vocabulary.
 """
@@ -36,9 +35,8 @@ class Decoder:
         with_weights: a context around each use of a block, made of its weights (`engine.weights`).
         compute_dtype: what `with_weights` makes of the weights; None: the embedding's dtype.
         num_beams: G, answers of each prompt that are written side by side.
-        others: decoders of further models of an ensemble, with the same vocabulary and as many beams; this one drives them.
     Memory: that of `KVCache`; the encoder's activations of one block for at most ENCODER_TOKENS tokens, or for the longest
-        prompt; logits of one step; in an ensemble the caches of all, and the logits once more.
+        prompt; logits of one step.
     """
 
     def __init__(
@@ -47,10 +45,11 @@ class Decoder:
         with_weights: WithWeights = in_place,
         compute_dtype: torch.dtype | None = None,
         num_beams: int = 1,
-        others: Sequence[Decoder] = (),
     ) -> None:
-        self.model, self.with_weights, self.others = model, with_weights, others
-        self.dtype, self.device = compute_dtype or model.float_dtype, model.embedding.device
+        self.model = model
+        self.with_weights = with_weights
+        self.dtype = compute_dtype or model.float_dtype
+        self.device = model.embedding.device
         self.cache = KVCache(model, self.dtype, num_beams)
         self.blocks: list[Block] = list(model.decoder.blocks)  # type: ignore[arg-type]
         self._prompts: list[tuple[int, ...]] = []
@@ -66,7 +65,7 @@ class Decoder:
         """
         _check_ids(self.model, prompts)
         follow_machine()
-        first, reached = len(self._prompts), list[Decoder]()
+        first = len(self._prompts)
         rows = {ids: row for row, ids in enumerate(self._prompts)}  # prompt -> a row that has it
         new, copied = list[int](), list[tuple[int, int]]()
         for row, ids in enumerate(map(tuple, prompts), first):
@@ -76,15 +75,12 @@ class Decoder:
                 rows[ids] = row
                 new.append(row)
         try:
-            for decoder in (self, *self.others):
-                reached.append(decoder)
-                decoder.cache.add([len(ids) for ids in prompts], limit)
-                decoder._read({row: prompts[row - first] for row in new})
-                for source, row in copied:
-                    decoder.cache.copy_source(source, row)
+            self.cache.add([len(ids) for ids in prompts], limit)
+            self._read({row: prompts[row - first] for row in new})
+            for source, row in copied:
+                self.cache.copy_source(source, row)
         except BaseException:
-            for decoder in reached:
-                decoder.cache.drop(range(first, first + len(prompts)))
+            self.cache.drop(range(first, first + len(prompts)))
             raise
         self._prompts += map(tuple, prompts)
 
@@ -119,26 +115,19 @@ class Decoder:
     def step(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
         """Append one token to the first g beams of each row: n g ids, those of a row side by side -> next logits (n g, V) fp32.
 
-        Those of an ensemble are log-probabilities. Without beams a step that failed may be repeated.
+        Without beams a step that failed may be repeated.
 
         Args:
             choices: of k beams, from a list of answers: the logits are theirs, (k, W), -inf where there is no token.
         """
         follow_machine()
-        scores = self._logits(ids, choices)
-        if self.others:
-            scores = torch.log_softmax(scores, 1)
-            for decoder in self.others:
-                scores += torch.log_softmax(decoder._logits(ids, choices), 1)
-            scores /= 1 + len(self.others)
-        for decoder in (self, *self.others):
-            decoder.cache.lengths = [length + 1 for length in decoder.cache.lengths]
-        return scores
+        logits = self._logits(ids, choices)
+        self.cache.lengths = [length + 1 for length in self.cache.lengths]
+        return logits
 
     def log_probs(self, ids: Sequence[int] | Tensor, choices: Choices | None = None) -> Tensor:
         """As `step`, log-probabilities; of a list of answers over the tokens that it allows."""
-        scores = self.step(ids, choices)
-        return scores if self.others else torch.log_softmax(scores, 1)
+        return torch.log_softmax(self.step(ids, choices), 1)
 
     def _logits(self, ids: Sequence[int] | Tensor, choices: Choices | None) -> Tensor:
         self.cache.begin_step(len(ids) // len(self.cache.sources))
@@ -178,15 +167,12 @@ class Decoder:
     def drop(self, rows: Collection[int]) -> list[int]:
         """Take rows out whose answers are done; which one each of the others was, as the last ones take their places."""
         order = self.cache.drop(rows)
-        for decoder in self.others:
-            decoder.cache.drop(rows)
         self._prompts = [self._prompts[row] for row in order]
         return order
 
     def follow(self, parents: Tensor) -> None:
         """Let each beam continue from a beam of its prompt: parents (n, G) int64, numbers of beams."""
-        for decoder in (self, *self.others):
-            decoder.cache.follow(parents)
+        self.cache.follow(parents)
 
 
 def _groups(lengths: Mapping[int, int]) -> Iterator[list[int]]:

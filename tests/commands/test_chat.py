@@ -152,7 +152,7 @@ def test_a_piece_comes_as_soon_as_it_is_whole(tokenizers: dict[str, Tokenizer]) 
 
 def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load("chat", {"model": str(folder), "max_seq_len": "30", "prompt_template": "Q{prompt}A"})
-    writer = Writer(loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1)), config)
+    writer = Writer(loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1)), config)
     turns = [("user", "first"), ("assistant", "yes"), ("user", "second"), ("assistant", "no"), ("user", "third")]
     seen = writer.trained.tokenizer.decode(writer._fitted(turns, None))
     assert "first" not in seen and "second" in seen and "third" in seen
@@ -188,7 +188,7 @@ def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, 
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "the answer was cut at --max_new_tokens=5\n" * 2
     config = load("chat", {"model": str(folder), "max_new_tokens": "5"})
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     inputs = [[*trained.tokenizer.encode_batch([text])[0].tolist(), 1] for text in ("hello", "河水")]
     expected = [trained.tokenizer.decode(ids) for ids in trained.answer(inputs, config)]
     assert done.stdout == "".join(f"{text}\n" for text in expected)
@@ -234,7 +234,7 @@ def _until(near: int, end: str) -> str:
 
 def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
     config = load("chat", {"model": str(folder), "temperature": "3", "max_new_tokens": "9"})
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     sessions = [Session(Writer(trained, config)) for _ in "ab"]
     for session in sessions:
         for _ in range(2):
@@ -248,7 +248,7 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
     config, tree = with_answers(load("chat", {"model": str(folder), **flags}), ModelFolders(folder))
     session = Session(
-        Writer(loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1), tree), config)
+        Writer(loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1), tree), config)
     )
     for _ in range(3):
         session.ask("hello", lambda piece: None)
@@ -269,8 +269,8 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
     adapters = [save_adapter(folder, tmp_path / name, seed) for seed, name in enumerate("ab")]
     flags = {"model": str(folder), "max_new_tokens": "8", "adapter": ",".join(map(str, adapters))}
     config = load("chat", flags)
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
-    session = Session(Writer(trained, config), adapters=trained.first.adapters)
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    session = Session(Writer(trained, config), adapters=trained.loaded.adapters)
     answers = {}
     for name in ("a", "b", "none", "a"):
         assert session.command(f"/adapter {name}") == f"{name} is active"

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and rows whose right answers begin as the model's own: random weights would score nothing."""
     folder = save_trained(tmp_path_factory.mktemp("model"))
     config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
     texts = [trained.tokenizer.decode(ids).strip() for ids in trained.answer(inputs, config)]
     rows = [
@@ -71,7 +71,7 @@ def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
 def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
     """Loss by the whole model under plain autograd, and answers to each row alone."""
     config = config.changed(max_new_tokens=new_tokens)
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     model, tokenizer = trained.blockwise.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
     for prompt, response in pairs_of(folder):
@@ -207,7 +207,7 @@ class Rank(Group):
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), ModelFolders(folder))
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     names = metric_names(Config())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
@@ -246,7 +246,7 @@ def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
     assert by_adapter.loss == by_model.loss == over_base.loss != evaluate(settings(folder, tmp_path)).loss
     assert capsys.readouterr().out.count(f"evaluation of {adapted}") == 3
     config = settings(folder, tmp_path, **named)
-    trained = loading.load_trained(config, loading.find_models(config), Writing(1, 8, 8))
+    trained = loading.load_trained(config, loading.find_model(config), Writing(1, 8, 8))
     assert trained.template.prompt([(USER, "a")]) == "say again: a"
 
 

@@ -213,15 +213,14 @@ def test_long_prompts_are_answered_in_parts(folder: Path, tmp_path: Path, capsys
         write_prompts(tmp_path / f"{name}.jsonl", texts)
         for name, texts in (("parts", [*parts, "x"]), ("whole", [" ".join(parts), "x"]))
     )
-    for more in ({}, {"num_beams": 2}, {"candidates": 3}, {"source_prefix": "say: "}):
+    for more in ({}, {"num_beams": 2}, {"source_prefix": "say: "}):
         for name, flags in (
             ("one", {"input": source}),
             ("all", {"input": whole, "split_prompts": 25, "max_seq_len": 30}),
         ):
             generate(settings(folder, output=tmp_path / f"{name}.jsonl", overwrite=True, seed=3, **more, **flags))
         *answers, short = [row["response"].strip() for row in read(tmp_path / "one.jsonl")]
-        if not more.get("candidates"):  # drawn by the number of the prompt
-            assert [row["response"] for row in read(tmp_path / "all.jsonl")] == [" ".join(filter(None, answers)), short]
+        assert [row["response"] for row in read(tmp_path / "all.jsonl")] == [" ".join(filter(None, answers)), short]
     assert "truncated" not in capsys.readouterr().out
     with pytest.raises(UserError, match="--split_prompts = 25, joins one answer of each part"):
         settings(folder, split_prompts=25, num_beams=3, num_answers=2)
@@ -283,7 +282,7 @@ def test_what_does_not_fit_is_refused_before_loading(
 
 def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
     config = settings(folder, input="x", max_seq_len=65536)
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     writing = loading.writing_of(config, 64)
     wide = trained.rows_at_once("auto", writing)
     trained.kept.total_bytes = trained.kept.predict(loading.writing_of(config, 5))
@@ -327,7 +326,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
     assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
     assert "mixed_precision" not in screen.out  # which holds the answer alone
-    trained = loading.load_trained(config, loading.find_models(config), loading.writing_of(config, 1))
+    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
     assert trained.blockwise.model.embedding.dtype == storage
     assert trained.blockwise.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
@@ -432,11 +431,11 @@ def test_the_budget_counts_the_tree(folder: Path) -> None:
     """What it holds itself, and what a step makes of the tokens that it allows."""
     config, count = settings(folder, input="x"), 2**23
     writing = loading.writing_of(config, 1)
-    without = loading.load_trained(config, loading.find_models(config), writing)
+    without = loading.load_trained(config, loading.find_model(config), writing)
     starts = np.full(count + 1, count, np.int32)
     starts[0] = 1
     tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
-    trained = loading.load_trained(config, loading.find_models(config), writing, tree)
+    trained = loading.load_trained(config, loading.find_model(config), writing, tree)
     held = trained.room.base_bytes - without.room.base_bytes
     assert held > 0.8 * tree.num_bytes
     assert sum(trained.predict(writing).values()) - sum(without.predict(writing).values()) > held + 40 * count

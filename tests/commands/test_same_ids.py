@@ -129,7 +129,7 @@ def test_every_command_makes_the_same_ids(
     config = settings("serve", folder, tmp_path, **used)
     api = api_of(
         commands.loading.load_trained(
-            config, commands.loading.find_models(config), commands.loading.writing_of(config, 1)
+            config, commands.loading.find_model(config), commands.loading.writing_of(config, 1)
         ),
         config,
     )

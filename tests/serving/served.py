@@ -13,7 +13,7 @@ from typing import Any
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from commands.loading import Trained, find_models, load_trained, writing_of
+from commands.loading import Trained, find_model, load_trained, writing_of
 from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
 from serving.app import Api, make_app
@@ -44,7 +44,7 @@ def settings(**flags: Any) -> Config:
 def trained() -> Trained:
     """The model, loaded once."""
     config = settings()
-    return load_trained(config, find_models(config), writing_of(config, 1))
+    return load_trained(config, find_model(config), writing_of(config, 1))
 
 
 def make_api(queue_limit: int = 8, **flags: Any) -> Api:
