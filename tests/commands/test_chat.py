@@ -320,5 +320,5 @@ def test_words_that_leave(word: str) -> None:
 )
 def test_the_greeting_says_what_is_remembered(tmp_path: Path, turns: bool, objective: str, told: str) -> None:
     folder = create_run(tmp_path, "run", "finetune", objective=objective)
-    trained = cast(Any, SimpleNamespace(name="a", first=SimpleNamespace(folder=folder), template=Template(turns=turns)))
+    trained = cast(Any, SimpleNamespace(loaded=SimpleNamespace(folder=folder), template=Template(turns=turns)))
     assert told in " ".join(greeting(trained, "auto", 9 if turns else 0))

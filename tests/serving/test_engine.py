@@ -167,14 +167,14 @@ def test_the_budget_says_how_much_is_written_at_once() -> None:
     weights, longest = Weights(MIB, False, "float32"), Writing(64, 512, 128, sampled=True)
     model = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
     token = 2 * 6 * 8 * 64 * 4
-    wide = serving_capacity([(model, weights)], longest, 200 * MIB, 4 * GIB, 64)
+    wide = serving_capacity(model, weights, longest, 200 * MIB, 4 * GIB, 64)
     assert wide is not None and (wide.rows, wide.tokens) == (64, 64 * 640)
     assert sum(wide.parts.values()) <= 4 * GIB
-    narrow = serving_capacity([(model, weights)], longest, 200 * MIB, 512 * MIB, 64)
+    narrow = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64)
     assert narrow is not None and 640 <= narrow.tokens < wide.tokens
     assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
-    assert serving_capacity([(model, weights)], longest, 200 * MIB, 240 * MIB, 64) is None
-    reading = serving_capacity([(model, weights)], longest, 200 * MIB, 512 * MIB, 64, reading_bytes=20 * MIB)
+    assert serving_capacity(model, weights, longest, 200 * MIB, 240 * MIB, 64) is None
+    reading = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64, reading_bytes=20 * MIB)
     assert reading is not None and abs(narrow.tokens - reading.tokens - 20 * MIB / ((1.1 + 1 / 12) * token)) < 1
-    few = serving_capacity([(model, weights)], replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
+    few = serving_capacity(model, weights, replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
     assert few is not None and few.rows == 3

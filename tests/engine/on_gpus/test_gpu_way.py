@@ -44,7 +44,7 @@ def gradients(
 def test_the_walk_gives_the_gradients_of_the_cpu(family: str, gpu: str, saved: int, rate: float) -> None:
     with override_traits("cpu", GPUS[gpu]):  # its q, k and v lie below each other
         model, batch = small_model(family), Rectangle()
-    settings = LossSettings(61 * 4 * 16, 0.1, 1e-3)
+    settings = LossSettings(61 * 4 * 16, 0.1)
     blockwise = Blockwise(model, saved, WeightStore(torch.float32), settings, rate)
     found = []
     for way in (HOST, replace(GPUS[gpu], scores=2000, largest_inner=40)):
