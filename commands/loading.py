@@ -29,7 +29,6 @@ from engine.weight_offload.store import offloaded_store
 from engine.weights import weight_store_for
 from language import join, say
 from memory.budget import Budget, measure_budget
-from memory.estimate.disk import is_in_memory
 from memory.estimate.generation import (
     LIBRARIES_BYTES,
     MARGIN,
@@ -43,7 +42,7 @@ from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
 from memory.observe.processes import ProcessTree
-from memory.weight_offload import no_disk_at, weights_folder
+from memory.weight_offload import weights_folder, weights_in_to_try
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
@@ -547,17 +546,15 @@ def _fitting(
         return replace(whole, bytes=resident), plan
 
     num_blocks = shape.num_layers + shape.num_decoder_layers
-    requested = config.memory.weights_in
-    if requested in (AUTO, FILE) and is_in_memory(weights_folder(config)):
-        if requested == FILE:
-            raise UserError(no_disk_at(weights_folder(config)))
-        requested = DEVICE
-    for blocks in {FILE: (num_blocks,), AUTO: range(num_blocks + 1)}.get(requested, (0,)):
+    allowed = weights_in_to_try(config, machine)
+    least = 0 if DEVICE in allowed else num_blocks
+    most = num_blocks if FILE in allowed else 0
+    for blocks in range(least, most + 1):
         weights, plan = with_offloaded(blocks)
         if total_bytes(weights) <= room.total_bytes:
             return weights, plan
     # The weights alone fit: what the answers lack is said once the prompts are known.
-    if requested != FILE and whole.bytes + room.base_bytes <= room.total_bytes:
+    if DEVICE in allowed and whole.bytes + room.base_bytes <= room.total_bytes:
         return with_offloaded(0)
     if weights.bytes + room.base_bytes <= room.total_bytes:
         return weights, plan

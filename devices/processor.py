@@ -42,11 +42,6 @@ class Processor:
     bfloat16: float
     is_measured: bool = True
 
-    @property
-    def multiplies_bf16_fast(self) -> bool:
-        """Whether products in bf16 pay here."""
-        return self.bfloat16 > FAST_FACTOR * self.float32
-
     def rate(self, dtype: str, threads: int = 1) -> float:
         """Nominal FLOP/s of products in `dtype` on so many cores; 0 where nothing trains in it."""
         return threads * {"float32": self.float32, "bfloat16": self.bfloat16}.get(dtype, 0.0)

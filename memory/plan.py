@@ -133,7 +133,7 @@ def plan(
         earlier = replace(earlier, kernels=may_have and kernels_of(config, machine), scores=scores)
     began = _precision_of(config, machine, earlier) if earlier else None
     way = as_asked(config, machine, earlier, anew) if earlier and began else None
-    kept = [way] if way and _goes_on(machine, work, way) else []
+    kept = [way] if way and _goes_on(work, way) else []
     kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
     ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, offload)
     saves = config.memory.memory_mode in SAVING_MODES
@@ -303,11 +303,10 @@ def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
     return choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
 
 
-def _goes_on(machine: Machine, work: Workload, choice: ExecutionPlan) -> bool:
+def _goes_on(work: Workload, choice: ExecutionPlan) -> bool:
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
-    is_all = rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-    return is_all
+    return rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
 
 
 def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:

@@ -18,13 +18,11 @@ from urllib.request import Request, urlopen
 from benchmarks.parts.rows import write_rows
 
 TEXT_LETTERS = 470_000
-COLUMN_LETTERS = 600_000
 ID_LETTERS = 100_000
 INPUTS = 2048  # the most of one request
 SLOW_CLIENTS = 40
 SLOW_SECONDS = 30.0
 Flags = dict[str, Any]
-Client = Callable[[int, int], None]  # gets the port and the process of a server, and ends it
 
 
 def cases(model: Path, folder: Path, sentence: str) -> dict[str, Flags]:
