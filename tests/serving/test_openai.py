@@ -48,8 +48,9 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> openai.OpenAI:
-    return served.client()
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with served.client() as made:
+        yield made
 
 
 def chat(client: openai.OpenAI, **how: Any) -> Any:
@@ -61,8 +62,8 @@ def test_a_request_that_outlasts_the_end_is_refused(monkeypatch: pytest.MonkeyPa
     gate = Gate(api, monkeypatch)
     gate.may_go.set()
     served = Served(api)
-    with ThreadPoolExecutor(1) as beside:
-        answer = beside.submit(chat, served.client())
+    with ThreadPoolExecutor(1) as beside, served.client() as client:
+        answer = beside.submit(chat, client)
         assert gate.reached.wait(60)
         served.end()
         with pytest.raises(openai.APIStatusError) as refused:
@@ -125,8 +126,8 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, how: dict[str, Any], 
 
 
 def test_a_wrong_key_and_a_wrong_model(served: Served, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.AuthenticationError):
-        chat(served.client("wrong"))
+    with served.client("wrong") as stranger, pytest.raises(openai.AuthenticationError):
+        chat(stranger)
     for ask in (
         lambda: client.models.retrieve("other"),
         lambda: client.completions.create(model="other", prompt="x"),
