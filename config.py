@@ -79,8 +79,7 @@ class TrainConfig:
     # learning rate schedule after the warmup; wsd: constant, then linear to zero over the last third
     lr_schedule = "cosine"
     warmup_steps = "auto"  # steps of linear warmup; auto: a tenth of all, at most 10000
-    # decoupled weight decay, multiplied by the learning rate; norms, position biases and DoRA magnitudes are exempt
-    weight_decay = 0.0
+    weight_decay = 0.0  # decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt
     layerwise_decay = 1.0  # learning rate factor from one block to the block below, embedding last; 1: off
     freeze = None  # parameters to freeze, such as encoder,embedding or *.q.weight; none: all are trained
     # clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)
@@ -168,13 +167,12 @@ class PreferenceConfig:
 
 @declared
 class LoraConfig:
-    """Adapters trained on top of frozen weights: LoRA and DoRA."""
+    """Adapters trained on top of frozen weights: LoRA."""
 
     lora_rank = 0  # LoRA rank; 0: no adapters, all weights are trained
     lora_alpha = "auto"  # adapters are scaled by alpha / rank; auto: twice the rank
     lora_dropout = 0.0  # dropout on the input of the adapters
     lora_targets = "auto"  # matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v
-    use_dora = False  # train the magnitude of each row as well as its direction (DoRA)
     # ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds
     lora_tokens = "auto"
     # dtype of the frozen weights; auto: fp32 or bf16 by mixed_precision, int8 if neither fits; int4 only on request

@@ -165,7 +165,7 @@ def trained_product(x: Tensor, weight: Tensor) -> Tensor:
 class Linear(nn.Module):
     """Matrix product without a bias; weight (width_out, width_in), as everywhere in T5.
 
-    `adapter`, where there is one (see `model.lora.adapter`), changes the result: (x, result, weight, dropout) -> result.
+    `adapter`, where there is one (see `model.lora.adapter`), changes the result: (x, result, dropout) -> result.
     """
 
     adapter: nn.Module | None
@@ -181,9 +181,8 @@ class Linear(nn.Module):
         Args:
             graph_only: nothing reads the result, only backward passes through: zeros stand for it, without a product.
         """
-        graph_only = graph_only and self.adapter is None  # an adapter may keep the product for its own backward
         y = _Product.apply(x, graph_only, self.weight) if torch.is_grad_enabled() else product(x, self.weight)
-        return y if self.adapter is None else self.adapter(x, y, self.weight, dropout)
+        return y if self.adapter is None else self.adapter(x, y, dropout)
 
 
 def joined_product(x: Tensor, linears: Sequence[Linear]) -> Tensor | None:
@@ -317,8 +316,8 @@ class FeedForward(nn.Module):
             return self.wo(inner, of_adapter, graph_only)
         if self.wo.adapter is None:
             return _Fp16Product.apply(inner, self.wo.weight, inverse, graph_only)  # type: ignore[no-any-return]
-        y = _Fp16Product.apply(inner, self.wo.weight, None, False)
-        return self.wo.adapter(inner, y, self.wo.weight, of_adapter) * inverse  # type: ignore[no-any-return]
+        y = _Fp16Product.apply(inner, self.wo.weight, None, graph_only)
+        return self.wo.adapter(inner, y, of_adapter) * inverse  # type: ignore[no-any-return]
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation == "relu":

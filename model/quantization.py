@@ -204,14 +204,6 @@ def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(inside.unsqueeze(-1), F.embedding(places.clamp(0, len(rows[1]) - 1), rows[1]).to(dtype), x)
 
 
-def row_pieces(table: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """A table (V, D) in pieces of rows, widened one at a time. Memory: WIDENED_ELEMENTS numbers."""
-    count, columns = shape_of(table)
-    rows = max(1, WIDENED_ELEMENTS // columns)
-    for start in range(0, count, rows):
-        yield dequantize(table, dtype, slice(start, start + rows))
-
-
 _few_rows = False
 
 

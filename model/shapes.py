@@ -188,16 +188,13 @@ def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
     return {AUTO: ("q", "v"), ALL: targets_of(c)}.get(asked, words)
 
 
-def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str], use_dora: bool) -> Iterator[Weight]:
+def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str]) -> Iterator[Weight]:
     """Every weight of the adapters (`model.lora.adapter`) beside the matrices that `targets` name; none with rank 0."""
     for weight in weights(c) if rank else ():
         if weight.is_product and weight.target in targets:
             rows, columns = weight.shape
-            parts: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
-            if use_dora:
-                parts["magnitude"] = (rows,)
             path = weight.name.removesuffix(".weight")
-            for part, shape in parts.items():
+            for part, shape in (("a", (rank, columns)), ("b", (rows, rank))):
                 yield weight._replace(name=f"{path}.adapter.{part}", shape=shape, role="adapter")
 
 
@@ -233,7 +230,7 @@ def is_meant(word: str, name: str, hf_name: str) -> bool:
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether products or lookups read a weight by rows: what is held in int8, and decayed.
 
-    Neither norms and DoRA's magnitudes, nor bias tables and heads over labels: they are small, and fp32 wherever they are.
+    Neither norms nor bias tables and heads over labels: they are small, and fp32 wherever they are.
     """
     return len(shape) == 2 and not name.endswith(_TABLE) and not name.startswith(f"{LABEL_HEAD}.")
 

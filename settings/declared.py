@@ -335,7 +335,7 @@ class TrainConfig(Noting):
     )  # fmt: skip
     warmup_steps: int | Auto = setting(AUTO, "steps of linear warmup; auto: a tenth of all, at most 10000", low=0)
     weight_decay: float = defining(
-        0.0, "decoupled weight decay, multiplied by the learning rate; norms, position biases and DoRA magnitudes are exempt",
+        0.0, "decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt",
         low=0.0, high=1.0,
     )  # fmt: skip
     layerwise_decay: float = defining(
@@ -399,7 +399,7 @@ class PreferenceConfig(Noting):
 
 @dataclass(frozen=True)
 class LoraConfig(Noting):
-    """Adapters trained on top of frozen weights: LoRA and DoRA."""
+    """Adapters trained on top of frozen weights: LoRA."""
 
     lora_rank: int = defining(0, "LoRA rank; 0: no adapters, all weights are trained", low=0, high=4096)
     lora_alpha: float | Auto = defining(
@@ -410,9 +410,6 @@ class LoraConfig(Noting):
         AUTO,
         "matrices that get adapters: any of q,k,v,o,wi,wi_0,wi_1,wo, or all; auto: q,v",
         needs="lora_rank",
-    )
-    use_dora: bool = defining(
-        False, "train the magnitude of each row as well as its direction (DoRA)", needs="lora_rank"
     )
     lora_tokens: str | Auto | None = defining(
         AUTO, "ids of tokens whose embeddings train beside the adapters, such as 32100-32227; auto: those that extra_tokens adds",

@@ -170,7 +170,7 @@ class Optimizer(ABC):
         Memory: with `finite`, the weights and their state once more.
         """
         names, shape = [self.names[id(weight)] for weight in weights], tuple(weights[0].shape)
-        # norms, DoRA's magnitudes and position biases say how large something is; smaller is not simpler there.
+        # Norms and position biases say how large something is; smaller is not simpler there.
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
         decay = step.weight_decay if is_matrix(names[0], shape) else 0.0
         seen = replace(step, learning_rate=step.learning_rate * self.factors.get(names[0], 1.0), weight_decay=decay)

@@ -28,12 +28,11 @@ class Adapted:
     """What adapters make a graph hold beside what their products hold anyway.
 
     Args:
-        targets: names of the adapted matrices as Hugging Face has them. scales: whether lengths of rows are learnt (DoRA), for
-            which each product is kept. drops: whether adapters read dropped copies of their inputs.
+        targets: names of the adapted matrices as Hugging Face has them.
+        drops: whether adapters read dropped copies of their inputs.
     """
 
     targets: tuple[str, ...] = ()
-    scales: bool = False
     drops: bool = False
 
 
@@ -108,17 +107,12 @@ class Blocks:
         ]
 
     def _adapter_tensors(self, *names: str) -> list[tuple[int, int]]:
-        """A token's bytes of the adapters of these matrices: their products, and the dropped copies that they read."""
+        """A token's bytes of the dropped copies that the adapters of these matrices read."""
+        if not self.adapted.drops:
+            return []
         d, i, f = self._widths
-        sides = {
-            **dict.fromkeys("qkv", (i, d)),
-            "o": (d, i),
-            **dict.fromkeys(("wi", "wi_0", "wi_1"), (f, d)),
-            "wo": (d, f),
-        }
-        here = [sides[name] for name in names if name in self.adapted.targets]
-        products = [(1, out) for out, _ in here if self.adapted.scales]
-        return products + [(1, read) for _, read in here if self.adapted.drops]
+        inputs = {"o": i, "wo": f}
+        return [(1, inputs.get(name, d)) for name in names if name in self.adapted.targets]
 
     def encoder_graph(self, below: int | None = None) -> int:
         """The graph of an encoder block; of its tensors smaller than `below` bytes alone, where that is given."""

@@ -68,7 +68,7 @@ def trained_counts(config: Config) -> Trained:
     model, lora = config.model, config.lora
     words = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
     targets = shapes.asked_targets(model, lora.lora_targets)
-    beside = shapes.adapter_weights(model, lora.lora_rank, targets, lora.use_dora)
+    beside = shapes.adapter_weights(model, lora.lora_rank, targets)
     rows = shapes.token_row_weights(model, shapes.token_range(lora.lora_tokens))
     learning = chain(beside, rows, shapes.label_head_weights(model)) if lora.lora_rank else shapes.weights(model)
     return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
@@ -79,7 +79,7 @@ def adapted_by(config: Config) -> Adapted:
     model, lora = config.model, config.lora
     if not lora.lora_rank:
         return NO_ADAPTERS
-    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.use_dora, lora.lora_dropout > 0)
+    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
 def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:

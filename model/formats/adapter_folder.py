@@ -34,7 +34,7 @@ HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
     "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
-    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_rslora",
 }  # fmt: skip
 
 
@@ -56,11 +56,11 @@ def read_info(folder: str | Path) -> AdapterInfo:
     targets = raw.get("target_modules") or []
     names = tuple(targets) if isinstance(targets, list) else (targets,)
     alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
-    rank, is_dora, ids = raw.get("r", 8), bool(raw.get("use_dora")), _token_ids(raw)
+    rank, ids = raw.get("r", 8), _token_ids(raw)
     if raw.get("use_rslora"):
         alpha *= math.sqrt(rank)  # Rank-stabilised adapters are scaled by alpha / sqrt(rank), others by alpha / rank.
     tokens = (ids[0], ids[-1]) if ids else None
-    settings = LoraSettings(rank, alpha, names, dropout, is_dora, tokens)
+    settings = LoraSettings(rank, alpha, names, dropout, tokens)
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
         try:

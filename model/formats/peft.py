@@ -40,11 +40,11 @@ TASKS = {  # class of transformers -> what PEFT calls its task
     "ForSequenceClassification": "SEQ_CLS",
 }  # fmt: skip
 _BASE = "base_model.model."
-_PARTS = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+_PARTS = {"a": "lora_A.weight", "b": "lora_B.weight"}
 
 
 def peft_names(config: T5ModelConfig) -> dict[str, dict[str, str]]:
-    """Path of a matrix -> PEFT's name of each part (a, b, magnitude) of its adapter."""
+    """Path of a matrix -> PEFT's name of each part (a and b) of its adapter."""
     published = published_names(config)
     return {
         weight.name.removesuffix(".weight"): {
@@ -101,7 +101,7 @@ def save_adapters(model: T5, settings: LoraSettings, folder: str | Path, base: s
     about = {
         "peft_type": "LORA", "task_type": task, "base_model_name_or_path": base, "r": settings.rank,
         "lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "target_modules": list(settings.targets),
-        "use_dora": settings.dora, "bias": "none", "fan_in_fan_out": False,
+        "bias": "none", "fan_in_fan_out": False,
         "inference_mode": True, "init_lora_weights": True, "modules_to_save": modules,
     }  # fmt: skip
     if rows is not None:
@@ -145,12 +145,12 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
             )
         lacking = [] if info.fingerprint else [name for name in _wanted(folder, known) if name not in left]
         for path, linear in linears(model).items():
-            names = {part: name for part, name in known[path].items() if part != "magnitude" or info.settings.dora}
+            names = known[path]
             if names["a"] not in left:
                 continue
             tensors = {part: stored.get_tensor(name) for part, name in names.items() if name in left}
             left -= set(names.values())
-            adapter = LoraAdapter(linear.weight, info.settings, 0, is_new=False)
+            adapter = LoraAdapter(linear.weight, info.settings, 0)
             wrong = _fill(dict(adapter.named_parameters()), tensors, f"{path}: ")
             problems += wrong
             if not wrong:

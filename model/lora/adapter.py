@@ -1,14 +1,11 @@
 """LoRA: beside a frozen matrix W there are two thin ones: y = W x + s B A x.
 
 A is drawn (Kaiming uniform) and B begins at zero, so that an adapted model begins as the base. s = alpha / rank.
-DoRA learns the length of each row of W + s B A beside its direction; the length
-that is divided by is held constant in the gradient, as its paper does, and comes from products of width r, never from a
-second matrix. Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the engine loads, updates and
-hands over its weights with its block.
+Adapters are fp32 whatever the base is. An adapter sits on its `Linear`, so the engine loads, updates and hands over its
+weights with its block.
 
 Shapes: N tokens, n outputs, m inputs, r rank.
-Source: Hu et al. 2021 (arXiv 2106.09685); DoRA: Liu et al. 2024
-(arXiv 2402.09353), section 4.3.
+Source: Hu et al. 2021 (arXiv 2106.09685).
 """
 
 from __future__ import annotations
@@ -23,60 +20,39 @@ from model.dropout import Dropout
 from model.layers import Linear, trained_product
 from model.lora.form import LoraSettings, adapted_paths
 from model.lora.token_rows import TokenRows, merge_token_rows, use_token_rows
-from model.quantization import dequantize, is_int4, is_int8, product, row_pieces, shape_of
-from model.t5 import T5, WithWeights, in_place
+from model.quantization import dequantize, is_int4, is_int8, shape_of
+from model.t5 import T5
 
 
 class LoraAdapter(nn.Module):
     """The thin matrices beside one `Linear`.
 
     Args:
-        weight: (n, m), the frozen matrix; read for DoRA's first lengths.
-        seed: fixes A. is_new: False: everything is about to be filled, and the matrix, which may not be here, is not read.
-    Memory: r (n + m) fp32 numbers, n more with DoRA; running, N (r + n) more, and (r + 3) n with DoRA.
+        weight: (n, m), the frozen matrix, of which shape and device are read.
+        seed: fixes A.
+    Memory: r (n + m) fp32 numbers; running, N (r + n) more.
     """
 
-    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int, is_new: bool = True) -> None:
+    def __init__(self, weight: Tensor, settings: LoraSettings, seed: int) -> None:
         super().__init__()
-        (n, m), r, device = shape_of(weight), settings.rank, weight.device
+        n, m = shape_of(weight)
+        r = settings.rank
         self.scaling = settings.scaling
         bound = m**-0.5  # Kaiming uniform with a = sqrt(5), as PEFT draws it
         drawn = torch.rand(r, m, generator=torch.Generator().manual_seed(seed % 2**63)).mul_(2 * bound).sub_(bound)
-        self.a = nn.Parameter(drawn.to(device))
-        self.b = nn.Parameter(torch.zeros(n, r, device=device))
-        lengths = row_norms(weight) if settings.dora and is_new else torch.empty(n, device=device)
-        self.magnitude = nn.Parameter(lengths) if settings.dora else None
+        self.a = nn.Parameter(drawn.to(weight.device))
+        self.b = nn.Parameter(torch.zeros(n, r, device=weight.device))
 
-    def forward(self, x: Tensor, y: Tensor, weight: Tensor, dropout: Dropout | None) -> Tensor:
-        """x (N, m) and its product y (N, n) with `weight` (n, m) -> the adapted product (N, n)."""
+    def forward(self, x: Tensor, y: Tensor, dropout: Dropout | None) -> Tensor:
+        """x (N, m) and its product y (N, n) with the frozen matrix -> the adapted product (N, n)."""
         dropped = x if dropout is None else dropout(x)
         low = trained_product(dropped, self.a.to(x.dtype))  # (N, r)
-        y = torch.add(y, trained_product(low, self.b.to(x.dtype)), alpha=self.scaling)
-        return y if self.magnitude is None else y * (self.magnitude / self.lengths(weight)).to(x.dtype)
-
-    @torch.no_grad()
-    def lengths(self, weight: Tensor) -> Tensor:
-        """(n,) fp32: the norm of each row of W + s B A.
-
-        From |w|^2 + 2 s b.(A w) + s^2 b.(A A^T) b. Memory: r n numbers, and W widened where it is not fp32.
-        """
-        along = product(self.a, weight).t()  # (n, r)
-        square = row_norms(weight).square_() + 2 * self.scaling * (along * self.b).sum(1)
-        square += self.scaling**2 * ((self.b @ (self.a @ self.a.t())) * self.b).sum(1)
-        return square.clamp_(min=torch.finfo(torch.float32).tiny).sqrt_()
+        return torch.add(y, trained_product(low, self.b.to(x.dtype)), alpha=self.scaling)
 
     @torch.no_grad()
     def merged(self, weight: Tensor) -> Tensor:
         """(n, m) fp32: the one matrix that does what `weight` and this adapter do. Memory: that matrix twice."""
-        whole = torch.addmm(dequantize(weight, torch.float32), self.b, self.a, alpha=self.scaling)
-        if self.magnitude is not None:
-            whole.mul_((self.magnitude / self.lengths(weight)).unsqueeze(1))
-        return whole
-
-
-def row_norms(weight: Tensor) -> Tensor:
-    """(n,) fp32: the L2 norm of each row of (n, m), read in chunks of rows."""
-    return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in row_pieces(weight, torch.float32)])
+        return torch.addmm(dequantize(weight, torch.float32), self.b, self.a, alpha=self.scaling)
 
 
 def linears(model: T5) -> dict[str, Linear]:
@@ -84,16 +60,13 @@ def linears(model: T5) -> dict[str, Linear]:
     return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
 
 
-def add_adapters(
-    model: T5, settings: LoraSettings, seed: int = 0, held: WithWeights = in_place
-) -> dict[str, LoraAdapter]:
+def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, LoraAdapter]:
     """Freeze the whole model but its head over labels, and put an adapter on every targeted matrix, and rows of `settings.tokens`
     in place of those of the tables.
 
     Args:
         settings: `targets` must exist, see `form.resolve_targets`.
         seed: fixes the first values of all A.
-        held: a context in which a weight is in memory, where some rest elsewhere.
     Returns:
         path of its matrix -> adapter.
     Raises:
@@ -106,8 +79,7 @@ def add_adapters(
         model.label_head.requires_grad_(True)
     adapters = {}
     for index, (path, linear) in enumerate(chosen.items()):
-        with held([linear.weight] if settings.dora else []):  # DoRA's first lengths are those of the rows
-            linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+        linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
     model.adapter_dropout = settings.dropout
     if settings.tokens is not None:
         use_token_rows(model, TokenRows(model, settings.tokens))

@@ -19,7 +19,6 @@ class LoraSettings:
         rank: r, at least 1. alpha: numerator of the scaling.
         targets: names of the matrices as Hugging Face has them: q, k, v, o, wi or wi_0 and wi_1, wo.
         dropout: share dropped of what the adapters read.
-        dora: learn the rows' lengths too.
         tokens: ids of the first and the last token whose rows of the tables learn too; None: none do.
     """
 
@@ -27,7 +26,6 @@ class LoraSettings:
     alpha: float
     targets: tuple[str, ...] = ("q", "v")
     dropout: float = 0.0
-    dora: bool = False
     tokens: tuple[int, int] | None = None
 
     @property

@@ -17,7 +17,7 @@ WORK = (
     "--is_finetune=True", "--max_seq_len=64", f"--max_steps={STEPS}", "--save_steps=3", "--eval_steps=4", "--sample_rows=1",
     "--effective_batch_size=7", "--batch_size_per_gpu=3", "--dropout_rate=0.1", "--seed=5",
 )  # fmt: skip
-LORA = ("--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--use_dora=True")
+LORA = ("--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1")
 BASES = {"int8": ("--lora_base=int8",), "int4": ("--lora_base=int4", "--weights_in=file")}
 
 
@@ -44,7 +44,7 @@ def test_a_run_leaves_its_adapter_alone(pretrained: World, adapted: World, base:
     folder = adapted.place.runs / "lora"
     about = json.loads((folder / "adapter_config.json").read_text())
     assert about["base_model_name_or_path"] == str((pretrained.place.runs / "whole").resolve())
-    assert about["r"] == 4 and about["use_dora"] and about["target_modules"] == ["q", "k", "v", "o", "wi", "wo"]
+    assert about["r"] == 4 and about["target_modules"] == ["q", "k", "v", "o", "wi", "wo"]
     assert (folder / "tokenizer.json").is_file() and not (folder / "model.safetensors").exists()
     checkpoint = folder / "checkpoints" / f"step_{STEPS:08}"
     state = load_file(checkpoint / "state" / "optimizer.safetensors")

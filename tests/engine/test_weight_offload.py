@@ -123,20 +123,20 @@ def test_a_device_gives_the_same(beside: str, tmp_path: Path, stores: list[Offlo
 
 
 @pytest.mark.parametrize(
-    ("base", "dora", "together"),
-    [(INT8, False, 3), (INT4, True, 2), (BF16, False, 1)],
+    ("base", "together"),
+    [(INT8, 3), (INT4, 2), (BF16, 1)],
 )
 def test_adapters_over_a_base_in_a_file(
-    base: torch.dtype, dora: bool, together: int, tmp_path: Path, stores: list[OffloadedWeightStore]
+    base: torch.dtype, together: int, tmp_path: Path, stores: list[OffloadedWeightStore]
 ) -> None:
     hf_format.save(small_model(), tmp_path / "base")
     (tmp_path / "disk").mkdir()
     here = hf_format.load(tmp_path / "base", base)
     store = offloaded(tmp_path / "disk", stores, (base, FP32), 5)
     model = hf_format.load(tmp_path / "base", base, allocate=store.allocate, filling=store.filling)
-    settings = LoraSettings(2, 4.0, dora=dora)
+    settings = LoraSettings(2, 4.0)
     add_adapters(here, settings, seed=3)
-    add_adapters(model, settings, seed=3, held=store.loaded)
+    add_adapters(model, settings, seed=3)
     plain = weight_store_for(base, FP32, (here.embedding, here.output_weight))
     assert_same(
         trained(here, plain, optimizer="adamw", together=together),

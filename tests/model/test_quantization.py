@@ -13,7 +13,7 @@ from model import hf_format
 from model.decoding.generation import generate
 from model.formats.shape_file import read_config
 from model.layers import Linear
-from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize, row_pieces
+from model.quantization import Int8Weight, dequantize, embed, is_int8, product, quantize
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child
@@ -37,7 +37,6 @@ def test_products_and_gradients_by_the_formula() -> None:
     torch.testing.assert_close(x.grad.double(), grad.double() @ wide, rtol=1e-5, atol=1e-5)
     assert weight.grad is None and product(x.detach(), weight).equal(y.detach())
     torch.testing.assert_close(dequantize(weight, torch.float32).double(), wide, rtol=1e-6, atol=1e-7)
-    assert torch.equal(torch.cat(list(row_pieces(weight, torch.float32))), dequantize(weight, torch.float32))
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(embed(ids, weight, torch.float32), dequantize(weight, torch.float32)[ids])
 

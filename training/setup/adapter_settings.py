@@ -26,9 +26,7 @@ def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
         return None
     alpha = 2.0 * lora.lora_rank if lora.lora_alpha == AUTO else float(lora.lora_alpha)
     targets = resolve_targets(shape, lora.lora_targets)
-    return LoraSettings(
-        lora.lora_rank, alpha, targets, lora.lora_dropout, lora.use_dora, _tokens(shape, lora.lora_tokens)
-    )
+    return LoraSettings(lora.lora_rank, alpha, targets, lora.lora_dropout, _tokens(shape, lora.lora_tokens))
 
 
 def _tokens(shape: T5ModelConfig, asked: str | None) -> tuple[int, int] | None:
@@ -58,7 +56,6 @@ def with_form_of(config: Config, base: Path | None) -> Config:
 def _flags_of(form: LoraSettings) -> dict[str, Any]:
     return {
         "lora_rank": form.rank, "lora_alpha": form.alpha, "lora_targets": ",".join(form.targets),
-        "use_dora": form.dora,
         "lora_tokens": None if form.tokens is None else "{}-{}".format(*form.tokens),
     }  # fmt: skip
 
@@ -110,7 +107,7 @@ def check_trained(config: Config, base: Path | None) -> list[str]:
             adapted_paths(shape, settings)
             if base is not None and is_adapter(base):
                 problems += form_problems(settings, base)
-            adapters = adapter_weights(shape, settings.rank, settings.targets, settings.dora)
+            adapters = adapter_weights(shape, settings.rank, settings.targets)
             trained = (*adapters, *token_row_weights(shape, settings.tokens), *label_head_weights(shape))
             learns = {**dict.fromkeys(learns, False), **{weight.name: True for weight in trained}}
     except UserError as error:

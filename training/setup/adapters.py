@@ -24,7 +24,7 @@ from model.lora.adapter import LoraAdapter, add_adapters, use_adapters
 from model.lora.form import AdapterInfo
 from model.lora.freezing import freeze
 from model.lora.token_rows import TokenRows
-from model.t5 import T5, WithWeights, in_place
+from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from training.setup.adapter_settings import form_problems, lora_settings
@@ -55,21 +55,18 @@ def note_origin(folder: Path, origin: str | Path) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf8")
 
 
-def choose_trained(
-    model: T5, config: Config, start: Path | None = None, base: Path | None = None, held: WithWeights = in_place
-) -> T5:
+def choose_trained(model: T5, config: Config, start: Path | None = None, base: Path | None = None) -> T5:
     """Put on the adapters of a run and freeze what its settings name.
 
     Args:
         start: a folder with adapters to continue from; others begin at zero. base: folder of the model's own weights.
-        held: a context in which a weight is in memory, where some are offloaded.
     Raises:
         UserError: settings that this model cannot follow; adapters of another base or form.
     Memory: the adapters.
     """
     settings = lora_settings(config, model.config)
     if settings is not None:
-        add_adapters(model, settings, config.run.seed, held)
+        add_adapters(model, settings, config.run.seed)
         known = fingerprint_of(base) if base is not None else ""
         if start is not None and is_adapter(start):
             refuse(form_problems(settings, start))

@@ -28,7 +28,7 @@ from model import hf_format
 from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off
 from model.loss import LossSettings
-from model.t5 import T5, in_memory, in_place
+from model.t5 import T5, in_memory
 from settings.consistency import PREFERENCES
 from settings.declared import Config
 from training.checkpoints.content import load_optimizer
@@ -128,5 +128,4 @@ def _make_model(run: ResolvedRun, storage: torch.dtype, device: Device, offloade
         model = T5(config.model, "meta", storage)
         offloaded.allocate(model)
         model.initialise(config.run.seed, filling)
-    held = in_place if offloaded is None else offloaded.loaded
-    return choose_trained(model, config, run.base, home, held)
+    return choose_trained(model, config, run.base, home)

@@ -46,9 +46,9 @@ def test_frozen_parts(preset: str, patterns: str) -> None:
     assert counts.encoder == max(blocks)
 
 
-@pytest.mark.parametrize(("targets", "dora"), [("auto", False), ("all", True)])
-def test_adapters(targets: str, dora: bool) -> None:
-    config = settings_of("t5-v1.1-small", lora_rank=4, lora_targets=targets, use_dora=dora, is_finetune=True)
+@pytest.mark.parametrize("targets", ["auto", "all"])
+def test_adapters(targets: str) -> None:
+    config = settings_of("t5-v1.1-small", lora_rank=4, lora_targets=targets, is_finetune=True)
     model = choose_trained(T5(config.model).initialise(0), config)
     learns = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
     counts = trained_counts(config)

@@ -15,7 +15,6 @@ from settings.errors import UserError
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 FORMS = [
     LoraSettings(4, 8.0, ("q", "k", "v", "o", "wi", "wo")),
-    LoraSettings(2, 4.0, ("q", "wo"), dora=True),
 ]
 
 
@@ -24,8 +23,6 @@ def stir(model: T5) -> None:
     generator = torch.Generator().manual_seed(3)
     for adapter in adapters_of(model).values():
         adapter.b.data.normal_(generator=generator).mul_(0.3)
-        if adapter.magnitude is not None:
-            adapter.magnitude.data.mul_(1.3)
 
 
 def logits(model: T5) -> torch.Tensor:
@@ -55,12 +52,8 @@ def test_one_matrix_by_the_formula_in_float64(form: LoraSettings, as_int8: bool)
     adapter = LoraAdapter(weight, form, 2)
     adapter.b.data.normal_(generator=generator)
     delta = wide + form.scaling * adapter.b.double() @ adapter.a.double()
-    if adapter.magnitude is not None:
-        torch.testing.assert_close(adapter.magnitude.double(), wide.norm(dim=1), rtol=1e-5, atol=1e-6)
-        adapter.magnitude.data.mul_(0.7)
-        delta = delta * (adapter.magnitude.double() / delta.norm(dim=1))[:, None]
     y = x @ wide.float().t()
-    torch.testing.assert_close(adapter(x, y, weight, None).double(), x.double() @ delta.t(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter(x, y, None).double(), x.double() @ delta.t(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(adapter.merged(weight).double(), delta, rtol=1e-4, atol=1e-5)
 
 

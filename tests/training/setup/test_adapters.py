@@ -59,12 +59,12 @@ def make_adapter(base: Path, folder: Path, seed: int, **changes: object) -> Path
 
 
 def test_a_run_learns_its_adapters_alone(base: Path) -> None:
-    config = run_config(lora_rank=4, lora_targets="q,wo", use_dora=True, lora_dropout=0.1)
+    config = run_config(lora_rank=4, lora_targets="q,wo", lora_dropout=0.1)
     model = choose_trained(hf_format.load(base), config, base, base)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained and all(".adapter." in name for name in trained)
     assert model.adapter_info == AdapterInfo(
-        LoraSettings(4, 8.0, ("q", "wo"), 0.1, True), str(base.resolve()), fingerprint_of(base)
+        LoraSettings(4, 8.0, ("q", "wo"), 0.1), str(base.resolve()), fingerprint_of(base)
     )
     assert model.adapter_dropout == 0.1 and config.train.optimizer == "adamw"
     frozen = choose_trained(hf_format.load(base), run_config(lora_rank=4, freeze="encoder"), base, base)
@@ -88,7 +88,7 @@ def test_the_alpha_of_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_ra
 
 
 def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
-    form = {"alpha": 1.0, "targets": ("q", "wo"), "dora": True}
+    form = {"alpha": 1.0, "targets": ("q", "wo")}
     folder = make_adapter(base, tmp_path / "a", 1, **form)
     config = with_form_of(run_config(lora_rank=2), folder)
     assert check_trained(config, folder) == []
@@ -100,7 +100,6 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
         "lora_rank": "3",
         "lora_alpha": "8.0",
         "lora_targets": "q,k",
-        "use_dora": "False",
     }
     other = with_form_of(run_config(**flags), folder)
     problems = check_trained(other, folder)
@@ -167,7 +166,7 @@ def merge_config(output: Path, **flags: object) -> Config:
 
 
 def test_merge_writes_a_plain_folder_with_equal_logits(base: Path, tmp_path: Path) -> None:
-    folder = make_adapter(base, tmp_path / "adapter", 1, dora=True, targets=("q", "wi"))
+    folder = make_adapter(base, tmp_path / "adapter", 1, targets=("q", "wi"))
     flags = {"adapter": str(folder)}
     assert merge(merge_config(tmp_path / "merged", **flags)) < 1e-5
     adapted = hf_format.load(base)
