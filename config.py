@@ -80,7 +80,6 @@ class TrainConfig:
     lr_schedule = "cosine"
     warmup_steps = "auto"  # steps of linear warmup; auto: a tenth of all, at most 10000
     weight_decay = 0.0  # decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt
-    layerwise_decay = 1.0  # learning rate factor from one block to the block below, embedding last; 1: off
     freeze = None  # parameters to freeze, such as encoder,embedding or *.q.weight; none: all are trained
     # clip the global gradient norm; 0: off (needs all gradients at once; adafactor clips per tensor)
     max_grad_norm = 0.0

@@ -338,9 +338,6 @@ class TrainConfig(Noting):
         0.0, "decoupled weight decay, multiplied by the learning rate; norms and position biases are exempt",
         low=0.0, high=1.0,
     )  # fmt: skip
-    layerwise_decay: float = defining(
-        1.0, "learning rate factor from one block to the block below, embedding last; 1: off", above=0.0, high=1.0
-    )
     freeze: str | None = defining(
         None, "parameters to freeze, such as encoder,embedding or *.q.weight; none: all are trained"
     )

@@ -11,7 +11,7 @@ Shapes: count weights of n rows and m columns; a vector is a matrix of one row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -114,16 +114,13 @@ class Optimizer(ABC):
 
     Args:
         weights: name -> weight, in a fixed order; the order numbers the weights for the rounding.
-        factors: name -> factor on the learning rate of a weight; 1 where absent.
     """
 
     def __init__(
         self,
         weights: dict[str, nn.Parameter],
-        factors: Mapping[str, float] | None = None,
     ) -> None:
         self.weights = weights
-        self.factors = factors or {}
         self.names = {id(weight): name for name, weight in weights.items()}
         self.index = {name: index for index, name in enumerate(weights)}
         self.state: dict[str, Tensor] = {}
@@ -150,8 +147,8 @@ class Optimizer(ABC):
                 continue
             name, shape, most = self.names[id(weight)], tuple(weight.shape), traits_of(weight.device).update
             is_alone = is_host(weight)
-            facts = self.factors.get(name), is_matrix(name, shape), is_block_matrix(name, shape)
-            kind = name if is_alone else (shape, weight.dtype, weight.grad.dtype, facts)
+            facts = weight.dtype, weight.grad.dtype, is_matrix(name, shape), is_block_matrix(name, shape)
+            kind = name if is_alone else (shape, *facts)
             if kind not in growing or (len(growing[kind]) + 1) * weight.numel() > most:
                 growing[kind] = []
                 groups.append(growing[kind])
@@ -173,14 +170,14 @@ class Optimizer(ABC):
         # Norms and position biases say how large something is; smaller is not simpler there.
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
         decay = step.weight_decay if is_matrix(names[0], shape) else 0.0
-        seen = replace(step, learning_rate=step.learning_rate * self.factors.get(names[0], 1.0), weight_decay=decay)
+        decayed_step = replace(step, weight_decay=decay)
         keys = self._keys(tuple(names), step, weights[0])
         weight = _stack([weight.data for weight in weights])
         grad = _stack([weight.grad for weight in weights if weight.grad is not None])
         state = self._state(names, weights[0])
         is_inner = is_block_matrix(names[0], shape)
         kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
-        self._update(Group(weight, grad, state, seen, is_inner, keys, factor))
+        self._update(Group(weight, grad, state, decayed_step, is_inner, keys, factor))
         for now, before in kept:
             assert finite is not None
             torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)

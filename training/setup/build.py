@@ -35,7 +35,6 @@ from training.checkpoints.content import load_optimizer
 from training.setup.adapters import choose_trained
 from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun
-from training.setup.schedules import layerwise_factors
 
 
 def stores_reference(config: Config) -> bool:
@@ -81,10 +80,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
     model = _make_model(run, storage, device, offloaded)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    factors = layerwise_factors(
-        weights, config.model.num_layers, config.model.num_decoder_layers, config.train.layerwise_decay
-    )
-    optimizer = OPTIMIZERS[config.train.optimizer](weights, factors)
+    optimizer = OPTIMIZERS[config.train.optimizer](weights)
     if run.is_resumed and run.base is not None:
         load_optimizer(run.base, optimizer, device.torch_device)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])

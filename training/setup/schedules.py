@@ -10,10 +10,9 @@ that ends "wsd" (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395; how l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from model.shapes import TOKEN_ROWS, weight_counts
+from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
 from settings.consistency import PREFERENCES
 from settings.declared import Config, T5ModelConfig, TrainConfig
@@ -160,30 +159,3 @@ def learning_rate(step: int, *, schedule: str, peak: float, warmup_steps: int, m
 
 def _half_cosine(begin: float, end: float, share: float) -> float:
     return end + (begin - end) * (1.0 + math.cos(math.pi * share)) / 2.0
-
-
-def layerwise_factors(names: Iterable[str], num_layers: int, num_decoder_layers: int, decay: float) -> dict[str, float]:
-    """Factors on the learning rate of each weight, falling from the top of each stack to the embedding.
-
-    A block that has k blocks of its stack above it learns decay^k times as fast; each stack counts from its own top,
-    which in the encoder is one cross-attention away from every block of the decoder. Final norms and a head of its own
-    learn at the full rate, a shared position bias like the lowest block, the embedding slower than any block.
-
-    Args:
-        names: of our weights, e.g. `decoder.blocks.3.attention.q.weight`.
-        decay: more than 0 up to 1; 1: all factors are 1.
-    Returns:
-        name -> factor.
-    Source: Howard and Ruder 2018 (arXiv 1801.06146), section 3.2; as decay per layer: Clark et al. 2020 (arXiv 2003.10555).
-    """
-    depths = {"encoder": num_layers, "decoder": num_decoder_layers}
-
-    def blocks_above(name: str) -> int:
-        stack, _, rest = name.removeprefix(f"{TOKEN_ROWS}.").partition(".")
-        if stack == "embedding":
-            return max(depths.values())
-        if rest.startswith("blocks."):
-            return depths[stack] - 1 - int(rest.split(".")[1])
-        return depths[stack] - 1 if rest.startswith("bias.") else 0
-
-    return {name: decay ** blocks_above(name) for name in names}

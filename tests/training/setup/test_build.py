@@ -42,12 +42,8 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_only_what_learns_has_an_optimizer() -> None:
-    engine = built(None, freeze="encoder,embedding", layerwise_decay=0.5, optimizer="adafactor")
+    engine = built(None, freeze="encoder,embedding", optimizer="adafactor")
     assert all(name.startswith("decoder.") for name in engine.optimizer.weights)
-    factors = engine.optimizer.factors
-    assert (
-        factors["decoder.blocks.1.attention.q.weight"] == 1.0 and factors["decoder.blocks.0.attention.q.weight"] == 0.5
-    )
     assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from settings.loading import load
-from training.setup.schedules import Steps, layerwise_factors, learning_rate, long_run_rate
+from training.setup.schedules import Steps, learning_rate, long_run_rate
 
 SCHEDULES = ("cosine", "inverse_sqrt", "one_cycle", "constant", "wsd")
 
@@ -56,18 +56,6 @@ def test_one_cycle_is_torchs() -> None:
         optimizer.step()
         if step < steps:
             theirs.step()
-
-
-def test_layers_learn_slower_towards_the_bottom() -> None:
-    names = [
-        "embedding", "head", "encoder.bias.table", "encoder.final_norm.weight", "encoder.blocks.0.attention.q.weight",
-        "encoder.blocks.1.bias.table", "decoder.blocks.0.attention_norm.weight", "decoder.blocks.3.feed_forward.wo.weight",
-        "decoder.blocks.1.cross_attention.v.adapter.a", "decoder.bias.table", "decoder.final_norm.weight",
-    ]  # fmt: skip
-    factors = layerwise_factors(names, num_layers=2, num_decoder_layers=4, decay=0.5)
-    exponents = [4, 0, 1, 0, 1, 0, 3, 0, 2, 3, 0]  # blocks above in the same stack; below all blocks: the longer stack
-    assert factors == {name: 0.5**exponent for name, exponent in zip(names, exponents, strict=True)}
-    assert set(layerwise_factors(names, 2, 4, 1.0).values()) == {1.0}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
