@@ -94,7 +94,6 @@ class TrainConfig:
     # evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as it
     # often does with --lr_schedule=constant; 0: off
     average_checkpoints = 0
-    detect_anomaly = False  # name the block where inf or nan first appeared (slow)
     log_steps = 10  # steps between lines of output where it is not a terminal
     sample_rows = 3  # validation rows to answer at the end as samples
     early_stopping_evals = 0  # stop after this many evaluations in a row without improvement; 0: never

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from devices.base import is_host, traits_of
 from devices.kernels.calls import kernels_for
 from engine.all_reduce import Reducer, Weights
-from engine.anomaly import Anomalies
 from engine.loss_scaling import LossScaling
 from engine.optimizers import Optimizer, Step
 from engine.optimizers.base import row_chunks
@@ -53,7 +52,6 @@ class OptimizerInBackward:
         scaling: the scale that the loss was multiplied with; None: none.
         weight_store: where weights are stored; None: in memory.
         reducer: sums gradients over the processes; None: there is one.
-        anomalies: names the first number that is not finite; None: nobody looks for it.
     """
 
     def __init__(
@@ -63,11 +61,10 @@ class OptimizerInBackward:
         scaling: LossScaling | None = None,
         weight_store: WeightStore | None = None,
         reducer: Reducer | None = None,
-        anomalies: Anomalies | None = None,
     ) -> None:
         self.optimizer, self.max_grad_norm, self.scaling = optimizer, max_grad_norm, scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
-        self.reducer, self.anomalies = reducer, anomalies
+        self.reducer = reducer
         self.holds_all = max_grad_norm > 0  # gradients, until backward has ended
         self.unchecked_norm: Tensor | None = None  # of the last step's gradients, where the next step checks it
         self.begin(Step(1, 0.0))
@@ -96,8 +93,6 @@ class OptimizerInBackward:
         self._block_is_finite: dict[int, Tensor] = {}
         if self.reducer is not None:
             self.reducer.begin()
-        if self.anomalies is not None:
-            self.anomalies.first = None
 
     def check_loss(self, loss: Tensor) -> None:
         """Abort a step whose loss (scalar) is not finite; before backward. One wait for the device, unless all gradients are held.
@@ -105,8 +100,6 @@ class OptimizerInBackward:
         Raises:
             NotFinite: this process's loss is not. Lost: an earlier step's gradients were not.
         """
-        if self.anomalies is not None:
-            self.anomalies.look(loss, "the loss")
         if self.holds_all and not is_host(loss):
             self._unchecked_losses.append(loss)  # `finish` reads them with the norm
             return
@@ -134,8 +127,6 @@ class OptimizerInBackward:
         Raises:
             StepFailed: another process has failed.
         """
-        if self.anomalies is not None:
-            self.anomalies.look_at_gradients(weights)
         self._apply(weights if self.reducer is None else self.reducer.start(weights))
 
     def finish(self) -> None:

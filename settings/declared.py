@@ -366,7 +366,6 @@ class TrainConfig(Noting):
         0, "evaluate the average of this many last checkpoints at the end and publish it if it beats the best of them, as "
         "it often does with --lr_schedule=constant; 0: off", unit="checkpoints", low=0,
     )  # fmt: skip
-    detect_anomaly: bool = setting(False, "name the block where inf or nan first appeared (slow)")
     log_steps: int = setting(10, "steps between lines of output where it is not a terminal", low=1)
     sample_rows: int = setting(3, "validation rows to answer at the end as samples", unit="rows", low=0)
     early_stopping_evals: int = setting(

@@ -45,7 +45,7 @@ SENTENCE, CELL = re.compile(r"[A-Za-z]{3,} [a-z]{2,}"), re.compile(r"[a-z]+( [a-
 
 # parts whose texts are for programs and programmers: the API of a server, generated code, files in English
 ENGLISH_PARTS = (
-    "serving/", "web/", "frugalt5/", "engine/anomaly.py", "devices/pointwise.py", "training/report/card.py",
+    "serving/", "web/", "frugalt5/", "devices/pointwise.py", "training/report/card.py",
     "data/text/chat_templates.py", "data/batches/order.py", "model/rows.py", "units.py",
 )  # fmt: skip
 PHRASE = re.compile(r"[A-Za-z]{2,},?( a)? [a-z]{2,}")

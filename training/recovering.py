@@ -91,23 +91,16 @@ def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
     to_blame = number - is_before
     divergence.skip(to_blame, seen_at=number)
     rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
-    anomalies = live.engine.update.anomalies
-    where = live.group.first_of(None if anomalies is None else anomalies.first)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
     further = (
         say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS) if len(rows) > SHOWN_ROWS else ""
     )
-    values = {
-        "step": to_blame,
-        "rows": say(
-            "rows {shown}{further} of the training data" if len(rows) > 1 else "row {shown} of the training data",
-            **{"shown": shown, **({"further": further} if len(rows) > 1 else {})},
-        ),
-    }
-    report = say("step {step}: inf or nan; skipped {rows}", **values)
-    if where:
-        report = say("step {step}: inf or nan, first in {place}; skipped {rows}", place=where, **values)
-    live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, place=where, report=report)
+    if len(rows) > 1:
+        named_rows = say("rows {shown}{further} of the training data", shown=shown, further=further)
+    else:
+        named_rows = say("row {shown} of the training data", shown=shown)
+    report = say("step {step}: inf or nan; skipped {rows}", step=to_blame, rows=named_rows)
+    live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, report=report)
     is_stuck = divergence.in_a_row >= MOST_IN_A_ROW
     if is_stuck and not is_changed and live.state.step == live.last_good:
         _end_diverged(live, number, is_hopeless=True)  # no rate changes what the weights there are give

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.anomaly import Anomalies
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import NotFinite, OptimizerInBackward, is_finite, norm_of
 from engine.optimizers import OPTIMIZERS, Step
@@ -106,16 +105,3 @@ def test_a_gradient_that_is_not_finite_is_known_after_backward(max_grad_norm: fl
                 torch.equal(model.embedding, before) and model.embedding.grad is None and not update.has_changed_weights
             )
             break  # without clipping the weights are lost by now
-
-
-def test_the_block_of_the_first_bad_number_backward_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from model import layers
-
-    model, batch = small_model(), Rectangle()
-    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0)
-    optimizer, anomalies = OPTIMIZERS["adafactor"](dict(model.named_parameters())), Anomalies(model)
-    bad, plain = model.decoder.blocks[1].attention.q.weight, layers.product_back
-    monkeypatch.setattr(layers, "product_back", lambda grad, w: plain(grad, w) * (float("nan") if w is bad else 1.0))
-    update = OptimizerInBackward(optimizer, anomalies=anomalies)
-    blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
-    assert anomalies.first == "decoder block 2 of 3, backward"

@@ -34,9 +34,7 @@ class Live:
         loader = SimpleNamespace(rows_of_steps=lambda steps, rows: np.array([[7, 8]]))
         self.run = SimpleNamespace(loader=loader, base=None, run_dir=Path("runs/mine"))
         self.log = SimpleNamespace(event=lambda *name, **fields: self.asked.append(fields))
-        self.engine = SimpleNamespace(
-            update=SimpleNamespace(anomalies=SimpleNamespace(first="the loss"), unchecked_norm=None, scaling=None)
-        )
+        self.engine = SimpleNamespace(update=SimpleNamespace(unchecked_norm=None, scaling=None))
         self.config = Config().changed(learning_rate=0.1, run_name="mine")
         self.checkpoints = SimpleNamespace(latest=lambda: Path("step_4"), named_best=lambda: None)
 

@@ -12,7 +12,6 @@ from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
-from engine.anomaly import Anomalies
 from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
@@ -93,8 +92,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
         scaling, between_blocks_dtype=between_blocks,
     )  # fmt: skip
     reducer = Reducer(group.hosts) if group.size > 1 else None
-    anomalies = Anomalies(model) if config.train.detect_anomaly else None
-    update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer, anomalies)
+    update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer)
     return Engine(blockwise, update, device, choice, group.all_reduce_sum)
 
 
