@@ -145,11 +145,7 @@ class DataConfig:
     group_by_length = True  # put rows of similar length into the same micro-batch (pairs)
     # sampling weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch
     mixture_weights = None
-    mixture_temperature = 1.0  # sample parts in proportion to size^(1/temperature); 1: every row once
-    # rows that stay together when shuffling; 0: none; auto: 0, or 256 from 16 GiB of shards on
-    shuffle_block_rows = "auto"
     batch_tokens = 0  # most tokens in a micro-batch; 0: no limit
-    drop_page_cache = False  # release file pages while reading (for limits that count them)
     skip_bad_rows = False  # skip and count broken rows instead of stopping at the first
     cache_dir = "data/cache"  # folder for token shards and the built-in corpus
 
@@ -160,7 +156,6 @@ class PreferenceConfig:
 
     preference_loss = "sigmoid"  # sigmoid (DPO), ipo (mean log-probabilities) or orpo (no reference model)
     beta = 0.1  # how closely the model stays to the reference model; in orpo the weight of the odds ratio
-    preference_label_smoothing = 0.0  # assumed fraction of pairs with swapped labels; for sigmoid
 
 
 @declared

@@ -37,7 +37,6 @@ ROWS_PER_BATCH_KEY = b"rows_per_batch"  # in the schema of files whose batches, 
 MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
 OPENED = {MMAP: pa.memory_map, FILE: pa.OSFile}
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
-DROP_EVERY_READS = 1024
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
 CHANGED = say("its size has changed since it was opened")
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
@@ -245,8 +244,6 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         columns: the columns of a row; None: all.
         ultra_low_mem: open the file anew for every read, the same as mode "reopen".
         mode: "mmap", "file" or "reopen"; None: mmap, or reopen with `ultra_low_mem`.
-        drop_page_cache: tell the system every 1024 reads that it need not keep what was read, for containers whose limit
-        counts file pages. Later reads of the same rows then come from the disk.
     Raises:
         UserError: a file is missing, broken, of a kind that has no rows by number, or lacks a column.
     Memory:
@@ -261,12 +258,10 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         ultra_low_mem: bool = False,
         *,
         mode: str | None = None,
-        drop_page_cache: bool = False,
     ) -> None:
         self.mode = mode or (REOPEN if ultra_low_mem else MMAP)
-        self.ultra_low_mem, self.drop_page_cache = self.mode == REOPEN, drop_page_cache
+        self.ultra_low_mem = self.mode == REOPEN
         self._check_mode(ultra_low_mem)
-        self._reads = 0
         paths = [path_or_paths] if isinstance(path_or_paths, (str, Path)) else list(path_or_paths)
         sources = [source for path in paths for source in find(str(path), "path")]
         self._files = [self._open(source) for source in sources]
@@ -286,8 +281,6 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             problems.append(
                 say("mode = {mode}, contradicts ultra_low_mem = True; leave one of them out", mode=self.mode)
             )
-        if self.drop_page_cache and not hasattr(os, "posix_fadvise"):
-            problems.append(say("drop_page_cache = True, this system does not support it; omit it"))
         refuse(problems)
 
     def _open(self, source: Source) -> ArrowTable | ParquetTable:
@@ -346,19 +339,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             self._recent.append(number)
         file = self._files[number]
         with reading(file.source):
-            values = file.read(row - int(self._starts[number]), self.columns)
-        self._reads += 1
-        if self.drop_page_cache and self._reads % DROP_EVERY_READS == 0:
-            self._drop_pages()
-        return values
-
-    def _drop_pages(self) -> None:
-        """Ask the system to forget the pages of all files that were read; they must not be mapped for that."""
-        recent = list(self._recent)
-        self.close()
-        for number in recent:
-            with self._files[number].source.path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return file.read(row - int(self._starts[number]), self.columns)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))

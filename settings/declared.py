@@ -275,15 +275,7 @@ class DataConfig(Noting):
     mixture_weights: str | None = defining(
         None, "sampling weights of the parts of train_file, such as 0.7,0.3; none: every row once per epoch"
     )
-    mixture_temperature: float = defining(
-        1.0, "sample parts in proportion to size^(1/temperature); 1: every row once", low=1.0
-    )
-    shuffle_block_rows: int | Auto = defining(
-        AUTO, "rows that stay together when shuffling; 0: none; auto: 0, or 256 from 16 GiB of shards on",
-        unit="rows", low=0, high=2**20,
-    )  # fmt: skip
     batch_tokens: int = defining(0, "most tokens in a micro-batch; 0: no limit", unit="tokens", low=0)
-    drop_page_cache: bool = setting(False, "release file pages while reading (for limits that count them)")
     skip_bad_rows: bool = defining(False, "skip and count broken rows instead of stopping at the first")
     cache_dir: str = setting("data/cache", "folder for token shards and the built-in corpus", is_place=True)
 
@@ -387,9 +379,6 @@ class PreferenceConfig(Noting):
     )  # fmt: skip
     beta: float = defining(
         0.1, "how closely the model stays to the reference model; in orpo the weight of the odds ratio", above=0.0
-    )
-    preference_label_smoothing: float = defining(
-        0.0, "assumed fraction of pairs with swapped labels; for sigmoid", low=0.0, high=0.49
     )
 
 
@@ -796,7 +785,7 @@ COMMANDS = {
     "prepare": "head labels rows extra_tokens vocab_size is_finetune tokenizer cleaning prepare num_threads folders",
     "evaluate": (
         "checkpoint output overwrite json metrics generate answers num_answers rows "
-        "noise_density mean_noise_span_length drop_page_cache eval_rows eval_batch_size_per_gpu ultra_low_mem "
+        "noise_density mean_noise_span_length eval_rows eval_batch_size_per_gpu ultra_low_mem "
         "use"
     ),
     "generate": ("checkpoint answer generate prompts prompt_column text_column skip_bad_rows overwrite use"),

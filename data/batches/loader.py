@@ -37,10 +37,9 @@ from language import join, say
 from settings.consistency import HEADS, SEQUENCE
 from settings.declared import Config, DataConfig
 from settings.errors import UserError
-from settings.fields import AUTO
 
-BLOCKS_FROM_BYTES = 16 * 1024**3  # shards from this size on are read in blocks with `shuffle_block_rows` auto
-AUTO_BLOCK_ROWS = 256
+BLOCKS_FROM_BYTES = 16 * 1024**3  # Shards from this size on may not fit the page cache: neighbours are read together.
+BLOCK_ROWS = 256
 CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
 AnyRow = Row | PreferenceRow | LabelledRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
@@ -135,7 +134,7 @@ class StepLoader:
         self.lengths = lengths_of(data, objective, len(self.special.sentinels))
         split = Path(split_dir).name
         files, mode = manifest.files(split), REOPEN if ultra_low_mem else FILE
-        stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode, drop_page_cache=data.drop_page_cache)
+        stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode)
         is_labelled = manifest.kind in HEADS
         rows = TokenRows(stored, manifest.vocab_size, split_dir, len(manifest.label_names) if is_labelled else None)
         self.decodes = is_labelled and config.model.num_decoder_layers > 0
@@ -186,15 +185,13 @@ class StepLoader:
         return bounds
 
     def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:
-        block_rows = int(data.shuffle_block_rows) if data.shuffle_block_rows != AUTO else 0
-        if data.shuffle_block_rows == AUTO:  # by the data alone: another machine must give the same order
-            size = sum(file.stat().st_size for file in manifest.files(split))
-            block_rows = AUTO_BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
-        if split != TRAIN or (data.mixture_weights is None and data.mixture_temperature == 1.0):
+        # The order follows from the data alone: another machine must give the same one.
+        size = sum(file.stat().st_size for file in manifest.files(split))
+        block_rows = BLOCK_ROWS if size >= BLOCKS_FROM_BYTES else 0
+        if split != TRAIN or data.mixture_weights is None:
             return Order(self.num_rows, self.seed, block_rows)
         names, sizes = self._part_sizes(manifest, split)
-        by_temperature = [size ** (1 / data.mixture_temperature) for size in sizes]  # 1 is by size, large is even
-        weights = named_weights(data.mixture_weights, names) or by_temperature
+        weights = named_weights(data.mixture_weights, names)
         used = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size]
         return Mixture([size for size, _ in used], [weight for _, weight in used], self.seed, block_rows)
 

@@ -3,7 +3,6 @@
 Places are cut into turns of 65,536, and each source has a fixed quota of a turn, by its weight. Which place of a turn
 belongs to which source is a keyed permutation of the turn; so the mixture is exact over a turn, even within it, and a
 pure function of (seed, position) like `Order`, which gives the rows of each source: none comes twice before all came once.
-Weights follow from sizes by temperature as in T5 and mT5 (Raffel et al. 2020, section 3.5.2; Xue et al. 2021, section 3.1).
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from settings.fields import counted
 TURN = 2**16
 
 
-def named_weights(text: str | None, parts: Sequence[str]) -> list[float] | None:
-    """Read the weights of `--mixture_weights`, separated by commas; None where none are named.
+def named_weights(text: str, parts: Sequence[str]) -> list[float]:
+    """Read the weights of `--mixture_weights`, separated by commas.
 
     Args:
         parts: names of the parts of the training data.
     Raises:
         UserError: they are no weights, or not one for each part.
     """
-    if text is None:
-        return None
     try:
         weights = [float(word) for word in str(text).strip("()[] ").split(",")]
     except ValueError:

@@ -167,12 +167,11 @@ def checked_in_child(
     Raises:
         UserError: also where shards that the user has named are damaged.
     """
-    forget_pages = config.data.drop_page_cache
     prepared = in_child(function, config, note)
     folders = {TRAIN: prepared.train_dir, VALIDATION: prepared.validation_dir}
     read = [folders[split] for split in splits]
     try:
-        shards.check_shards(*read, forget_pages=forget_pages)
+        shards.check_shards(*read)
         return prepared
     except UserError:
         of_cache = [folder for folder in read if _is_of_cache(config, folder.parent)]
@@ -180,14 +179,14 @@ def checked_in_child(
             raise
     for root in dict.fromkeys(folder.parent for folder in of_cache):
         own = [folder.name for folder in of_cache if folder.parent == root]
-        remove_damaged(root, partial(_check_splits, own, forget_pages))
+        remove_damaged(root, partial(_check_splits, own))
     prepared = in_child(function, config, note)
-    shards.check_shards(*read, forget_pages=forget_pages)
+    shards.check_shards(*read)
     return prepared
 
 
-def _check_splits(names: Sequence[str], forget_pages: bool, root: Path) -> None:
-    shards.check_shards(*(root / name for name in names), forget_pages=forget_pages)
+def _check_splits(names: Sequence[str], root: Path) -> None:
+    shards.check_shards(*(root / name for name in names))
 
 
 def _is_of_cache(config: Config, root: Path) -> bool:
@@ -217,7 +216,7 @@ def _prepare(config: Config, once: Once) -> Prepared:
     data, validation_file = config.data, config.data.validation_file
     try:
         task = decide(config, once)
-        if task.shards is None:  # of shards their loader reads the parts
+        if data.mixture_weights is not None and task.shards is None:  # Of shards their loader reads the parts.
             named_weights(data.mixture_weights, task.parts)
         given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
         raw, sets = [] if given else held_out_sources(data), set_names(validation_file)

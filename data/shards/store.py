@@ -222,11 +222,9 @@ def is_shards(path: str | Path) -> bool:
     return os.path.isfile(path / MANIFEST) or is_split
 
 
-def check_shards(*split_dirs: Path, forget_pages: bool = False) -> None:
+def check_shards(*split_dirs: Path) -> None:
     """Compare the files of splits with their checksums, once in a process.
 
-    Args:
-        forget_pages: tell the system that it need not keep what was read.
     Raises:
         UserError: names the damaged and the missing files. OSError: one cannot be read.
     Memory: 1 MiB.
@@ -248,8 +246,6 @@ def check_shards(*split_dirs: Path, forget_pages: bool = False) -> None:
                     while size := opened.readinto(piece):
                         found = zlib.crc32(piece[:size], found)
                         progress.add(0, size, path.name)
-                    if forget_pages and hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 progress.add(shard["rows"], 0, path.name)
                 if found == shard["crc32"]:
                     _sound.add(seen)

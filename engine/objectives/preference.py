@@ -5,7 +5,7 @@ pass over the head, in chunks and without gradients, gives them; the loss of a p
 log-probability are scalar arithmetic in float64; and the ordinary chunked loss, each token weighted by its answer's
 derivative, forms the gradients. A step is a finetuning step with weighted rows; no logits are held.
 
-- sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7, with the label smoothing of conservative DPO.
+- sigmoid: DPO, Rafailov et al. 2023 (arXiv 2305.18290), equation 7.
 - ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, over the mean log-probability of a token, as trl has it.
 - orpo: Hong et al. 2024 (arXiv 2403.07691), equations 3 to 7: the chosen answer's mean cross-entropy and a ratio of odds;
   no reference model.
@@ -41,12 +41,10 @@ class PreferenceLoss:
     Args:
         kind: sigmoid, ipo or orpo.
         beta: how closely the model stays to the reference, above 0; of orpo the weight of the ratio of odds.
-        label_smoothing: share of pairs that are taken to be labelled the wrong way round, 0 to below 0.5 (sigmoid).
     """
 
     kind: str = "sigmoid"
     beta: float = 0.1
-    label_smoothing: float = 0.0
 
     @property
     def needs_reference(self) -> bool:
@@ -73,9 +71,7 @@ class PreferenceLoss:
         moved = self.scores(policy - reference, lengths)
         if self.kind == "ipo":
             return (moved[0] - moved[1] - 1 / (2 * self.beta)).square()
-        margin = self.beta * (moved[0] - moved[1])
-        smooth = self.label_smoothing
-        return -(1 - smooth) * F.logsigmoid(margin) - smooth * F.logsigmoid(-margin)
+        return -F.logsigmoid(self.beta * (moved[0] - moved[1]))
 
     def rewards(self, policy: Tensor, reference: Tensor | None, lengths: Tensor) -> Tensor:
         """The implicit reward of each answer, (2, P): what the loss compares."""

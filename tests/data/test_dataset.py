@@ -51,9 +51,8 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_come_as_plain_values(path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "DROP_EVERY_READS", 7)
-    dataset = LowMemDataset(path, mode=mode, drop_page_cache=hasattr(os, "posix_fadvise"))
+def test_rows_come_as_plain_values(path: Path, mode: str) -> None:
+    dataset = LowMemDataset(path, mode=mode)
     assert len(dataset) == N and dataset.columns == TABLE.column_names
     for index in np.random.default_rng(0).integers(N, size=60):
         row = dataset[index]

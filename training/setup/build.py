@@ -60,7 +60,7 @@ def objective_of(config: Config, model: T5) -> Objective:
     if config.data.objective != PREFERENCES:
         return Objective()
     how = config.preference
-    loss = PreferenceLoss(how.preference_loss, how.beta, how.preference_label_smoothing)
+    loss = PreferenceLoss(how.preference_loss, how.beta)
     return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 

@@ -15,6 +15,7 @@ from settings.errors import UserError
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 FORMS = [
     LoraSettings(4, 8.0, ("q", "k", "v", "o", "wi", "wo")),
+    LoraSettings(2, 4.0, ("q", "wo")),
 ]
 
 
