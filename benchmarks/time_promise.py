@@ -27,11 +27,11 @@ from benchmarks.parts import children, watched
 from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import write_rows
 from devices.cores import usable_cores
-from memory.candidates import make_work
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import PACES, Pace, typical_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.machines import this_machine
+from memory.step_work import make_work
 from settings.declared import Config
 from settings.loading import load
 

@@ -20,7 +20,7 @@ from devices.environment import prepare_environment
 from language import join, say
 from memory.estimate.precision import COMPUTE_DTYPES, WORDS
 from memory.estimate.workload import Machine
-from memory.weight_offload import weights_folder
+from memory.weights_in import weights_folder
 from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO, counted
 from training.report.progress import Progress

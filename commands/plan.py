@@ -27,12 +27,12 @@ from data.sources.peek import about_rows, about_tokens
 from data.tokenizers.tokenizer import Tokenizer
 from devices.environment import may_have_gpu, prepare_environment
 from language import english, join, say
-from memory.changes import Alternative, what_else
+from memory.advice import Alternative, what_else
 from memory.estimate.disk import disk_need, free_bytes, too_full
 from memory.estimate.workload import Machine
 from memory.machines import target_machine, this_machine, with_libraries
-from memory.plan import Plan
-from memory.weight_offload import weights_folder
+from memory.plan import Plan, RungOutcome, outcomes
+from memory.weights_in import weights_folder
 from model.shapes import weight_counts
 from settings.consistency import PREFERENCES
 from settings.declared import Config
@@ -146,6 +146,7 @@ class _Found:
     spec: RunSpec
     modes: dict[str, Plan | None]
     changes: list[Alternative]
+    ladder: list[RungOutcome]
 
     @property
     def plan(self) -> Plan:
@@ -186,7 +187,8 @@ def _found(config: Config, done: int, tree_bytes: int) -> _Found:
             modes[mode] = plan_of(spec.asked.changed(memory_mode=mode))
         except DoesNotFit:
             modes[mode] = None
-    return _Found(spec, modes, what_else(config, spec.plan, plan_of, MOST_CHANGES))
+    changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
+    return _Found(spec, modes, changes, outcomes(spec.asked, spec.work, spec.machine, spec.plan))
 
 
 def _assumed(rows: Rows, config: Config) -> list[str]:
@@ -258,11 +260,22 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
 def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:
     modes = {mode: None if one is None else asdict(one) for mode, one in found.modes.items()}
     return {
-        "plan": found.plan.as_dict(), "start": told, "modes": modes,
+        "plan": found.plan.as_dict(), "start": told, "modes": modes, "ladder": [_rung_as_json(one) for one in found.ladder],
         "alternatives": [asdict(one) for one in [Alternative.of("planned", found.plan), *found.changes]],
         "changes": [asdict(change) for change in found.changes], "machine": asdict(found.spec.machine),
         "disk": disk_need(config, found.plan.choice.storage, found.plan.choice, found.plan.seconds).as_dict(),
     }  # fmt: skip
+
+
+def _rung_as_json(outcome: RungOutcome) -> dict[str, Any]:
+    return {**asdict(outcome), "name": english(outcome.name)}
+
+
+def _ladder_row(outcome: RungOutcome) -> tuple[str, str, str, str]:
+    """The mark of the chosen rung, its name, the predicted peak, and the time of a step."""
+    mark = ">" if outcome.is_chosen else " "
+    time = say("{step} per step", step=_step(outcome.seconds))
+    return mark, outcome.name, format_size(outcome.peak_bytes), time if outcome.fits else say("does not fit")
 
 
 def _show_tables(config: Config, found: _Found) -> None:
@@ -298,6 +311,10 @@ def _show_tables(config: Config, found: _Found) -> None:
         else (f"--memory_mode={mode}", format_size(one.peak_bytes), _speed(chosen, one.seconds))
         for mode, one in found.modes.items()
     ]  # fmt: skip
+    progress.table(
+        say("ladder: the first rung whose micro-batch is large enough is taken"),
+        [_ladder_row(one) for one in found.ladder],
+    )
     progress.table(say("memory modes"), modes)
     changes = list[tuple[str, str, str]]()
     for change in found.changes:
@@ -352,6 +369,9 @@ def _rows(config: Config) -> SeenRows:
 
 def _speed(chosen: Plan, seconds: float) -> str:
     """Steps beside those of the plan; where rows or tokens are fewer, a step is less work."""
-    step = duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")
     told = "{share} of the planned speed, about {step} per step"
-    return say(told, share=f"{chosen.seconds / seconds:.0%}", step=step)
+    return say(told, share=f"{chosen.seconds / seconds:.0%}", step=_step(seconds))
+
+
+def _step(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else say("{seconds} s", seconds=f"{seconds:.2f}")

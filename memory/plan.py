@@ -1,50 +1,47 @@
-"""The plan of a run: whether it fits, and the fastest way that does.
+"""The plan of a run: the first rung of `memory.ladder` that fits its budget.
 
-`plan` lists the ways a step can run (micro-batches together or one after another, saved blocks, dtype of the stored weights),
-drops those whose predicted peak is over the budget, and takes the fastest of the rest (weights elsewhere, or in more parts, only where
-that is clearly faster); in modes low and ultra the smallest of
-those that are nearly as fast. The effective batch is never touched. The formulas are in `memory.estimate.peaks`.
-Speeds in this choice are the nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
-machine; those that were measured tell times. A run that is resumed computes in what it began with.
+A rung fits where its micro-batch holds all rows of the step, or so many that more would save less than 5% of the time. Only
+where no rung does so, micro-batches are smaller. Modes low and ultra take the least memory that costs less than 5% of the
+speed. The effective batch is never touched. A resumed run keeps its plan where it fits, and its dtypes where any plan does.
+
+Times that decide are nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy machine;
+measured ones are for the user. Formulas of memory and time are in `memory.estimate`.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import product
+from functools import cache
 from typing import Any
 
 from language import english, say
-from limits import MALLOCS
+from memory.advice import refusal
 from memory.batch_size import effective_batch
-from memory.candidates import as_asked, candidates, kernels_of, make_work, scores_of
-from memory.changes import refusal
 from memory.estimate.peaks import STEP_PHASES, peak_of, predict
-from memory.estimate.precision import FLOAT16, QUANTIZED, Precision, asked_precision
+from memory.estimate.precision import QUANTIZED, Precision
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import pace_of, predict_seconds, typical_seconds
+from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.reasons import (
-    dtype_reasons,
-    kernel_reasons,
-    mapped_reasons,
-    offload_reasons,
-    optimizer_reasons,
-    size_reasons,
-)
-from memory.weight_offload import WeightOffload, offloaded_candidates, weights_in_to_try
+from memory.ladder import Ladder, Rung
+from memory.remarks import remarks_on
+from memory.resumed_choice import choice_to_keep, on_this_machine, precision_to_keep
+from memory.step_work import make_work
+from memory.weights_in import WeightOffload
 from settings.declared import Config
-from settings.errors import DoesNotFit, UserError
-from settings.fields import AUTO
+from settings.errors import DoesNotFit
 from units import format_size
 
-Rank = tuple[bool, float]  # the least is taken; see `_rank`
-NEARLY = 1.05  # times the seconds of the fastest that count as little
-SAVING_MODES = ("low", "ultra")  # which give that for the least memory; ultra stores in bf16 and recomputes all before
-ROOMY = 0.8  # share of the budget up to which freed memory is kept for the next step: a little speed is no reason for a probe
+NEARLY = 1.05  # Times the seconds of the fastest plan that count as little.
+SAVING_MODES = ("low", "ultra")
+ROOMY = (
+    0.8  # Share of the budget within which freed memory is kept for the next step: a little speed is not worth a probe.
+)
+BUDGET_STEP = 1.01  # Saving modes find the least budget to this factor.
+KEPT = "as the run did before"
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,15 @@ class Plan:
     """The choice, what it is predicted to take, and why.
 
     Args:
-        components: name -> bytes at the peak, largest first. phases: phase -> predicted peak bytes.
-        seconds: predicted duration of a step, with measured speeds where there are any. num_blocks: of the model.
+        rung: its name.
+        components: name -> bytes at the peak, largest first.
+        phases: phase -> predicted peak bytes.
+        seconds: predicted duration of a step, with measured speeds where there are any.
+        num_blocks: of the model.
         phase_parts: phase -> name -> bytes, of every phase.
         unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
-        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.estimate.time`; None: its length is
-            not known.
+        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.estimate.time`; None: its length
+            is not known.
     """
 
     choice: ExecutionPlan
@@ -74,6 +74,7 @@ class Plan:
     seconds_total: float | None = None
     seconds_low: float | None = None
     seconds_high: float | None = None
+    rung: str = ""
 
     @property
     def step_peak_bytes(self) -> int:
@@ -82,16 +83,148 @@ class Plan:
 
     def recomputed(self) -> str:
         """In words, how many blocks backward recomputes: all but those that are saved."""
-        count, total = self.num_blocks - self.choice.saved_blocks, self.num_blocks
-        return say("{count} of {total} blocks recomputed", count=count, total=total)
+        count = self.num_blocks - self.choice.saved_blocks
+        return say("{count} of {total} blocks recomputed", count=count, total=self.num_blocks)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
             **asdict(self),
+            "rung": english(self.rung),
             "reasons": [english(reason) for reason in self.reasons],
             "gradient_accumulation_steps": self.choice.gradient_accumulation_steps,
         }
+
+
+Choice = tuple[str, ExecutionPlan]  # Name of a rung, and an execution plan on it.
+
+
+class Search:
+    """Finds execution plans on a ladder; each is predicted once."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._ladder = ladder
+        self._work = ladder.work
+        self._machine = ladder.machine
+        self._budget = ladder.machine.budget_bytes
+        self._doubt = 1 + pace_of(ladder.machine.speed_class).nominal_spread
+        self.peak = cache(self._predict_peak)
+        self.seconds = cache(self._predict_seconds)
+
+    def first_that_fits(self) -> Choice | None:
+        """The first rung with a large enough micro-batch, or a faster plan above it; None: nothing fits.
+
+        Last resorts are taken where nothing else fits or is nearly as fast.
+        """
+        rungs = list[Rung]()
+        for rung in self._ladder.rungs:
+            rungs.append(rung)
+            plan = None if rung.is_last_resort else self.fastest_on(rung, self._budget)
+            if plan is not None and self._is_large_enough(rung, plan):
+                break
+        lower = self._ladder.rungs[len(rungs) :]
+        return self.fastest([*rungs, *(rung for rung in lower if rung.is_last_resort)], self._budget)
+
+    def fastest(self, rungs: list[Rung], budget: int, most_seconds: float = math.inf) -> Choice | None:
+        """The fastest plan of these rungs within a budget; of those that are as good, the one on the highest rung."""
+        best: ExecutionPlan | None = None
+        name = ""
+        for rung in rungs:
+            plan = self.fastest_on(rung, budget, best, most_seconds)
+            if plan is not best:
+                best = plan
+                name = self._ladder.describe(rung)
+        return None if best is None else (name, best)
+
+    def fastest_on(
+        self, rung: Rung, budget: int, best: ExecutionPlan | None = None, most_seconds: float = math.inf
+    ) -> ExecutionPlan | None:
+        """The fastest plan of a rung within a budget, where it is better than the best so far; else that one."""
+        if not any(self._fits(plan, budget) for plan in self.smallest_on(rung)):
+            return best
+        families = self._ladder.families(rung)
+        for family in sorted(families, key=lambda family: self.seconds(family[0])):
+            if self.seconds(family[0]) > most_seconds or not self._is_better(family[0], best):
+                break
+            plan = self._first_within(family, budget)
+            if plan is not None and self.seconds(plan) <= most_seconds and self._is_better(plan, best):
+                best = plan
+        return best
+
+    def smallest_of_fast(self) -> Choice | None:
+        """The fastest plan within the least budget that costs less than 5% of the speed; it stores weights as the fastest does."""
+        result = self.fastest(self._ladder.rungs, self._budget)
+        if result is None or result[1].offloaded_blocks:
+            return result
+        precision = result[1].precision
+        rungs = [rung for rung in self._ladder.rungs if self._ladder.precision_of(rung) == precision]
+        most_seconds = NEARLY * self.seconds(result[1])
+        enough = self.peak(result[1])
+        too_little = 0
+        while enough > BUDGET_STEP * too_little:
+            budget = (enough + too_little) // 2
+            smaller = self.fastest(rungs, budget, most_seconds)
+            if smaller is None:
+                too_little = budget
+            else:
+                result = smaller
+                enough = self.peak(smaller[1])
+        return result
+
+    def as_before(self, plan: ExecutionPlan) -> Choice | None:
+        """The plan of the run that is resumed, with its weights where they fit now; None: it does not fit."""
+        for family in self._ladder.as_before(plan):
+            fitting = self._first_within(family, self._budget)
+            if fitting is not None:
+                return say(KEPT), fitting
+        return None
+
+    def smallest(self) -> ExecutionPlan | None:
+        """The plan that takes the least memory; None where the RAM does not hold weights that are to be kept in it."""
+        plans = [plan for rung in self._ladder.rungs for plan in self.smallest_on(rung) if self._is_in_ram(plan)]
+        return min(plans, key=self.peak, default=None)
+
+    def smallest_on(self, rung: Rung) -> list[ExecutionPlan]:
+        """The plans of a rung of which one takes the least memory: micro-batches of the fewest rows, in more or fewer passes."""
+        families = self._ladder.families(rung)
+        rows = min(family[0].batch_size_per_gpu for family in families)
+        return [family[-1] for family in families if family[0].batch_size_per_gpu == rows]
+
+    def _predict_peak(self, plan: ExecutionPlan) -> int:
+        return peak_of(predict(self._work, plan, self._machine))[1]
+
+    def _predict_seconds(self, plan: ExecutionPlan) -> float:
+        return predict_seconds(self._work, plan, self._machine)
+
+    def _first_within(self, family: list[ExecutionPlan], budget: int) -> ExecutionPlan | None:
+        if not self._fits(family[-1], budget):
+            return None
+        plan = family[bisect_left(family, True, key=lambda plan: self._fits(plan, budget))]
+        return plan if self._is_in_ram(plan) else None
+
+    def _fits(self, plan: ExecutionPlan, budget: int) -> bool:
+        share = ROOMY if plan.malloc == "untrimmed" else 1.0
+        return self.peak(plan) <= share * budget
+
+    def _is_in_ram(self, plan: ExecutionPlan) -> bool:
+        host_bytes = self._machine.host_bytes  # 0: The device computes in the RAM, which is the budget itself.
+        return not plan.offloaded_blocks or not host_bytes or pinned_bytes(self._work, plan) <= host_bytes
+
+    def _is_large_enough(self, rung: Rung, plan: ExecutionPlan) -> bool:
+        """Whether larger micro-batches would save less than 5% of the time."""
+        alike = (replace(family[0], saved_blocks=plan.saved_blocks) for family in self._ladder.families(rung))
+        return self.seconds(plan) <= NEARLY * min(map(self.seconds, alike))
+
+    def _is_better(self, plan: ExecutionPlan, best: ExecutionPlan | None) -> bool:
+        """Whether it takes less time, by more than nominal speeds may be off where weights are elsewhere, and is no less exact."""
+        if best is None:
+            return True
+        is_exact = plan.storage not in QUANTIZED
+        was_exact = best.storage not in QUANTIZED
+        if was_exact and not is_exact:
+            return False
+        is_sure = plan.weights_in == best.weights_in or (is_exact and not was_exact)
+        return (1.0 if is_sure else self._doubt) * self.seconds(plan) < self.seconds(best)
 
 
 def plan(
@@ -108,215 +241,104 @@ def plan(
     evaluation: Shapes | None = None,
     mapped: tuple[str, int] = ("", 0),
 ) -> Plan:
-    """Choose the fastest way to run this configuration that fits the machine's budget.
+    """Choose the first rung of the ladder that fits the machine's budget.
 
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
-            does not, its precision is, as long as any way in it fits. anew: settings of the step that ask for another.
-        precision: where it is settled; None: the plan chooses. offload: likewise where weights are kept.
+            does not, its dtypes are, as long as any plan in them fits.
+        anew: settings of the step that this start changes.
+        precision: where it is decided already; None: the plan chooses.
+        offload: likewise where weights are kept.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
         mapped: of a frozen base, as `Workload` has it.
     Raises:
-        DoesNotFit: no way fits; names the least peak and the cheapest changes.
+        DoesNotFit: no plan fits; names the least budget and the cheapest changes.
         UserError: the run that is resumed computes in what this device does not.
     """
     work = make_work(config, machine, source_tokens, target_tokens)
     work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped)
-    had_kernels = earlier is not None and earlier.kernels
+    precisions = [precision]
+    kept = None
     if earlier is not None:
-        # a run that comes from a GPU had none to use, and none of its bits are kept here anyway
-        may_have = (
-            had_kernels or config.run.compiled_kernels is True or (earlier.scores > 0 and not machine.pads_attention)
-        )
-        scores = (earlier.scores or scores_of(machine)) if machine.pads_attention else 0
-        earlier = replace(earlier, kernels=may_have and kernels_of(config, machine), scores=scores)
-    began = _precision_of(config, machine, earlier) if earlier else None
-    way = as_asked(config, machine, earlier, anew) if earlier and began else None
-    kept = [way] if way and _goes_on(work, way) else []
-    kept += [replace(way, malloc="fast") for way in kept if way.malloc == "untrimmed"]  # computes alike in less room
-    ways, fastest = _search(config, machine, work, [began, None] if began else [precision], kept, offload)
+        before = on_this_machine(config, machine, earlier)
+        precision = precision_to_keep(config, machine, before)
+        if precision is not None:
+            precisions = [precision, None]
+            kept = choice_to_keep(config, machine, work, before, anew)
+    searches = [Search(Ladder(config, machine, work, each, offload)) for each in precisions]
+    result = searches[0].as_before(kept) if kept is not None else None
     saves = config.memory.memory_mode in SAVING_MODES
-    chosen = _smallest_of_fast(work, machine, ways, fastest) if saves else fastest
-    phases = predict(work, chosen, machine)
+    for search in searches:
+        if result is None:
+            result = search.smallest_of_fast() if saves else search.first_that_fits()
+    if result is None:
+        raise _does_not_fit(config, machine, work, searches[-1].smallest())
+    name, choice = result
+    phases = predict(work, choice, machine)
     highest, peak = peak_of(phases)
     num_blocks = work.model.num_layers + work.model.num_decoder_layers
-    missing = "" if config.run.compiled_kernels is False else machine.no_kernels
     return Plan(
-        chosen,
+        choice,
         effective_batch(config, machine),
         machine.budget_bytes,
         peak,
         components=dict(sorted(phases[highest].items(), key=lambda item: -item[1])),
         phases={phase: sum(parts.values()) for phase, parts in phases.items()},
-        seconds=typical_seconds(work, chosen, machine.as_measured()),
+        seconds=typical_seconds(work, choice, machine.as_measured()),
         num_blocks=num_blocks,
-        reasons=(
-            *size_reasons(config, chosen, machine),
-            *optimizer_reasons(config, work, chosen, machine),
-            *offload_reasons(chosen, num_blocks),
-            *mapped_reasons(work, chosen, machine),
-            *dtype_reasons(config, chosen, machine, began),
-            *kernel_reasons(chosen, had_kernels, missing),
-        ),
+        reasons=tuple(remarks_on(config, work, choice, machine, earlier, precision if earlier else None)),
         phase_parts=phases,
+        rung=name,
     )
 
 
-def _search(
-    config: Config,
-    machine: Machine,
-    work: Workload,
-    precisions: list[Precision | None],
-    kept: list[ExecutionPlan],
-    offload: WeightOffload | None,
-) -> tuple[list[ExecutionPlan], ExecutionPlan]:
-    """The candidates among which the one to take was found, and that one.
-
-    The fastest of the simplest that fit: weights where they are computed, then in RAM, then in a file; a step in one part, then in
-    several. Others are taken where they are clearly faster.
+@dataclass(frozen=True)
+class RungOutcome:
+    """What a plan finds on one rung of the ladder.
 
     Args:
-        precisions: each is left only where nothing else fits.
-        kept: candidates that are tried first in each place.
-    Raises:
-        DoesNotFit: none fits.
+        name: of the rung.
+        peak_bytes, seconds: of its fastest plan that fits; where none fits, of the one that takes the least memory.
+        fits: whether the budget holds it.
+        is_chosen: whether the plan is on it.
     """
-    tried: dict[tuple[Any, ...], ExecutionPlan] = {}
-    best: ExecutionPlan | None = None
-    among: list[ExecutionPlan] = []
-    tried_in = weights_in_to_try(config, machine, offload)
-    for precision in precisions:
-        for parted in (False, True):
-            ways = list(candidates(config, machine, work, precision, parted=parted))
-            for weights_in, (base, is_parted) in product(tried_in, ((kept, True), (ways, parted))):
-                is_worth = partial(_is_worth, work, machine, best)
-                here = offloaded_candidates(
-                    weights_in, config, machine, work, base, offload, parted=is_parted, is_worth=is_worth
-                )
-                if (found := _fastest(work, machine, here, is_worth)) is None:
-                    tried |= {} if best else _smallest(here)
-                    continue
-                best, among = found, here
-                if base is kept:
-                    return among, best
-        if best is not None:
-            return among, best
-        kept = []
-    if not tried:  # All weights were to be kept in RAM, which does not hold them.
-        raise DoesNotFit(
+
+    name: str
+    peak_bytes: int
+    seconds: float
+    fits: bool
+    is_chosen: bool
+
+
+def outcomes(config: Config, work: Workload, machine: Machine, chosen: Plan) -> list[RungOutcome]:
+    """All rungs that settings and machine allow, beside the plan that was chosen."""
+    ladder = Ladder(config, machine, work)
+    search = Search(ladder)
+    results = list[RungOutcome]()
+    for rung in ladder.rungs:
+        name = ladder.describe(rung)
+        plan = search.fastest_on(rung, machine.budget_bytes)
+        if name == chosen.rung:
+            plan = chosen.choice
+        shown = plan or min(search.smallest_on(rung), key=search.peak)
+        seconds = typical_seconds(work, shown, machine.as_measured())
+        results.append(RungOutcome(name, search.peak(shown), seconds, plan is not None, name == chosen.rung))
+    return results
+
+
+def _does_not_fit(config: Config, machine: Machine, work: Workload, least: ExecutionPlan | None) -> DoesNotFit:
+    if least is None:
+        return DoesNotFit(
             "--weights_in = {weights_in}, does not fit into {size} of RAM beside the device; choose another "
             "place, or omit it",
             weights_in=config.memory.weights_in,
             size=format_size(machine.host_bytes),
         )
-    least = min(tried.values(), key=lambda way: _peak(work, way, machine))
-    raise DoesNotFit(*refusal(config, work, machine, least))
 
+    def least_peak(changed: Config, changed_work: Workload) -> int:
+        search = Search(Ladder(changed, machine, changed_work))
+        smallest = search.smallest()
+        return machine.budget_bytes + 1 if smallest is None else search.peak(smallest)
 
-def _smallest(ways: list[ExecutionPlan]) -> dict[tuple[Any, ...], ExecutionPlan]:
-    """Of the ways that differ only in what always takes more memory, the one that takes the least."""
-
-    def least_last(way: ExecutionPlan) -> tuple[int, ...]:
-        return way.offloaded_blocks, -way.saved_blocks, -way.loss_chunk_bytes, -MALLOCS.index(way.malloc)
-
-    return {_kind(way): way for way in sorted(ways, key=least_last)}
-
-
-def _kind(way: ExecutionPlan) -> tuple[Any, ...]:
-    cut = way.batch_size_per_gpu, way.accumulation_passes
-    return *cut, way.storage, way.compute, way.weights_in
-
-
-def _families(ways: list[ExecutionPlan]) -> list[list[ExecutionPlan]]:
-    """Ways that differ in saved blocks, or in those elsewhere, alone: each family from the fastest, which takes the most, to the slowest."""
-    families: dict[ExecutionPlan, list[ExecutionPlan]] = {}
-    for way in ways:
-        families.setdefault(replace(way, saved_blocks=0, offloaded_blocks=0), []).append(way)
-    return [sorted(family, key=lambda way: (-way.saved_blocks, way.offloaded_blocks)) for family in families.values()]
-
-
-def _fastest(
-    work: Workload, machine: Machine, ways: list[ExecutionPlan], is_worth: Callable[[ExecutionPlan], bool]
-) -> ExecutionPlan | None:
-    """The first of the fastest ways that fit and are worth it; None where there is none.
-
-    Families are looked at from the fastest on, until what is left cannot be faster.
-    """
-    smallest, has_room = _smallest(ways), dict[tuple[Any, ...], bool]()
-    best: tuple[Rank, int] | None = None
-    found: ExecutionPlan | None = None
-    families = _families(ways)
-    for rank, number in sorted((_rank(family[0], work, machine), number) for number, family in enumerate(families)):
-        if best is not None and (rank, number) >= best:
-            break
-        family, kind = families[number], _kind(families[number][0])
-        if not is_worth(family[0]):
-            continue
-        if kind not in has_room:
-            has_room[kind] = _peak(work, smallest[kind], machine) <= machine.budget_bytes
-        first = _first_that_fits(work, machine, family) if has_room[kind] else None
-        if first is None:
-            continue
-        rank = _rank(first, work, machine)
-        if (best is None or (rank, number) < best) and is_worth(first):
-            best, found = (rank, number), first
-    return found
-
-
-def _is_worth(work: Workload, machine: Machine, best: ExecutionPlan | None, way: ExecutionPlan) -> bool:
-    """Whether a way is to be taken in place of a simpler one: no less exact, and faster, by more than nominal speeds may be off
-    where its weights come from elsewhere."""
-    if best is None:
-        return True
-    is_exact = way.storage not in QUANTIZED or best.storage in QUANTIZED
-    doubt = NEARLY if way.weights_in == best.weights_in else 1 + pace_of(machine.speed_class).nominal_spread
-    return is_exact and doubt * predict_seconds(work, way, machine) < predict_seconds(work, best, machine)
-
-
-def _first_that_fits(work: Workload, machine: Machine, family: list[ExecutionPlan]) -> ExecutionPlan | None:
-    room = machine.budget_bytes * (ROOMY if family[0].malloc == "untrimmed" else 1.0)  # of all of a family
-    at = bisect_left(family, True, key=lambda way: _peak(work, way, machine) <= room)
-    return family[at] if at < len(family) else None
-
-
-def _smallest_of_fast(
-    work: Workload, machine: Machine, ways: list[ExecutionPlan], fastest: ExecutionPlan
-) -> ExecutionPlan:
-    """Of the ways that are nearly as fast as the fastest that fits, and store weights like it, the one that takes the least."""
-    alike = [way for way in ways if way.storage == fastest.storage]
-    if fastest.offloaded_blocks:  # no more of them than it takes
-        fewest = (_first_that_fits(work, machine, family) for family in _families(alike))
-        alike = [way for way in fewest if way is not None]
-    # of the rows as long as they are: a few short ones make small products, which are slow
-    most = NEARLY * typical_seconds(work, fastest, machine)
-    fast = [way for way in alike if typical_seconds(work, way, machine) <= most]
-    return min(fast, key=lambda way: _peak(work, way, machine))
-
-
-def _peak(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
-    return peak_of(predict(work, choice, machine))[1]
-
-
-def _rank(choice: ExecutionPlan, work: Workload, machine: Machine) -> Rank:
-    """int8 and int4, which change numbers, last; then the fastest."""
-    return choice.storage in QUANTIZED, predict_seconds(work, choice, machine)
-
-
-def _goes_on(work: Workload, choice: ExecutionPlan) -> bool:
-    rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
-    is_bound = work.step_shapes.max_tokens is not None  # by tokens: then there are more of them
-    return rows >= work.rows and (is_bound or work.rows > rows - choice.batch_size_per_gpu)
-
-
-def _precision_of(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:
-    precision = earlier.precision
-    asked = asked_precision(config, machine.multiplies_fast)
-    if asked not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
-        return None
-    if precision.compute == FLOAT16 and not machine.rate("float16"):
-        raise UserError(
-            "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a GPU "
-            "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
-        )
-    return precision
+    return DoesNotFit(*refusal(config, machine, work, least, least_peak))

@@ -14,8 +14,8 @@ from pathlib import Path
 from data.batches.collate import Batch
 from devices.malloc import tune_malloc
 from language import say
-from memory.candidates import step_settings
 from memory.controller import MemoryController
+from memory.resumed_choice import step_settings
 from settings.declared import GenerateConfig
 from settings.errors import UserError, reason_of
 from training.checkpoints.folder import Checkpoints, step_of

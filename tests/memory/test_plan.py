@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
 from memory.batch_size import effective_batch, table_guess
-from memory.candidates import candidates, make_work
 from memory.estimate.peaks import peak_of, predict
-from memory.estimate.time import predict_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.ladder import Ladder
 from memory.machines import target_machine
-from memory.plan import NEARLY, SAVING_MODES, plan
+from memory.plan import NEARLY, outcomes, plan
+from memory.step_work import make_work
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
@@ -102,8 +103,9 @@ def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode:
     config = settings_of(effective_batch_size=rows, memory_mode=mode, gradient_checkpointing=recompute)
     where = machine(2 * GIB, processes=processes)
     work = make_work(config, where, None, None)
-    assert effective_batch(config, where) == rows
-    for choice in candidates(config, where, work):
+    ladder = Ladder(config, where, work)
+    assert effective_batch(config, where) == rows and ladder.rungs
+    for choice in (choice for rung in ladder.rungs for family in ladder.families(rung) for choice in family):
         most = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
         assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
@@ -118,30 +120,53 @@ def test_a_number_given_is_kept(flag: str) -> None:
     assert made.effective_batch_size == 12
 
 
-def test_more_budget_is_never_slower_and_the_peak_stays_inside() -> None:
-    config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256)
-    seconds = []
+@pytest.mark.parametrize("flags", [{}, {"is_finetune": True, "lora_rank": 8}, {"max_grad_norm": 1.0}])
+def test_more_budget_is_never_slower_and_the_peak_stays_inside(flags: dict[str, Any]) -> None:
+    config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256, **flags)
+    fastest = float("inf")
     for budget in (1.7, 2, 3, 4, 8):
         made = plan(config, machine(int(budget * GIB)))
         assert made.peak_bytes <= budget * GIB
         assert sum(made.components.values()) == made.peak_bytes == max(made.phases.values())
-        seconds.append(made.seconds)
-    assert seconds == sorted(seconds, reverse=True)
-    assert seconds[-1] < seconds[0]
+        assert made.seconds <= NEARLY * fastest
+        fastest = min(fastest, made.seconds)
 
 
-@pytest.mark.parametrize("mode", SAVING_MODES)
-def test_low_and_ultra_take_the_least_memory_that_is_nearly_as_fast(mode: str) -> None:
-    config, where = settings_of(model_preset="t5-base", effective_batch_size=16, memory_mode=mode), machine(8 * GIB)
+def test_low_takes_much_less_memory_at_nearly_the_speed_and_ultra_the_least() -> None:
+    config, where = settings_of(model_preset="t5-base", effective_batch_size=16), machine(8 * GIB)
+    fast, low, ultra = (plan(config.changed(memory_mode=mode), where) for mode in ("standard", "low", "ultra"))
+    assert low.seconds <= NEARLY * fast.seconds
+    assert ultra.peak_bytes < low.peak_bytes < 0.7 * fast.peak_bytes
+    assert ultra.choice.saved_blocks == 0
+
+
+@pytest.mark.parametrize("flags", [{}, {"memory_mode": "low"}, {"is_finetune": True, "lora_rank": 8}])
+def test_each_rung_is_shown_and_the_chosen_one_marked(flags: dict[str, Any]) -> None:
+    config, where = settings_of(model_preset="t5-small", effective_batch_size=16, **flags), machine(900 * MIB)
     made = plan(config, where)
-    work = make_work(config, where, None, None)
-    ways = [(way, predict_seconds(work, way, where)) for way in candidates(config, where, work)]
-    fastest = min(seconds for _, seconds in ways)
-    near = [way for way, seconds in ways if seconds <= NEARLY * fastest and way.storage == made.choice.storage]
-    assert made.seconds <= NEARLY * fastest
-    assert made.peak_bytes == min(peak_of(predict(work, way, where))[1] for way in near)
-    roomiest = max(peak_of(predict(work, way, where))[1] for way in near)
-    assert made.peak_bytes < roomiest
+    shown = outcomes(config, make_work(config, where, None, None), where, made)
+    (chosen,) = [outcome for outcome in shown if outcome.is_chosen]
+    assert (chosen.name, chosen.peak_bytes, chosen.fits) == (made.rung, made.peak_bytes, True)
+    assert len({outcome.name for outcome in shown}) == len(shown) > 3
+    assert all(outcome.fits == (outcome.peak_bytes <= where.budget_bytes) for outcome in shown)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_kept"),
+    [
+        ({"gradient_checkpointing": False}, lambda choice: choice.saved_blocks == 12),
+        ({"gradient_checkpointing": True}, lambda choice: choice.saved_blocks == 0),
+        ({"memory_mode": "standard"}, lambda choice: choice.saved_blocks == 12),
+        ({"memory_mode": "ultra"}, lambda choice: choice.saved_blocks == 0 and choice.storage == "bfloat16"),
+        ({"mixed_precision": "no"}, lambda choice: choice.storage == "float32"),
+        ({"weights_in": "device"}, lambda choice: choice.offloaded_blocks == 0),
+        ({"weights_in": "file"}, lambda choice: choice.offloaded_blocks == 12),
+    ],
+)
+def test_flags_strike_rungs(flags: dict[str, Any], is_kept: Callable[[ExecutionPlan], bool]) -> None:
+    config, where = settings_of(model_preset="t5-small", effective_batch_size=8, **flags), machine(3 * GIB)
+    ladder = Ladder(config, where, make_work(config, where, None, None))
+    assert all(is_kept(choice) for rung in ladder.rungs for family in ladder.families(rung) for choice in family)
 
 
 def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:

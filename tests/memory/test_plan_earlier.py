@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from memory.candidates import MICRO_BATCHES
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
+from memory.resumed_choice import MICRO_BATCHES
 from settings.loading import load
 from units import GIB, MIB
 

@@ -10,10 +10,10 @@ import torch
 
 import devices
 from engine.weight_offload.store import offloaded_store
-from memory.candidates import make_work
 from memory.estimate.weight_offload import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
 from memory.plan import Plan, plan
+from memory.step_work import make_work
 from model import hf_format
 from model.shapes import weight_counts
 from model.t5 import T5, in_memory

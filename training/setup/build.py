@@ -22,7 +22,7 @@ from engine.step import Engine
 from engine.weight_offload.store import OffloadedWeightStore, offloaded_store
 from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
-from memory.weight_offload import weights_folder
+from memory.weights_in import weights_folder
 from model import hf_format
 from model.formats.adapter_folder import is_adapter
 from model.lora.adapter import adapters_off

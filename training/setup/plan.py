@@ -14,13 +14,13 @@ from devices.machine_file import disk_rates
 from devices.pointwise import why_not_compiled
 from language import say
 from memory.budget import FLAG, Budget, measure_budget
-from memory.candidates import newly_asked
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
 from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from memory.weight_offload import WeightOffload, weights_folder
+from memory.resumed_choice import newly_asked
+from memory.weights_in import WeightOffload, weights_folder
 from settings.consistency import writes_answers
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import types
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from memory.candidates import candidates, make_work
 from memory.estimate import disk
 from memory.estimate.disk import disk_need, is_in_memory, too_full
 from memory.estimate.workload import FILE, Machine
-from memory.weight_offload import offloaded_candidates
+from memory.plan import plan
 from settings.declared import Config
 from settings.loading import load
 from units import format_size
@@ -72,16 +70,9 @@ def test_a_disk_without_room_for_one_is_refused_and_for_all_is_told(free: list[i
 
 
 def test_weights_in_a_file_take_room_and_wear_the_disk(free: list[int], tmp_path: Path) -> None:
-    config = config_of(effective_batch_size=1)
-    machine = Machine(2**40, 2**40)
-    (choice, *_) = offloaded_candidates(
-        FILE,
-        config,
-        machine,
-        make_work(config, machine, 512, 114),
-        [*candidates(config, machine, make_work(config, machine, 512, 114))][:1],
-    )
-    need = disk_need(config, choice.storage, replace(choice, offloaded_blocks=12), step_seconds=10.0)
+    config = config_of(effective_batch_size=1, weights_in=FILE)
+    choice = plan(config, Machine(2**40, 2**40), source_tokens=512, target_tokens=114).choice
+    need = disk_need(config, choice.storage, choice, step_seconds=10.0)
     whole = {"bfloat16": 2, "float32": 4}[choice.storage] * 12 * (4 * 512 * 512 + 2 * 512 * 2048 + 2 * 512 * 512)
     assert need.file_bytes == whole, "the matrices of six encoder and six decoder blocks"
     assert need.daily_bytes == whole * 8640 and "written per day" in need.describe()

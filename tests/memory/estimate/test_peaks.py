@@ -17,11 +17,11 @@ from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
-from memory.candidates import make_work
 from memory.estimate.blocks import Adapted, Blocks
 from memory.estimate.peaks import StepPeaks, changeable, peak_of, predict
 from memory.estimate.shapes import Shapes, Tokens
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.step_work import make_work
 from model.hf_format import save
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from memory.candidates import make_work
 from memory.estimate.peaks import StepPeaks, predict
 from memory.estimate.time import predict_seconds
 from memory.estimate.workload import Machine, trained_counts
 from memory.plan import Plan, plan
+from memory.step_work import make_work
 from model.lora.freezing import freeze
 from model.shapes import weight_counts
 from model.t5 import T5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devices import processor
-from memory.changes import what_else
+from memory.advice import what_else
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.machines import DTYPES
 from memory.plan import Plan, plan

@@ -1,0 +1,196 @@
+"""What else would help: changes of one flag, each planned as if it were typed; and the words of a refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from language import join, say
+from memory.batch_size import effective_batch
+from memory.estimate.peaks import peak_of, predict
+from memory.estimate.precision import INT4
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.step_work import make_work
+from optimizers import OPTIMIZERS
+from settings.declared import Config, settings_by_name
+from settings.errors import DoesNotFit
+from units import MIB, format_size
+
+if TYPE_CHECKING:
+    from memory.plan import Plan
+
+LEAST_BUDGET = 256 * MIB  # The least that is proposed.
+MOST_CHANGES = 2  # Of a refusal, beside a larger budget.
+Change = tuple[str, int | str]  # Name of a setting, and its new value.
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a change of one flag gives.
+
+    Args:
+        label: the flag.
+        batch_size_per_gpu, saved_blocks: of the plan after the change.
+        peak_bytes: predicted.
+        seconds: of a step, predicted.
+        fits: whether the budget holds it.
+    """
+
+    label: str
+    batch_size_per_gpu: int
+    saved_blocks: int
+    peak_bytes: int
+    seconds: float
+    fits: bool = True
+
+    @classmethod
+    def of(cls, label: str, plan: Plan) -> Alternative:
+        """A plan in figures."""
+        choice = plan.choice
+        return cls(label, choice.batch_size_per_gpu, choice.saved_blocks, plan.peak_bytes, plan.seconds)
+
+
+def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], most: int) -> list[Alternative]:
+    """Changes of one flag after which the plan takes less, at most so many.
+
+    Args:
+        chosen: the plan that they are compared with.
+        plan_of: makes the plan of other settings.
+    """
+    alternatives = list[Alternative]()
+    for change in _changes(config, chosen.choice, chosen.effective_batch_size, chosen.peak_bytes):
+        with suppress(DoesNotFit):
+            other = plan_of(_changed(config, change))
+            if chosen.peak_bytes - other.peak_bytes > MIB:
+                alternatives.append(Alternative.of(_label(change), other))
+        if len(alternatives) == most:
+            break
+    return alternatives
+
+
+def refusal(
+    config: Config,
+    machine: Machine,
+    work: Workload,
+    least: ExecutionPlan,
+    least_peak: Callable[[Config, Workload], int],
+) -> list[str]:
+    """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three changes.
+
+    Args:
+        least: the execution plan that needs the least.
+        least_peak: the least bytes that any plan of other settings, and of the work that they make, needs.
+    """
+    phases = predict(work, least, machine)
+    phase, peak = peak_of(phases)
+    parts = sorted(phases[phase].items(), key=lambda item: -item[1])[:4]
+    rows = least.batch_size_per_gpu
+    longest = work.step_shapes.longest_row
+    if phase == "evaluation":
+        rows = least.eval_batch_size_per_gpu
+        longest = work.evaluation_shapes.longest_row
+    sentence = say(
+        "--memory_budget = {budget}, is too small for this run, which needs at least about {peak} ({parts}), in "
+        "phase {phase} with a micro-batch of {rows} x {source} + {target} tokens; the program itself leaves "
+        "{free} free",
+        budget=format_size(machine.budget_bytes),
+        peak=format_size(peak),
+        phase=say(phase),
+        rows=rows,
+        parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
+        source=longest.source,
+        target=longest.target,
+        free=format_size(max(0, machine.budget_bytes - machine.base_bytes)),
+    )
+    fitting = list[tuple[int, str]]()
+    others = list[tuple[int, str]]()
+    for change in _changes(config, least, effective_batch(config, machine), 0):
+        less = _peak_after(change, config, machine, work, least_peak)
+        if less <= machine.budget_bytes:
+            helps = say("--{flag} would fit, with about {peak}", flag=_label(change), peak=format_size(less))
+            fitting.append((less, helps))
+        elif peak - less > MIB:
+            helps = say(
+                "--{flag} would need about {peak}: not enough by itself, but it helps most",
+                flag=_label(change),
+                peak=format_size(less),
+            )
+            others.append((less, helps))
+    others.sort()
+    return [
+        sentence,
+        *[helps for _, helps in [*fitting, *others][:MOST_CHANGES]],
+        say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB)),
+    ]
+
+
+def _peak_after(
+    change: Change,
+    config: Config,
+    machine: Machine,
+    work: Workload,
+    least_peak: Callable[[Config, Workload], int],
+) -> int:
+    name, value = change
+    changed = _changed(config, change)
+    source = work.source_tokens
+    target = work.target_tokens
+    shapes = work.shapes
+    evaluation = work.evaluation
+    if name == "max_seq_len":
+        source = min(source, int(value))
+        target = min(target, make_work(changed, machine, source, None).target_tokens)
+        evaluation = None
+    if name in ("max_seq_len", "effective_batch_size"):
+        shapes = None
+    changed_work = replace(make_work(changed, machine, source, target), shapes=shapes, evaluation=evaluation)
+    return least_peak(changed, changed_work)
+
+
+def _changed(config: Config, change: Change) -> Config:
+    name, value = change
+    return config.changed(**{name: value})
+
+
+def _label(change: Change) -> str:
+    name, value = change
+    return f"{name}={int(value) // MIB}M" if name == "memory_budget" else f"{name}={value}"
+
+
+def _changes(config: Config, choice: ExecutionPlan, rows: int, peak_bytes: int) -> Iterator[Change]:
+    """Changes that may take less memory, what costs the user least first; a resumed run keeps what defines it."""
+    is_resumed = config.train.is_keep_training is True
+    for change in _all_changes(config, choice, rows, peak_bytes):
+        if not (is_resumed and settings_by_name()[change[0]][1].metadata["defines"]):
+            yield change
+
+
+def _all_changes(config: Config, choice: ExecutionPlan, rows: int, peak_bytes: int) -> Iterator[Change]:
+    train = config.train
+    adapts = bool(config.lora.lora_rank)
+    half = peak_bytes // 2 // MIB * MIB
+    if half >= LEAST_BUDGET:
+        yield "memory_budget", half
+    for mode in ("low", "ultra"):
+        if config.memory.memory_mode != mode:
+            yield "memory_mode", mode
+    if choice.batch_size_per_gpu > 1:
+        yield "batch_size_per_gpu", 1
+    if choice.storage == "float32" and not adapts:
+        yield "mixed_precision", "bf16"
+    facts = OPTIMIZERS[train.optimizer]
+    if (facts.weight_bytes or facts.matrix_bytes) and not adapts:
+        yield "optimizer", "adafactor"
+    if train.max_grad_norm > 0:
+        yield "max_grad_norm", 0
+    if config.data.max_seq_len >= 16:
+        yield "max_seq_len", config.data.max_seq_len // 2
+    if rows > 1:
+        yield "effective_batch_size", rows // 2
+    if adapts and choice.storage != INT4:
+        yield "lora_base", INT4
+    if not adapts and train.is_finetune and train.finetune_from is not None:
+        yield "lora_rank", 8

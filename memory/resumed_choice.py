@@ -1,0 +1,90 @@
+"""What a resumed run keeps of the plan that it had: the same cut and dtypes, so that it computes as before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memory.batch_size import evaluation_batch
+from memory.estimate.precision import FLOAT16, Precision, asked_precision
+from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.step_work import kernels_of, scores_of
+from settings.declared import Config
+from settings.errors import UserError
+from settings.fields import AUTO
+
+# How a user may cut a step; an execution plan has fields of the same names.
+MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
+EVALUATION_BATCH = "eval_batch_size_per_gpu"
+STEP_SETTINGS = (*MICRO_BATCHES, "memory_mode", "gradient_checkpointing")
+
+
+def step_settings(config: Config) -> dict[str, Any]:
+    """How a start asks for its steps to be cut and to save memory, by setting: kept beside the plan that was made for it."""
+    values = config.as_dict()
+    return {name: values[name] for name in STEP_SETTINGS}
+
+
+def newly_asked(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
+    """Which of the step's settings this start gives another value than the one that the run's plan was made for.
+
+    A value that is repeated, as by a restart, is none of them: the run may have had to take less since.
+
+    Args:
+        before: `step_settings` of then.
+    """
+    now = step_settings(config)
+    return frozenset(name for name, value in now.items() if before.get(name, value) != value)
+
+
+def on_this_machine(config: Config, machine: Machine, earlier: ExecutionPlan) -> ExecutionPlan:
+    """The earlier plan with the kernels and scores of this machine.
+
+    A run that comes from a GPU had no compiled kernels to use, and keeps none of its bits here anyway.
+    """
+    leaves_gpu = earlier.scores > 0 and not machine.pads_attention
+    may_use_kernels = earlier.kernels or config.run.compiled_kernels is True or leaves_gpu
+    return replace(
+        earlier,
+        kernels=may_use_kernels and kernels_of(config, machine),
+        scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
+    )
+
+
+def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:
+    """The dtypes of the earlier plan; None where the settings ask for others.
+
+    Raises:
+        UserError: the run computes in what this device does not.
+    """
+    precision = earlier.precision
+    requested = asked_precision(config, machine.multiplies_fast)
+    if requested not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
+        return None
+    if precision.compute == FLOAT16 and not machine.rate("float16"):
+        raise UserError(
+            "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a GPU "
+            "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
+        )
+    return precision
+
+
+def choice_to_keep(
+    config: Config, machine: Machine, work: Workload, earlier: ExecutionPlan, anew: Collection[str]
+) -> ExecutionPlan | None:
+    """The earlier plan with the evaluation of now; None where the step has other rows, or is asked to be cut or save otherwise.
+
+    Args:
+        anew: settings that this start changes, see `newly_asked`.
+    """
+    for name in anew:
+        if name == EVALUATION_BATCH:
+            rows = evaluation_batch(config, machine, earlier.batch_size_per_gpu)
+            earlier = replace(earlier, eval_batch_size_per_gpu=rows)
+        elif name not in MICRO_BATCHES or getattr(config.train, name) != getattr(earlier, name):
+            return None
+    rows = earlier.batch_size_per_gpu * earlier.gradient_accumulation_steps
+    # Where a micro-batch is bound by its tokens, there are more micro-batches than its rows alone would make.
+    is_full = work.step_shapes.max_tokens is not None or work.rows > rows - earlier.batch_size_per_gpu
+    return earlier if rows >= work.rows and is_full else None
