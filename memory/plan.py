@@ -107,6 +107,7 @@ class Search:
         self._work = ladder.work
         self._machine = ladder.machine
         self._budget = ladder.machine.budget_bytes
+        self._num_blocks = ladder.work.model.num_layers + ladder.work.model.num_decoder_layers
         self._doubt = 1 + pace_of(ladder.machine.speed_class).nominal_spread
         self.peak = cache(self._predict_peak)
         self.seconds = cache(self._predict_seconds)
@@ -216,15 +217,20 @@ class Search:
         return self.seconds(plan) <= NEARLY * min(map(self.seconds, alike))
 
     def _is_better(self, plan: ExecutionPlan, best: ExecutionPlan | None) -> bool:
-        """Whether it takes less time, by more than nominal speeds may be off where weights are elsewhere, and is no less exact."""
+        """Whether it takes less time and is no less exact.
+
+        Weights are kept elsewhere where that saves more time than nominal speeds may be off. Any saving is enough beside an
+        int8 base, and beside recomputation in several passes, each of which reads all weights twice.
+        """
         if best is None:
             return True
         is_exact = plan.storage not in QUANTIZED
         was_exact = best.storage not in QUANTIZED
         if was_exact and not is_exact:
             return False
-        is_sure = plan.weights_in == best.weights_in or (is_exact and not was_exact)
-        return (1.0 if is_sure else self._doubt) * self.seconds(plan) < self.seconds(best)
+        is_poor = (is_exact and not was_exact) or (best.accumulation_passes > 1 and best.saved_blocks < self._num_blocks)
+        doubt = 1.0 if is_poor or plan.weights_in == best.weights_in else self._doubt
+        return doubt * self.seconds(plan) < self.seconds(best)
 
 
 def plan(
