@@ -13,10 +13,10 @@ from memory.batch_size import effective_batch
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.step_work import make_work
 from optimizers import OPTIMIZERS
 from settings.declared import Config, settings_by_name
 from settings.errors import DoesNotFit
+from settings.precedence import model_presets
 from units import MIB, format_size
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LEAST_BUDGET = 256 * MIB  # The least that is proposed.
 MOST_CHANGES = 2  # Of a refusal, beside a larger budget.
+SIZES = ("small", "base", "large", "3b", "11b")  # Of a family of model presets.
 Change = tuple[str, int | str]  # Name of a setting, and its new value.
 
 
@@ -76,13 +77,13 @@ def refusal(
     machine: Machine,
     work: Workload,
     least: ExecutionPlan,
-    least_peak: Callable[[Config, Workload], int],
+    least_peak: Callable[[Config], int],
 ) -> list[str]:
     """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three changes.
 
     Args:
         least: the execution plan that needs the least.
-        least_peak: the least bytes that any plan of other settings, and of the work that they make, needs.
+        least_peak: the least bytes that any plan of other settings needs.
     """
     phases = predict(work, least, machine)
     phase, peak = peak_of(phases)
@@ -105,53 +106,28 @@ def refusal(
         target=longest.target,
         free=format_size(max(0, machine.budget_bytes - machine.base_bytes)),
     )
-    fitting = list[tuple[int, str]]()
+    fitting = list[str]()
     others = list[tuple[int, str]]()
     for change in _changes(config, least, effective_batch(config, machine), 0):
-        less = _peak_after(change, config, machine, work, least_peak)
+        less = least_peak(_changed(config, change))
+        words = {"flag": _label(change), "peak": format_size(less)}
         if less <= machine.budget_bytes:
-            helps = say("--{flag} would fit, with about {peak}", flag=_label(change), peak=format_size(less))
-            fitting.append((less, helps))
+            fitting.append(say("--{flag} would fit, with about {peak}", **words))
         elif peak - less > MIB:
-            helps = say(
-                "--{flag} would need about {peak}: not enough by itself, but it helps most",
-                flag=_label(change),
-                peak=format_size(less),
-            )
+            helps = say("--{flag} would need about {peak}: not enough by itself, but it helps most", **words)
             others.append((less, helps))
-    others.sort()
+    changes = [*fitting, *(helps for _, helps in sorted(others))]
     return [
         sentence,
-        *[helps for _, helps in [*fitting, *others][:MOST_CHANGES]],
+        *changes[:MOST_CHANGES],
         say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB)),
     ]
 
 
-def _peak_after(
-    change: Change,
-    config: Config,
-    machine: Machine,
-    work: Workload,
-    least_peak: Callable[[Config, Workload], int],
-) -> int:
-    name, value = change
-    changed = _changed(config, change)
-    source = work.source_tokens
-    target = work.target_tokens
-    shapes = work.shapes
-    evaluation = work.evaluation
-    if name == "max_seq_len":
-        source = min(source, int(value))
-        target = min(target, make_work(changed, machine, source, None).target_tokens)
-        evaluation = None
-    if name in ("max_seq_len", "effective_batch_size"):
-        shapes = None
-    changed_work = replace(make_work(changed, machine, source, target), shapes=shapes, evaluation=evaluation)
-    return least_peak(changed, changed_work)
-
-
 def _changed(config: Config, change: Change) -> Config:
     name, value = change
+    if name == "model_preset":
+        return replace(config.changed(**model_presets()[str(value)]), model_preset=str(value))
     return config.changed(**{name: value})
 
 
@@ -194,3 +170,17 @@ def _all_changes(config: Config, choice: ExecutionPlan, rows: int, peak_bytes: i
         yield "lora_base", INT4
     if not adapts and train.is_finetune and train.finetune_from is not None:
         yield "lora_rank", 8
+    smaller = _smaller_preset(config)
+    if smaller is not None and not train.is_finetune and not train.is_keep_training:
+        yield "model_preset", smaller
+
+
+def _smaller_preset(config: Config) -> str | None:
+    """The next smaller model of the same family; None for the smallest, and where fields of the shape were given."""
+    presets = model_presets()
+    family, _, size = config.model_preset.rpartition("-")
+    is_changed = any(vars(config.model)[name] != value for name, value in presets.get(config.model_preset, {}).items())
+    if is_changed or size not in SIZES[1:]:
+        return None
+    name = f"{family}-{SIZES[SIZES.index(size) - 1]}"
+    return name if name in presets else None

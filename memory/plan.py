@@ -228,7 +228,9 @@ class Search:
         was_exact = best.storage not in QUANTIZED
         if was_exact and not is_exact:
             return False
-        is_poor = (is_exact and not was_exact) or (best.accumulation_passes > 1 and best.saved_blocks < self._num_blocks)
+        is_poor = (is_exact and not was_exact) or (
+            best.accumulation_passes > 1 and best.saved_blocks < self._num_blocks
+        )
         doubt = 1.0 if is_poor or plan.weights_in == best.weights_in else self._doubt
         return doubt * self.seconds(plan) < self.seconds(best)
 
@@ -342,8 +344,13 @@ def _does_not_fit(config: Config, machine: Machine, work: Workload, least: Execu
             size=format_size(machine.host_bytes),
         )
 
-    def least_peak(changed: Config, changed_work: Workload) -> int:
-        search = Search(Ladder(changed, machine, changed_work))
+    def least_peak(changed: Config) -> int:
+        source = min(work.source_tokens, changed.data.max_seq_len)
+        target = min(work.target_tokens, make_work(changed, machine, source, None).target_tokens)
+        other = make_work(changed, machine, source, target)
+        if changed.data.max_seq_len == config.data.max_seq_len:
+            other = replace(other, evaluation=work.evaluation, shapes=work.shapes if other.rows == work.rows else None)
+        search = Search(Ladder(changed, machine, other))
         smallest = search.smallest()
         return machine.budget_bytes + 1 if smallest is None else search.peak(smallest)
 
