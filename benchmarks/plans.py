@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from devices.processor import AMX_BF16, AVX2, AVX512_BF16, Processor
 from memory.estimate.workload import Machine
@@ -120,9 +121,9 @@ def describe(made: Plan) -> str:
     )
 
 
-def record(words: list[str]) -> dict[str, list[list[object]]]:
+def record(words: list[str]) -> dict[str, list[list[Any]]]:
     """What is planned now, at budgets from the least on."""
-    rows: dict[str, list[list[object]]] = {}
+    rows: dict[str, list[list[Any]]] = {}
     for name, config, machine, source, target in cases():
         if not all(word in name.split() for word in words):
             continue
@@ -136,19 +137,19 @@ def record(words: list[str]) -> dict[str, list[list[object]]]:
     return rows
 
 
-def compare(words: list[str], before: dict[str, list[list[object]]]) -> None:
+def compare(words: list[str], before: dict[str, list[list[Any]]]) -> None:
     """Print the cases that are lost, those whose peak has grown in a saving mode, and how many there are."""
     ratios, lost = list[float](), 0
     for name, config, machine, source, target in cases():
         if not all(word in name.split() for word in words):
             continue
         for budget, peak, seconds, *choice in before[name]:
-            made = planned(config, machine, int(budget) * MIB, source, target)
-            ratio = made.seconds / float(seconds) if made else float("inf")
+            made = planned(config, machine, budget * MIB, source, target)
+            ratio = made.seconds / seconds if made else float("inf")
             ratios.append(ratio)
             is_lost = ratio > MOST_SLOWER
             lost += is_lost
-            grown = made.peak_bytes / MIB / int(peak) if made else 0.0
+            grown = made.peak_bytes / MIB / peak if made else 0.0
             if is_lost or (config.memory.memory_mode != "auto" and grown > 1.08):
                 now = describe(made) if made else "does not fit"
                 print(f"{name} {budget}M: {ratio:.3f} of the seconds, {grown:.2f} of the peak: {now}; before {choice}")

@@ -131,12 +131,19 @@ class Ladder:
         return self._families[rung]
 
     def _cut(self, rung: Rung) -> Iterator[list[ExecutionPlan]]:
+        config = self._config
+        machine = self.machine
+        shapes = self.work.step_shapes
         precision = self.precision_of(rung)
-        config, machine, shapes = self._config, self.machine, self.work.step_shapes
+        loss_chunk_bytes = DEVICE_LOSS_CHUNK_BYTES if machine.pads_attention else LOSS_CHUNK_BYTES
+        if rung.is_tight:
+            loss_chunk_bytes = SMALL_LOSS_CHUNK_BYTES
+        saved_blocks = {ALL: [self._num_blocks], SOME: range(self._num_blocks, -1, -1), NONE: [0]}[rung.activations]
         for rows in micro_batches(config, self.work.rows):
             num_micro_batches = shapes.count(rows)
             source_sizes, target_sizes = shapes.sizes(rows)
-            for accumulation_passes, malloc in product(divisors(num_micro_batches), rung.mallocs):
+            passes = [number for number in range(1, num_micro_batches + 1) if num_micro_batches % number == 0]
+            for accumulation_passes, malloc in product(passes, rung.mallocs):
                 plan = ExecutionPlan(
                     batch_size_per_gpu=rows,
                     micro_batches_per_pass=num_micro_batches // accumulation_passes,
@@ -145,18 +152,15 @@ class Ladder:
                     eval_batch_size_per_gpu=evaluation_batch(config, machine, rows),
                     storage=precision.storage,
                     compute=precision.compute,
-                    loss_chunk_bytes=SMALL_LOSS_CHUNK_BYTES if rung.is_tight else largest_loss_chunk(machine),
+                    loss_chunk_bytes=loss_chunk_bytes,
                     malloc=malloc,
                     source_sizes=source_sizes,
                     target_sizes=target_sizes,
                     kernels=kernels_of(config, machine),
                     scores=scores_of(machine),
                 )
-                yield [
-                    each
-                    for offloaded in self.offloaded(plan, rung.weights_in)
-                    for each in self._keeping(offloaded, rung.activations)
-                ]
+                offloaded = self.offloaded(plan, rung.weights_in)
+                yield [replace(each, saved_blocks=saved) for each, saved in product(offloaded, saved_blocks)]
 
     def offloaded(self, plan: ExecutionPlan, weights_in: str) -> list[ExecutionPlan]:
         """The same plan with weights kept there, of as few blocks as settings allow first."""
@@ -176,11 +180,6 @@ class Ladder:
             for malloc in mallocs:
                 yield self.offloaded(replace(plan, malloc=malloc), weights_in)
 
-    def _keeping(self, plan: ExecutionPlan, activations: str) -> list[ExecutionPlan]:
-        least = self._num_blocks if activations == ALL else 0
-        most = 0 if activations == NONE else self._num_blocks
-        return [replace(plan, saved_blocks=saved) for saved in range(most, least - 1, -1)]
-
     def _allowed(self) -> list[Rung]:
         """The rungs of the table with fields that settings fix, without those that are not possible or come twice."""
         rungs = dict[Rung, Rung]()
@@ -198,30 +197,16 @@ class Ladder:
         )
         return rung.weights_in in self._weights_in and (can_reuse or not rung.reuses_memory)
 
-    @property
-    def _is_offload_fixed(self) -> bool:
-        return self._offload is not None or self._config.memory.weights_in != AUTO
-
     def _with_settings(self, rung: Rung) -> Rung:
         memory = self._config.memory
         if memory.gradient_checkpointing is True or memory.memory_mode == "ultra":
             rung = replace(rung, activations=NONE)
         elif memory.gradient_checkpointing is False or memory.memory_mode == "standard":
             rung = replace(rung, activations=ALL)
-        if self._is_offload_fixed:
+        if self._offload is not None or memory.weights_in != AUTO:
             rung = replace(rung, weights_in=self._weights_in[0])
         for weights in (NARROW, WIDE):
             wider = replace(rung, weights=weights)
             if self.precision_of(wider) == self.precision_of(rung):
                 rung = wider
         return rung
-
-
-def largest_loss_chunk(machine: Machine) -> int:
-    """Bytes of logits that the device forms together where there is room."""
-    return DEVICE_LOSS_CHUNK_BYTES if machine.pads_attention else LOSS_CHUNK_BYTES
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, in order."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -109,8 +109,8 @@ class Search:
         self._budget = ladder.machine.budget_bytes
         self._num_blocks = ladder.work.model.num_layers + ladder.work.model.num_decoder_layers
         self._doubt = 1 + pace_of(ladder.machine.speed_class).nominal_spread
-        self.peak = cache(self._predict_peak)
-        self.seconds = cache(self._predict_seconds)
+        self.peak = cache(lambda plan: peak_of(predict(ladder.work, plan, ladder.machine))[1])
+        self.seconds = cache(lambda plan: predict_seconds(ladder.work, plan, ladder.machine))
 
     def first_that_fits(self) -> Choice | None:
         """The first rung with a large enough micro-batch, or a faster plan above it; None: nothing fits.
@@ -190,12 +190,6 @@ class Search:
         families = self._ladder.families(rung)
         rows = min(family[0].batch_size_per_gpu for family in families)
         return [family[-1] for family in families if family[0].batch_size_per_gpu == rows]
-
-    def _predict_peak(self, plan: ExecutionPlan) -> int:
-        return peak_of(predict(self._work, plan, self._machine))[1]
-
-    def _predict_seconds(self, plan: ExecutionPlan) -> float:
-        return predict_seconds(self._work, plan, self._machine)
 
     def _first_within(self, family: list[ExecutionPlan], budget: int) -> ExecutionPlan | None:
         if not self._fits(family[-1], budget):
