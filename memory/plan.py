@@ -118,13 +118,15 @@ class Search:
         Last resorts are taken where nothing else fits or is nearly as fast.
         """
         rungs = list[Rung]()
+        best: ExecutionPlan | None = None
         for rung in self._ladder.rungs:
             rungs.append(rung)
-            plan = None if rung.is_last_resort else self.fastest_on(rung, self._budget)
-            if plan is not None and self._is_large_enough(rung, plan):
+            plan = best if rung.is_last_resort else self.fastest_on(rung, self._budget, best)
+            if plan is not None and plan is not best and self._is_large_enough(rung, plan):
                 break
-        lower = self._ladder.rungs[len(rungs) :]
-        return self.fastest([*rungs, *(rung for rung in lower if rung.is_last_resort)], self._budget)
+            best = plan
+        last_resorts = (rung for rung in self._ladder.rungs[len(rungs) :] if rung.is_last_resort)
+        return self.fastest([*rungs, *last_resorts], self._budget)
 
     def fastest(self, rungs: list[Rung], budget: int, most_seconds: float = math.inf) -> Choice | None:
         """The fastest plan of these rungs within a budget; of those that are as good, the one on the highest rung."""

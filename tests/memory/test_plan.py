@@ -110,16 +110,6 @@ def test_every_choice_keeps_the_effective_batch(rows: int, processes: int, mode:
         assert most >= work.rows > most - choice.batch_size_per_gpu, "no empty micro-batch, no row left over"
 
 
-@pytest.mark.parametrize("flag", ["batch_size_per_gpu", "gradient_accumulation_steps"])
-def test_a_number_given_is_kept(flag: str) -> None:
-    made = plan(settings_of(effective_batch_size=12, **{flag: 3}), machine(3 * GIB))
-    given_value = (
-        made.choice.batch_size_per_gpu if flag == "batch_size_per_gpu" else made.choice.gradient_accumulation_steps
-    )
-    assert given_value == 3
-    assert made.effective_batch_size == 12
-
-
 @pytest.mark.parametrize("flags", [{}, {"is_finetune": True, "lora_rank": 8}, {"max_grad_norm": 1.0}])
 def test_more_budget_is_never_slower_and_the_peak_stays_inside(flags: dict[str, Any]) -> None:
     config = settings_of(model_preset="t5-base", effective_batch_size=16, max_seq_len=256, **flags)
