@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import SHAPE, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
+from tests.end_to_end.world import SHAPE, World
 
 RUN_ALL = """
 import contextlib, io, json, sys
