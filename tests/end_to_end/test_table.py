@@ -362,7 +362,7 @@ TABLE = (
         (
             "merge --adapter={lora} --output={here}/merged",
             f"generate --model={{lora}} {QUESTION}",
-            f"generate --model={{pairs}} --adapter={{lora}} {QUESTION}",
+            f"generate --model={{whole}} --adapter={{lora}} {QUESTION}",
             f"generate --model={{here}}/merged {QUESTION}",
         ),
         (same_answers(3),),

@@ -47,8 +47,8 @@ RUNS = {
         "--max_steps=40", "--learning_rate=0.01",
     ),
     "lora": (
-        "train", "--is_finetune=True", "--train_file={new_words.jsonl}", *COMMON, "--finetune_from={pairs}", "--eval_steps=12",
-        "--sample_rows=1", f"--max_steps={STEPS}", "--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--learning_rate=0.01", "--save_steps=5",
+        "train", "--is_finetune=True", "--train_file={new_words.jsonl}", *FINETUNING,
+        f"--max_steps={STEPS}", "--lora_rank=4", "--lora_targets=all", "--lora_dropout=0.1", "--learning_rate=0.03", "--save_steps=5",
     ),
 }  # fmt: skip
 
