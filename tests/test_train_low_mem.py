@@ -32,37 +32,6 @@ def run(folder: Path, fakes: Path, *arguments: str, **variables: str) -> Run:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-TRAPS = {
-    "mistyped flag": (["train", "--is_finetun=True"], ["--is_finetun:", "--is_finetune?"]),
-    "mistyped command": (["trian"], ["trian, is not a command", "did you mean train?"]),
-    "stray word after the flags": (["train", "--max_steps", "3", "4"], ["4, is unexpected"]),
-    "a file without its flag": (["train", "."], ["--train_file=."]),
-    "two hyphens alone": (["train", "--", "--interactive"], ["--, is unexpected", "--interactive:"]),
-    "lost no": (["train", "--noise_density"], ["--noise_density, needs a value"]),
-    "negated switch": (["train", "--no-group-by-length"], ["write --group_by_length=False"]),
-    "empty value": (["train", "--output_dir="], ["--output_dir, needs a value"]),
-    "flag of another command": (["generate", "--learning_rate=1"], ["--learning_rate:"]),
-    "beginning of a flag that another command has": (
-        ["train", "--early_stopping=3"],
-        ["--early_stopping:", "--early_stopping_evals?"],
-    ),
-    "everything at once": (
-        ["train", "extra", "--sed=1", "--max_steps=x", "--seed", "--d_ff=0"],
-        ["train: 5 problems", "extra", "--sed:", "--max_steps = x", "--seed, needs", "--d_ff = 0"],
-    ),
-}
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_mistakes_are_answered(trap: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, parts = TRAPS[trap]
-    assert train_low_mem.main(arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    for part in parts:
-        assert part in told.err
-
-
 def test_mistakes_are_answered_before_torch_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     fake = fakes(tmp_path / "fake")

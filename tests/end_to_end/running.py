@@ -14,8 +14,12 @@ from typing import Any
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# models this small only wait for each other with two threads, above all on a busy machine
-ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+# Models this small only wait for each other with two threads, above all on a busy machine; what they compute is compared with
+# recorded figures, so it is computed alike on every processor.
+ENVIRONMENT = {
+    **os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}  # fmt: skip
 Run = subprocess.CompletedProcess[str]
 ENGLISH = "the river runs under a stone bridge where small boats wait for morning light and people talk of rain"
 WORDS = ENGLISH.split()
@@ -44,7 +48,7 @@ class Place:
         own = [
             flag
             for flag in self.flags()
-            if not (name in ("generate", "convert", "merge", "check") and flag.startswith("--cache_dir"))
+            if not (name in ("generate", "convert", "merge", "check", "embed") and flag.startswith("--cache_dir"))
         ]
         return [str(ROOT / "train_low_mem.py"), name, *own, *flags]
 
@@ -98,11 +102,54 @@ def write_text(path: Path, lines: int = 400) -> Path:
 
 
 def write_pairs(path: Path, rows: int = 120) -> Path:
-    """Questions and answers in both languages."""
+    """Questions in two languages, each with one answer, which can be learnt by heart."""
     draw = random.Random(8)
     with path.open("w", encoding="utf8") as file:
         for _ in range(rows):
-            word, other = draw.choice(WORDS), draw.choice(WORDS)
-            row = {"prompt": f"{word} 是什么？", "response": f"{word} is {other}, {draw.choice(LETTERS)}"}
+            number = draw.randrange(len(WORDS))
+            word, other = WORDS[number], WORDS[-number]
+            row = {"prompt": f"{word} 是什么？", "response": f"{word} is {other}, {LETTERS[number]}"}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def write_preferences(path: Path, rows: int = 150) -> Path:
+    """The better answer says yes, the worse one no."""
+    with path.open("w", encoding="utf8") as file:
+        for number in range(rows):
+            word = WORDS[number % len(WORDS)]
+            row = {"prompt": f"is {word} {number}?", "chosen": f"yes, {word}", "rejected": f"no, not {word} at all"}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_labels(path: Path, rows: int = 150) -> Path:
+    """Texts of two languages, labelled by their language."""
+    draw = random.Random(9)
+    with path.open("w", encoding="utf8") as file:
+        for number in range(rows):
+            english = " ".join(draw.choices(WORDS, k=draw.randint(3, 9)))
+            chinese = "".join(draw.choices(LETTERS, k=draw.randint(3, 15)))
+            row = {"text": chinese, "label": "zh"} if number % 2 else {"text": english, "label": "en"}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def write_talks(path: Path, rows: int = 40) -> Path:
+    """Conversations of two turns."""
+    with path.open("w", encoding="utf8") as file:
+        for n in range(rows):
+            turns = (f"word {n}?", f"it is {n}", "and then?", f"then {n + 1}")
+            roles = ("user", "assistant") * 2
+            messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def write_new_words(path: Path, rows: int = 40) -> Path:
+    """Pairs whose answers are tokens that no tokenizer has; these tokens stand beside, in a file of their own."""
+    path.with_suffix(".txt").write_text("<a_1>\n<a_2>\n", encoding="utf8")
+    with path.open("w", encoding="utf8") as file:
+        for n in range(rows):
+            file.write(json.dumps({"prompt": f"the river {n}", "response": f"<a_{n % 2 + 1}>"}) + "\n")
     return path

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import SHAPE, World
 from tests.end_to_end.running import ENVIRONMENT, WORDS, Place, Run
+from tests.end_to_end.world import SHAPE, World
 
 REACHED = 77
 

@@ -15,8 +15,8 @@ from benchmarks.faults.disk_faults import VARIABLE, Fault
 from memory.estimate.disk import disk_need
 from settings.loading import load
 from tests.end_to_end import running
-from tests.end_to_end.conftest import SHAPE, WORK, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Place
+from tests.end_to_end.world import SHAPE, WORK, World
 from training.checkpoints.folder import Checkpoints
 from units import MIB
 

@@ -12,8 +12,8 @@ import pytest
 
 from model.shapes import weight_counts
 from settings.loading import load
-from tests.end_to_end.conftest import World
 from tests.end_to_end.running import ENVIRONMENT, ROOT, Run
+from tests.end_to_end.world import World
 
 PASTED = """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.two_hosts import STEPS, can_make_hosts, rehearse
-from tests.end_to_end.conftest import SAME, World
+from tests.end_to_end.world import SAME, World
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import SHAPE, World
 from tests.end_to_end.running import ENVIRONMENT, Place
+from tests.end_to_end.world import SHAPE, World
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 MARGIN = 32 * 2**20  # what the budget leaves free below a limit of this size

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import SAME, STEPS, World
 from tests.end_to_end.running import ENVIRONMENT, ROOT
+from tests.end_to_end.world import SAME, STEPS, World
 from tests.ranks import must_succeed
 
-CUT = 10  # the step that runs are resumed after
 slow = pytest.mark.slow
 
 
@@ -23,17 +21,6 @@ def launcher(count: int) -> tuple[str, ...]:
     if count == 1:
         return (sys.executable,)
     return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count))
-
-
-def cut_back(run: Path) -> None:
-    """Make a run one that was killed after step CUT."""
-    folder = run / "checkpoints"
-    for checkpoint in folder.glob("step_*"):
-        if int(checkpoint.name.removeprefix("step_")) > CUT:
-            shutil.rmtree(checkpoint)
-    for name in ("latest", "best"):
-        (folder / name).unlink()
-    (folder / "latest").symlink_to(f"step_{CUT:08}", target_is_directory=True)
 
 
 def test_the_same_flags_train_the_same_model_on_two_processes(world: World, tmp_path: Path) -> None:
@@ -73,18 +60,6 @@ def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_
     losses = place.losses(run.name)
     assert losses == pytest.approx({step: pretrained.place.losses("whole")[step] for step in losses}, rel=SAME)
     assert max(losses) < STEPS
-
-
-@slow
-@pytest.mark.parametrize("after", [1, 3])
-def test_a_resume_in_another_number_of_processes(pretrained: World, tmp_path: Path, after: int) -> None:
-    place = pretrained.beside(tmp_path)
-    flags = (*pretrained.train_flags, "--run_name=cut", "--keep_latest_n_ckp=9")
-    place.do("train", *flags, launcher=launcher(2))
-    cut_back(place.runs / "cut")
-    place.do("train", "--is_keep_training=True", "--run_name=cut", launcher=launcher(after))
-    assert max(place.losses("cut")) == STEPS
-    assert pretrained.difference(place, "cut") < SAME
 
 
 @slow

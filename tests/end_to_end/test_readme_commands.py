@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.end_to_end.conftest import SHAPE
 from tests.end_to_end.running import ENVIRONMENT, ROOT, write_pairs, write_text
+from tests.end_to_end.world import SHAPE
 from tests.test_readme import commands_of
 
 # after the flags of the page, so that they are the ones that count

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end import running
-from tests.end_to_end.conftest import STEPS, World
 from tests.end_to_end.running import ENVIRONMENT
+from tests.end_to_end.world import STEPS, World
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -97,26 +97,3 @@ def test_a_second_process_beside_a_living_one_is_refused(pretrained: World, tmp_
                 first.send_signal(signal.SIGCONT)
     assert first.returncode == 0
     assert place.losses("live") == pretrained.place.losses("whole")
-
-
-# --- weights that rest in a file ---
-
-
-def leftovers(folder: Path) -> list[Path]:
-    return list(folder.rglob(".weights-*"))
-
-
-@pytest.mark.slow
-def test_a_kill_costs_nothing_but_the_steps_since_the_last_checkpoint(pretrained: World, tmp_path: Path) -> None:
-    place, flags = pretrained.beside(tmp_path), (*pretrained.train_flags, "--run_name=cut", "--weights_in=file")
-    place.stop_at(13, signal.SIGKILL, "train", *flags)
-    assert not leftovers(tmp_path), "the system frees the file with the process"
-    done = place.do("train", "--is_keep_training=True", "--run_name=cut", "--weights_in=file")
-    assert "offloaded to a file" in " ".join(done.stdout.split())
-    assert place.losses("cut") == pretrained.place.losses("whole"), "those of weights in memory"
-    one, other = (
-        runs / name / "model.safetensors" for runs, name in ((place.runs, "cut"), (pretrained.place.runs, "whole"))
-    )
-    assert one.read_bytes() == other.read_bytes()
-    for event in (event for event in place.events("cut") if event["event"] == "step"):
-        assert 0.0 < event["update_seconds"] + event["weights_wait_seconds"] < event["seconds"]

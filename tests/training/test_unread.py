@@ -71,5 +71,6 @@ def test_nothing_in_a_preset_is_in_vain(tmp_path: Path, name: str) -> None:
     tiny |= {"epochs": 0.01} if "epochs" in preset else {}
     places = {"output_dir": tmp_path / "runs", "log_dir": tmp_path / "logs", "cache_dir": tmp_path / "cache"}
     data = {"train_file": data_of(preset, tmp_path), "validation_file": "none"}
+    data |= {"answers": data["train_file"]} if "answers" in preset else {}
     flags = {"config": PRESETS_DIR / f"{name}.yaml", **tiny, **places, **data, "run_name": "tiny"}
     assert notes(tmp_path, load("train", {key: str(value) for key, value in flags.items()})) == []

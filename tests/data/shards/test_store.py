@@ -152,7 +152,7 @@ def test_a_flipped_bit_in_a_shard_is_told_before_the_first_row(prepared: Prepare
         shard.write_bytes(content)
         os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
     with pytest.raises(UserError) as caught:
-        check_shards(prepared.train_dir, forget_pages=True)
+        check_shards(prepared.train_dir)
     assert len(caught.value.problems) == 2
     for shard, problem in zip(shards, caught.value.problems, strict=False):
         assert str(shard) in problem and "is damaged, its checksum" in problem

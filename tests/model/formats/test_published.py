@@ -114,7 +114,7 @@ from pathlib import Path
 from config import T5ModelConfig
 from model.hf_format import load, save
 from model.t5 import T5
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 place = Path("{tmp_path}")
 small = T5(T5ModelConfig(vocab_size=64, d_model=16, num_layers=1, num_decoder_layers=1)).initialise(0)
@@ -124,8 +124,15 @@ load(place / "small")
 torch.load(place / "small.bin", weights_only=True, mmap=True)
 model = T5(T5ModelConfig(vocab_size={shape.vocab_size}, num_layers=2, num_decoder_layers=2)).initialise(0)
 size = sum(weight.nbytes for weight in model.parameters())
-save(model, place / "shards", 2**24)
+save(model, place / "shards")
 save(model, place / "pickle")
+tensors = load_file(place / "shards/model.safetensors")
+files = {{name: f"model-{{number % 4 + 1:05}}-of-00004.safetensors" for number, name in enumerate(tensors)}}
+for file in set(files.values()):
+    save_file({{name: tensors[name] for name in tensors if files[name] == file}}, place / "shards" / file)
+(place / "shards/model.safetensors.index.json").write_text(json.dumps({{"metadata": {{}}, "weight_map": files}}))
+(place / "shards/model.safetensors").unlink()
+del tensors
 torch.save(load_file(place / "pickle/model.safetensors"), place / "pickle/pytorch_model.bin")
 (place / "pickle/model.safetensors").unlink()
 del model
