@@ -142,6 +142,8 @@ def bit_for_bit(run: str, undisturbed: str = "whole") -> Check:
             for place, name in ((seen.place, run), (theirs, undisturbed))
         ]
         assert evaluations[0] == evaluations[1]
+        ends = [place.events(name)[-1] for place, name in ((seen.place, run), (theirs, undisturbed))]
+        assert ends[0]["first_eval_loss"] == ends[1]["first_eval_loss"]
         for file in ("{}.safetensors", "checkpoints/latest/state/optimizer.safetensors"):
             name = file.format(
                 "adapter_model" if (theirs.runs / undisturbed / "adapter_config.json").exists() else "model"
@@ -155,8 +157,11 @@ def was_cut(run: str) -> Check:
     """A run was stopped in its middle and then went on, so that each step stands once and its folder is whole."""
 
     def check(seen: Seen) -> None:
-        assert seen.done[0].returncode in (130, -signal.SIGKILL), seen.done[0].stdout
+        stopped = seen.done[0]
         starts = [event["step"] for event in seen.place.events(run) if event["event"] == "start"]
+        if stopped.returncode != -signal.SIGKILL:
+            assert stopped.returncode == 130, stopped.stdout
+            assert f"stopped after step {starts[-1]}, saved in {seen.folder(run)}" in stopped.stdout
         assert len(starts) == 2
         assert not list(seen.place.runs.rglob(".tmp-*")) and not list(seen.place.runs.rglob(".weights-*"))
 

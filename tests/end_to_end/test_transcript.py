@@ -22,13 +22,13 @@ import contextlib, io, json, sys
 import train_low_mem
 results = []
 for arguments in json.load(sys.stdin):
-    screen = io.TextIOWrapper(io.BytesIO(), encoding="utf8", write_through=True)
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+    out, screen = (io.TextIOWrapper(io.BytesIO(), encoding="utf8", write_through=True) for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(screen):
         try:
             code = train_low_mem.main(arguments)
         except SystemExit as exit:
             code = exit.code
-    results.append([code, screen.buffer.getvalue().decode("utf8")])
+    results.append([code, *(stream.buffer.getvalue().decode("utf8") for stream in (out, screen))])
 print(json.dumps(results))
 """
 LINES = yaml.safe_load(Path(__file__).with_name("transcript.yaml").read_text("utf8"))
@@ -54,7 +54,7 @@ def write_bad_data(data: Path, model: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:5000])
 
 
-Outcome = tuple[int, str]
+Outcome = tuple[int, str, str]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def fill(text: str, world: World, place: Place) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes(world: World, place: Place) -> list[Outcome]:
-    """Exit code and screen of every line."""
+    """Exit code, standard output and standard error of every line."""
     lines = []
     for row in LINES:
         words = fill(row["line"], world, place).split()
@@ -99,9 +99,14 @@ def outcomes(world: World, place: Place) -> list[Outcome]:
 
 @pytest.mark.parametrize("number", range(len(LINES)), ids=[row["line"] or "nothing" for row in LINES])
 def test_a_line_of_the_transcript(world: World, place: Place, outcomes: list[Outcome], number: int) -> None:
-    row, (code, screen) = LINES[number], outcomes[number]
+    row, (code, out, error) = LINES[number], outcomes[number]
+    screen = out + error
     assert code == row["code"], screen
-    assert "Traceback" not in screen and "unexpected Error" not in screen
+    assert code == 0 or "{" in row["line"] or out == "", "a mistake that is typed leaves standard output alone"
+    if "bad rows" in row["names"]:
+        assert " 1" in next(line for line in screen.splitlines() if "bad rows" in line)
+    assert "Traceback" not in screen
+    assert "unexpected" not in screen or any("unexpected" in name for name in row["names"])
     for name in row["names"]:
         assert fill(name, world, place) in screen
 
