@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from tests.end_to_end.running import ROOT, Place, Run
 from tests.end_to_end.world import RUNS, SAME, SHAPE, STEPS, World, prompts_of
@@ -207,6 +208,22 @@ def holds(run: str, *names: str, without: str = "model.int8.safetensors") -> Che
     def check(seen: Seen) -> None:
         assert {path.name for path in seen.folder(run).iterdir()} >= set(names)
         assert not (seen.folder(run) / without).exists()
+
+    return check
+
+
+def trains_adapters_alone(run: str, storage: str) -> Check:
+    """An adapter in PEFT's format over `whole`, whose frozen weights are stored so, and an optimizer that knows no others."""
+
+    def check(seen: Seen) -> None:
+        about = json.loads((seen.folder(run) / "adapter_config.json").read_text("utf8"))
+        assert about["base_model_name_or_path"] == str(seen.world.path("whole").resolve())
+        assert about["r"] == 4 and about["target_modules"] == ["q", "k", "v", "o", "wi", "wo"]
+        with safe_open(seen.folder(run) / "checkpoints/latest/state/optimizer.safetensors", "pt") as state:
+            names = list(state.keys())
+        assert names and all(".adapter." in name for name in names)
+        plan = next(event for event in seen.place.events(run) if event["event"] == "plan")
+        assert plan["choice"]["storage"] == storage
 
     return check
 
@@ -490,7 +507,11 @@ TABLE = (
     Row(
         "an adapter over int8",
         ("train [lora] --lora_base=int8 --run_name=lora",),
-        (learns("lora"), holds("lora", "adapter_model.safetensors", without="model.safetensors")),
+        (
+            learns("lora"),
+            trains_adapters_alone("lora", "int8"),
+            holds("lora", "adapter_model.safetensors", "tokenizer.json", without="model.safetensors"),
+        ),
     ),
     Row(
         "an adapter over int4 in a file: asked to stop, and on",
