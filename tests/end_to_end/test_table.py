@@ -132,6 +132,19 @@ def same_losses(run: str, undisturbed: str = "whole", tolerance: float = SAME) -
     return check
 
 
+def near(run: str, undisturbed: str) -> Check:
+    """The losses of each step are within 1e-3 of those of a run of the world.
+
+    With Adafactor the noise of a sum in another order is as large a step as any where a gradient is nothing else.
+    """
+
+    def check(seen: Seen) -> None:
+        seen.world.path(undisturbed)
+        assert seen.place.losses(run) == pytest.approx(seen.world.place.losses(undisturbed), abs=1e-3)
+
+    return check
+
+
 def bit_for_bit(run: str, undisturbed: str = "whole") -> Check:
     """A run ends as one of the world that nothing has disturbed: losses, evaluations, weights, states of the optimizer."""
 
@@ -490,7 +503,7 @@ TABLE = (
     Row(
         "two processes share preferences in micro-batches",
         (Launched(None, "dpo [preferences] --run_name=two --batch_size_per_gpu=2 --gradient_checkpointing=True"),),
-        (learns("two"),),
+        (near("two", "preferences"),),
         is_slow=True,
     ),
     Row(
