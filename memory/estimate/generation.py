@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from limits import ENCODER_TOKENS, HEAP_BELOW, KERNEL_WIDTHS, LOSS_CHUNK_BYTES, TILE_ELEMENTS, few_places, filled_tokens
-from memory.estimate.blocks import Blocks
-from memory.estimate.peaks import blocks_of, evaluation_parts
+from memory.estimate.blocks import Block
+from memory.estimate.peaks import block_of, evaluation_parts
 from memory.estimate.precision import BFLOAT16, dtype_bytes
 from memory.estimate.shapes import Shapes, Tokens
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.observe.monitor import Monitor
-from model.shapes import inner_width, weight_counts
+from model.shapes import ENCODER, inner_width, stacks_of, weight_counts
 from settings.declared import GenerateConfig, T5ModelConfig
 from units import MIB
 
@@ -146,7 +146,9 @@ def predict_loss(
     choice = ExecutionPlan(rows, 1, 1, 0, rows, storage, weights.compute, LOSS_CHUNK_BYTES)
     machine = Machine(0, 0)
     passing = evaluation_parts(work, choice, machine)
-    tiles = blocks_of(work, choice, machine, is_evaluation=True).tile_bytes()  # small tensors, which stay in the heap
+    # Tiles of attention are small tensors, which stay in the heap.
+    blocks = [block_of(work, choice, machine, stack, is_evaluation=True) for stack in stacks_of(model)]
+    tiles = max(block.tile() for block in blocks)
     slack = int(LOSS_SLACK * sum(passing.values())) + tiles
     fixed = {"base": base_bytes, "libraries": LOSS_LIBRARIES_BYTES, "weights": weights.bytes}
     parts = {**fixed, **passing, "allocator slack": slack}
@@ -215,11 +217,9 @@ def _encoder_bytes(model: T5ModelConfig, weights: Weights, w: Writing) -> int:
     e = dtype_bytes(weights.compute)
     tokens = min(w.rows * w.source_tokens, max(ENCODER_TOKENS, w.source_tokens))
     rows = max(1, tokens // w.source_tokens)
-    blocks = Blocks(
-        model, e, False, Tokens(tokens, 1), ((w.source_tokens, 1),) * rows,
-        kernels=weights.kernels and model.d_kv in KERNEL_WIDTHS,
-    )  # fmt: skip
-    return blocks.encoder_answering() + tokens * model.d_model * e + 8 * tokens
+    kernels = weights.kernels and model.d_kv in KERNEL_WIDTHS
+    block = Block(model, ENCODER, e, e, Tokens(tokens, 1), ((w.source_tokens, 1),) * rows, kernels=kernels)
+    return block.forward() + tokens * model.d_model * e + 8 * tokens
 
 
 def _step_bytes(model: T5ModelConfig, e: int, w: Writing) -> int:

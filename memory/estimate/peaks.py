@@ -1,12 +1,10 @@
 """The memory of each phase of a run at its highest: phase -> component -> bytes.
 
-peak = base + weights + optimizer state + what the phase holds + what malloc keeps beyond its tensors. A step holds so little
-that it is counted, line by line as `engine/` makes it: gradients of one block and of the shared weights, checkpointed
-activations, saved blocks, one block's working memory (`memory.estimate.blocks`), one chunk of logits. e is the bytes of the
-compute dtype. Weight offload changes the parts at the end.
+What can be counted is counted: weights, gradients, the optimizer's state, checkpointed activations, saved blocks, logits, and a
+block's working memory (`memory.estimate.blocks`). What malloc keeps beyond its tensors is a share, fitted to measured runs. A
+probe corrects all that is temporary.
 
-Shapes: N source tokens and M target tokens of a micro-batch, D d_model, I = H K inner width of attention, F d_ff,
-V vocabulary, L layers.
+Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V vocabulary; e bytes of the compute dtype.
 """
 
 from __future__ import annotations
@@ -28,355 +26,421 @@ from limits import (
     loss_chunk_tokens,
     update_elements,
 )
-from memory.estimate.blocks import NO_ADAPTERS, Blocks
-from memory.estimate.precision import INT4, INT8, QUANTIZED, dtype_bytes
-from memory.estimate.shapes import Sizes, Tokens
+from memory.estimate.blocks import NO_ADAPTERS, Block
+from memory.estimate.precision import FLOAT16, FLOAT32, INT4, INT8, QUANTIZED, dtype_bytes
+from memory.estimate.shapes import Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
-from model.shapes import inner_width, label_head_weights, stacks_of
+from model.shapes import DECODER, ENCODER, Stack, inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
 from settings.consistency import SEQUENCE
 
-ROWS, CORRECTION = "rows of a step", "correction"
-FIXED = ("base", "weights", "weights at work", "optimizer state", ROWS)
+STEP_ROWS = "rows of a step"
+CORRECTION = "correction"
+FIXED = ("base", "weights", "weights at work", "optimizer state", STEP_ROWS)
 STEP_PHASES = ("loss", "decoder backward", "encoder backward", "block update", "last update")
-LOAD_BYTES = 8 * DRAWN_ELEMENTS  # buffers while weights are filled: what is drawn, and what it is scaled to
-SAVE_BYTES = FILE_CHUNK_BYTES  # while they are written
-ID_BYTES = 8
-ROW_BYTES = 400  # of a row beside its tokens: Python's objects, while it is read; its lengths and key
-ROUNDING_BYTES = 21  # buffers of the random bits of rounding to bf16, for each element of an update
-NO_SIZES: Sizes = ((), ())  # evaluation's micro-batches are filled up on a scale of their own
-# What malloc holds beyond the tensors that are there: one margin a mode, which a probe corrects with all that is temporary.
-# "small" maps nearly every tensor by itself, and rounds up. With the others as much as `devices.malloc.HeapTrimmer` lets it hold;
-# with "fast", which has tensors below 4 MiB in the heap, also what comes free within one block, in front of which nothing is trimmed.
-SMALL_SHARE, PIECES_SHARE = 0.015, 1.1
 CLEANED_BEFORE = ("evaluation", "samples")
+LOAD_BYTES = 8 * DRAWN_ELEMENTS  # Buffers while weights are filled: what is drawn, and what it is scaled to.
+ID_BYTES = 8
+ROW_BYTES = 400  # Python's objects of a row while it is read, its lengths and key.
+ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an update.
+# What malloc holds beyond the tensors in use. "small" maps nearly every tensor by itself, and rounds up. With the others it is
+# as much as `devices.malloc.HeapTrimmer` lets it hold, and with "fast" also what comes free within one block.
+SMALL_SHARE = 0.015
+PIECES_SHARE = 1.1
+Parts = dict[str, int]
 
 
-def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, dict[str, int]]:
+def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, Parts]:
     """Predict what each phase of a run holds at its highest: phase -> component -> bytes."""
-    is_host = machine.base_bytes > 0  # nothing in the host's memory counts where the device has its own
-    compiles = choice.compute == "bfloat16" and not machine.widens_whole  # oneDNN's products; those of fp32 are MKL's
-    fixed = {
-        "base": machine.base_bytes,
-        "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + _fp32_beside(work, choice),
-        "weights at work": slots_bytes(work, choice, machine),
-        "optimizer state": state_bytes(work),
-        "libraries": machine.libraries_bytes + COMPILED_BYTES * compiles * is_host,
-    }
-    if not fixed["weights at work"]:
-        del fixed["weights at work"]
-    peaks = StepPeaks(work, choice, machine)
-    phases = {
-        "load": {**fixed, "buffers": LOAD_BYTES},
-        "loss": {**fixed, **peaks.loss()},
-        **({"decoder backward": {**fixed, **peaks.decoder_backward()}} if work.model.num_decoder_layers else {}),
-        "encoder backward": {**fixed, **peaks.encoder_backward()},
-        "block update": {**fixed, **peaks.block_update()},
-        "last update": {**fixed, **peaks.last_update()},
-        "evaluation": {**fixed, **evaluation_parts(work, choice, machine)},
-        **({"samples": {**fixed, **samples_parts(work, choice, machine)}} if work.model.is_text else {}),
-        "save": {**fixed, "buffers": SAVE_BYTES},
-    }
-    passing = {phase: sum(size for name, size in parts.items() if name not in fixed) for phase, parts in phases.items()}
-    most = max(passing[phase] for phase in STEP_PHASES if phase in phases)
-    # the rows of a step, padded in the batches that its data comes in, and those of a pass over the model laid end to end
-    rows = choice.batch_size_per_gpu
-    here = work.step_shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
-    ids = work.step_shapes.padded_tokens(rows) + here.source + 2 * here.target  # read by the decoder, and to be written
-    for phase, parts in phases.items():
-        parts["allocator slack"] = allocator_slack(peaks, phase, passing[phase], most)
+    fixed = _fixed(work, choice, machine)
+    step = StepEstimate(work, choice, machine)
+    temporary = {"load": {"buffers": LOAD_BYTES}, **step.phases()}
+    temporary["evaluation"] = evaluation_parts(work, choice, machine)
+    if work.model.is_text:
+        temporary["samples"] = _samples(work, choice, machine)
+    temporary["save"] = {"buffers": FILE_CHUNK_BYTES}
+    highest = max(sum(temporary[phase].values()) for phase in STEP_PHASES if phase in temporary)
+    phases = dict[str, Parts]()
+    for phase, parts in temporary.items():
+        slack = step.allocator_slack(phase, sum(parts.values()), highest)
+        phases[phase] = {**fixed, **parts, "allocator slack": slack}
         if phase in STEP_PHASES:
-            parts[ROWS] = ID_BYTES * ids + ROW_BYTES * work.rows if is_host else 0
+            phases[phase][STEP_ROWS] = _row_bytes(work, choice, machine)
         if machine.correction != 1.0:
-            parts[CORRECTION] = int((machine.correction - 1.0) * changeable(parts))
+            phases[phase][CORRECTION] = int((machine.correction - 1.0) * changeable(phases[phase]))
     return phases
 
 
-def _fp32_beside(work: Workload, choice: ExecutionPlan) -> int:
-    """Adapters and rows of tokens, and what the weights of a label head take more than if they were stored like the others."""
-    label_head = sum(weight.size for weight in label_head_weights(work.model))
-    t = work.trained
-    # beside adapters nothing of the tables learns but rows of tokens
-    adapters = t.adapters + t.embedding + max(0, t.head - label_head) if t is not None and t.adapters else 0
-    return 4 * adapters + (4 - dtype_bytes(choice.storage)) * label_head
-
-
-def changeable(parts: dict[str, int]) -> int:
+def changeable(parts: Parts) -> int:
     """The temporary memory of a phase: all but base, weights, optimizer state and rows, before any correction."""
     return sum(size for name, size in parts.items() if name not in (*FIXED, CORRECTION))
 
 
-def peak_of(phases: dict[str, dict[str, int]]) -> tuple[str, int]:
+def peak_of(phases: dict[str, Parts]) -> tuple[str, int]:
     """The highest phase and its bytes."""
     totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
     highest = max(totals, key=lambda phase: totals[phase])
     return highest, totals[highest]
 
 
-def blocks_of(work: Workload, choice: ExecutionPlan, machine: Machine, *, is_evaluation: bool = False) -> Blocks:
-    """The blocks at the largest micro-batch of a step, or of evaluation."""
-    rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
+def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
+    """What is there in every phase."""
+    label_head = sum(weight.size for weight in label_head_weights(work.model))
+    fp32_weights = 4 * label_head - label_head * dtype_bytes(choice.storage)
+    if (
+        work.learning.adapters
+    ):  # With adapters, only rows of added tokens and a label head are trained of the model itself.
+        trained = work.learning
+        fp32_weights += 4 * (trained.adapters + trained.embedding + max(0, trained.head - label_head))
+    keeps_compiled_products = machine.base_bytes and choice.compute == "bfloat16" and not machine.widens_whole
+    fixed = {
+        "base": machine.base_bytes,
+        "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + fp32_weights,
+        "weights at work": slots_bytes(work, choice, machine),
+        "optimizer state": state_bytes(work),
+        "libraries": machine.libraries_bytes + (COMPILED_BYTES if keeps_compiled_products else 0),
+    }
+    return {name: size for name, size in fixed.items() if size or name != "weights at work"}
+
+
+def _row_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
+    """The rows of a step, padded in the batches in which they are read, and those of a pass laid end to end."""
+    if not machine.base_bytes:
+        return 0  # The host's memory does not count where the device has its own.
+    rows = choice.batch_size_per_gpu
+    together = work.step_shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
+    ids = work.step_shapes.padded_tokens(rows) + together.source + 2 * together.target  # Read, and to be written.
+    return ID_BYTES * ids + ROW_BYTES * work.rows
+
+
+def block_of(
+    work: Workload, choice: ExecutionPlan, machine: Machine, stack: Stack, *, is_evaluation: bool = False
+) -> Block:
+    """A block at the largest micro-batch of a step, or of an evaluation."""
     shapes = work.evaluation_shapes if is_evaluation else work.step_shapes
+    rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
+    e = dtype_bytes(choice.compute)
     drops = work.dropout and not is_evaluation
-    sizes = NO_SIZES if is_evaluation else choice.sizes
-    tokens, widest = shapes.largest_micro_batch(rows, sizes), shapes.widest_micro_batch(rows)
-    c, e = work.model, dtype_bytes(choice.compute)
-    kernels = choice.kernels and c.d_kv in KERNEL_WIDTHS
-    residual = max(e, dtype_bytes(choice.precision.between_blocks))
-    return Blocks(
-        c, e, drops, tokens, widest, choice.scores, machine.fuses_attention, work.answers, kernels, work.adapted,
-        machine.compiles_dropout, machine.processors, residual,
-    )  # fmt: skip
+    return Block(
+        model=work.model,
+        stack=stack,
+        e=e,
+        stream=max(e, dtype_bytes(choice.precision.between_blocks)),
+        tokens=shapes.largest_micro_batch(rows, ((), ()) if is_evaluation else choice.sizes),
+        rows=shapes.widest_micro_batch(rows),
+        answers=work.answers,
+        dropout=drops,
+        draws_masks=drops and not machine.compiles_dropout,
+        kernels=choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
+        scores=choice.scores,
+        is_fused=machine.fuses_attention,
+        processors=machine.processors,
+        adapted=work.adapted,
+    )
 
 
-class StepPeaks:
-    """What the pass holds at its highest places, beside weights and optimizer state: component -> bytes."""
+class StepEstimate:
+    """What a training step holds at its highest moments, beside weights and optimizer state."""
 
     def __init__(self, work: Workload, choice: ExecutionPlan, machine: Machine) -> None:
-        self.c, self.work, self.choice, self.machine = work.model, work, choice, machine
-        self.e, self.narrow = dtype_bytes(choice.compute), dtype_bytes(choice.precision.between_blocks)
-        self.counts, self.learns = work.counts, work.learns
-        self.gradient = 4 if work.trained and work.trained.adapters else self.e  # adapters are fp32
-        self.blocks = blocks_of(work, choice, machine)
-        # of all micro-batches that pass through a block together
-        together = work.step_shapes.together(choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes)
-        self.source, self.target = together.source, together.target
-        self.holds_all = work.hold_gradients or choice.accumulation_passes > 1
-        self.waiting = 2 if machine.num_processes > 1 else 1  # blocks whose gradients are there: one on its way
-        self.saved_decoder_blocks = min(choice.saved_blocks, self.c.num_decoder_layers)
-        self.saved_encoder_blocks = choice.saved_blocks - self.saved_decoder_blocks
-        self.last_stack = "decoder" if self.c.num_decoder_layers else "encoder"
+        model = work.model
+        self._work = work
+        self._choice = choice
+        self._machine = machine
+        self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
+        self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
+        self._tokens = self._blocks[
+            ENCODER
+        ].tokens  # Of one micro-batch; below of all that pass through a block together.
+        self._together = work.step_shapes.together(
+            choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes
+        )
+        saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
+        self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
+        self._gradient_bytes = 4 if work.learning.adapters else dtype_bytes(choice.compute)
+        self._holds_gradients = work.hold_gradients or choice.accumulation_passes > 1
+        self._is_alone = choice.micro_batches_per_pass == 1
 
-    def graphs(self, encoder: int, decoder: int) -> int:
+    def phases(self) -> dict[str, Parts]:
+        """Phase -> component -> bytes, of the phases of a step."""
+        phases = {"loss": self._loss()}
+        if self._work.model.num_decoder_layers:
+            phases["decoder backward"] = self._decoder_backward()
+        phases["encoder backward"] = self._encoder_backward()
+        phases["block update"] = self._block_update()
+        phases["last update"] = self._last_update()
+        return phases
+
+    def _loss(self) -> Parts:
+        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
+        model = self._work.model
+        learns = self._work.learns
+        trained = learns["embedding" if model.is_text and model.tie_word_embeddings else "head"]
+        activations = self._checkpointed(model.num_layers + 3, 0)
+        if model.num_decoder_layers:
+            activations = self._checkpointed(model.num_layers + 2, model.num_decoder_layers + 3)
+        parts = {
+            "gradients": self._gradient_bytes * (learns["total"] if self._choice.accumulation_passes > 1 else trained),
+            "checkpointed activations": activations,
+            "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
+        }
+        if not model.is_text:
+            return {**parts, "label head": _label_head(self._work, self._choice, self._tokens, has_gradient=True)}
+        return {
+            **parts,
+            "logits": _logits(self._work, self._choice, self._tokens.target, has_gradient=True),
+            "weights in compute dtype": _head_in_compute_dtype(
+                self._work, self._choice, self._machine, self._tokens.target
+            ),
+        }
+
+    def _decoder_backward(self) -> Parts:
+        """Inside the last decoder block: nothing of the blocks before has been freed."""
+        model = self._work.model
+        # Micro-batches before this one have left the gradient of their encoder output.
+        of_others = self._stream_bytes() * (self._together.source - self._tokens.source)
+        return {
+            **self._backward(DECODER),
+            "checkpointed activations": self._checkpointed(model.num_layers + 2, model.num_decoder_layers + 1)
+            + of_others,
+            "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
+        }
+
+    def _encoder_backward(self) -> Parts:
+        """Inside the last encoder block."""
+        return {
+            **self._backward(ENCODER),
+            "checkpointed activations": self._checkpointed(self._work.model.num_layers + 1, 0),
+            "saved blocks": self._saved(self._saved_blocks[ENCODER], 0),
+        }
+
+    def _backward(self, stack: Stack) -> Parts:
+        """A block at work, its weights in the compute dtype, and the gradients of weights."""
+        learns = self._work.learns[stack]
+        block = self._blocks[stack]
+        # Later micro-batches add to the gradients that the first has left; one alone forms them inside the block.
+        is_first = self._is_alone and not self._holds_gradients
+        size = block.backward(learns * self._gradient_bytes if is_first else 0)
+        if not self._saved_blocks[stack]:
+            size += sum(block.saved(block.tokens))
+            own = block.tokens.target if stack == DECODER else block.tokens.source
+            e = dtype_bytes(self._choice.compute)
+            if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
+                size += own * self._work.model.d_model * e
+        return {
+            "gradients": self._gradients(0 if self._is_alone else learns),
+            "one block": size,
+            "weights in compute dtype": _block_in_compute_dtype(
+                self._work, self._choice, self._machine, stack, self._tokens
+            ),
+        }
+
+    def _block_update(self) -> Parts:
+        """The update of the last block of the last stack, in chunks of rows."""
+        model = self._work.model
+        learns = self._work.learns[self._last_stack]
+        left = dict(self._saved_blocks)
+        left[self._last_stack] = max(0, left[self._last_stack] - 1)
+        activations = self._checkpointed(model.num_layers, 0)
+        if model.num_decoder_layers:
+            activations = self._checkpointed(model.num_layers + 3, model.num_decoder_layers)
+        return {
+            "gradients": self._gradients(learns),
+            "checkpointed activations": activations,
+            "saved blocks": self._saved(left[ENCODER], left[DECODER]),
+            "one update": self._one_update(),
+        }
+
+    def _one_update(self) -> int:
+        model = self._work.model
+        learns = self._work.learns[self._last_stack]
+        matrix = model.d_model * max(model.d_ff, inner_width(model))
+        elements = min(max(matrix, learns) if self._updates_together else matrix, self._most_updated)
+        turned = 0
+        if OPTIMIZERS[self._work.optimizer].turns:  # A copy of a whole matrix, and three squares of its shorter side.
+            size = min(matrix, learns)
+            side = min(model.d_model, size // model.d_model)
+            turned = (size + 3 * side**2) * (2 if self._choice.compute == "bfloat16" else 4)
+        return self._update_bytes(elements) + turned + self._copy_before_update(max(elements, matrix), is_block=True)
+
+    def _last_update(self) -> Parts:
+        """The update of embedding and head after the pass; where gradients are held, all of them are there."""
+        table = self._work.model.vocab_size * self._work.model.d_model
+        most = self._work.learns["total"] if self._holds_gradients and self._updates_together else table
+        update = self._update_bytes(min(self._most_updated, most)) + self._copy_before_update(table, is_block=False)
+        return {"gradients": self._gradients(0), "one update": update}
+
+    # --- Parts of several phases
+
+    def _stream_bytes(self) -> int:
+        """A token of the residual stream."""
+        return self._work.model.d_model * self._blocks[ENCODER].stream
+
+    def _narrow_bytes(self) -> int:
+        """A number of what passes between recomputed blocks."""
+        return dtype_bytes(self._choice.precision.between_blocks)
+
+    def _saved(self, encoder: int, decoder: int) -> int:
         """The graphs of so many saved blocks, of all micro-batches."""
-        of_target, of_source = self.blocks.decoder_graph_of()
-        of_source = encoder * self.blocks.encoder_graph() + decoder * of_source
-        one = self.blocks.tokens
-        return _scaled(of_source, self.source, one.source) + _scaled(decoder * of_target, self.target, one.target)
+        counts = {ENCODER: encoder, DECODER: decoder}
+        return sum(counts[stack] * sum(block.saved(self._together)) for stack, block in self._blocks.items())
 
     def _checkpointed(self, encoder: int, decoder: int) -> int:
-        tokens = encoder * self.source + decoder * self.target
-        if decoder:  # the encoder output and its gradient are there once for each answer
-            tokens += 2 * (self.work.answers - 1) * self.source
-        waiting = self._recomputed_tokens(encoder, decoder)
-        return self.c.d_model * (self.blocks.residual * (tokens - waiting) + self.narrow * waiting)
-
-    def _recomputed_tokens(self, encoder: int, decoder: int) -> int:
-        """Of so many checkpointed activations, those of recomputed blocks, which have the dtype between blocks."""
-        norm = 1 if decoder and self.choice.saved_blocks < self.c.num_decoder_layers else 0  # after the encoder
-        encoder = min(encoder, self.c.num_layers - self.saved_encoder_blocks + norm)
-        decoder = min(max(0, decoder - 1), self.c.num_decoder_layers - self.saved_decoder_blocks)
-        return encoder * self.source + decoder * self.target
+        """So many activations of each stack; those of recomputed blocks have the dtype between blocks."""
+        model = self._work.model
+        tokens = encoder * self._together.source + decoder * self._together.target
+        if decoder:  # The encoder output and its gradient are there once for each answer.
+            tokens += 2 * (self._work.answers - 1) * self._together.source
+        is_decoder_recomputed = decoder > 0 and self._choice.saved_blocks < model.num_decoder_layers
+        encoder_inputs = model.num_layers - self._saved_blocks[ENCODER] + is_decoder_recomputed
+        decoder_inputs = model.num_decoder_layers - self._saved_blocks[DECODER]
+        narrow = min(encoder, encoder_inputs) * self._together.source
+        narrow += min(max(0, decoder - 1), decoder_inputs) * self._together.target
+        return self._stream_bytes() * (tokens - narrow) + model.d_model * self._narrow_bytes() * narrow
 
     def _gradients(self, block: int) -> int:
         """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
-        if self.holds_all:
-            return self.learns["total"] * self.gradient
-        return (self.learns["embedding"] + self.learns["head"] + block * self.waiting) * self.gradient
-
-    def _new_weights(self, block: int) -> int:
-        """Bytes of new weight gradients in backward of a block; later micro-batches add to those of the first (`model.layers`)."""
-        return block * self.gradient if self.choice.micro_batches_per_pass == 1 and not self.holds_all else 0
-
-    def loss(self) -> dict[str, int]:
-        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
-        c = self.c
-        table = "embedding" if c.is_text and c.tie_word_embeddings else "head"
-        activations = (c.num_layers + 2, c.num_decoder_layers + 3) if c.num_decoder_layers else (c.num_layers + 3, 0)
-        parts = {
-            "gradients": self.learns["total" if self.choice.accumulation_passes > 1 else table] * self.gradient,
-            "checkpointed activations": self._checkpointed(*activations),
-            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
-            **self._layout(),
-        }
-        if not c.is_text:
-            return {**parts, "label head": _label_head_bytes(self.work, self.choice, self.blocks, has_gradient=True)}
-        return {
-            **parts,
-            "logits": _logits_bytes(self.work, self.choice, self.blocks.tokens.target, has_gradient=True),
-            "weights in compute dtype": _head_cast(self.work, self.choice, self.machine, self.blocks.tokens.target),
-        }
-
-    def decoder_backward(self) -> dict[str, int]:
-        """Inside the last decoder block: nothing of the blocks before has been freed."""
-        c, learns = self.c, self.learns["decoder"]
-        graph = 0 if self.saved_decoder_blocks else self.blocks.decoder_graph()
-        # micro-batches before this one have left the gradient of their encoder output
-        several = self.choice.micro_batches_per_pass > 1
-        return {
-            "gradients": self._gradients(learns if several else 0),
-            "checkpointed activations": self._checkpointed(c.num_layers + 2, c.num_decoder_layers + 1)
-            + c.d_model * self.blocks.residual * (self.source - self.blocks.tokens.source),
-            "saved blocks": self.graphs(self.saved_encoder_blocks, self.saved_decoder_blocks),
-            "one block": graph + self._widened("decoder") + self.blocks.decoder_backward(self._new_weights(learns)),
-            **self._layout(),
-            "weights in compute dtype": self.cast("decoder"),
-        }
-
-    def encoder_backward(self) -> dict[str, int]:
-        """Inside the last encoder block."""
-        c, learns = self.c, self.learns["encoder"]
-        graph = 0 if self.saved_encoder_blocks else self.blocks.encoder_graph()
-        return {
-            "gradients": self._gradients(learns if self.choice.micro_batches_per_pass > 1 else 0),
-            "checkpointed activations": self._checkpointed(c.num_layers + 1, 0),
-            "saved blocks": self.graphs(self.saved_encoder_blocks, 0),
-            "one block": graph + self._widened("encoder") + self.blocks.encoder_backward(self._new_weights(learns)),
-            **self._layout(),
-            "weights in compute dtype": self.cast("encoder"),
-        }
-
-    def cast(self, kind: str) -> int:
-        """What the matrices of a block take in the compute dtype."""
-        return _block_cast(self.work, self.choice, self.machine, kind, self.blocks.tokens)
-
-    def small_tensors(self, stack: str) -> int:
-        """Of a block at work, the tensors in the heap: its graph, saved of all micro-batches, tiles of attention, its gradients and casts.
-
-        With adapters as without: what the graph does not keep of frozen matrices comes and goes all the same.
-        """
-        count, is_decoder = self.choice.micro_batches_per_pass, stack == "decoder"
-        saved = self.saved_decoder_blocks if is_decoder else self.saved_encoder_blocks
-        largest = replace(self.blocks, adapted=NO_ADAPTERS)
-        # where tensors of the largest micro-batch are mapped, those of the others may be in the heap
-        typical = replace(largest, tokens=Tokens(self.source // count, self.target // count))
-        # malloc serves large ones, too, from what an earlier pass has left free
-        below = HEAP_BELOW if self.choice.accumulation_passes == 1 else None
-        of_one, of_typical = (
-            (blocks.decoder_graph if is_decoder else blocks.encoder_graph)(below) for blocks in (largest, typical)
-        )
-        graph = max(of_one, of_typical * (count if saved else 1))
-        matrices = (math.prod(shape) * self.e for shape in self.work.block_matrices[stack])
-        small = sum(size for size in matrices if size < HEAP_BELOW)
-        if self.choice.storage in QUANTIZED:
-            cast = self.cast(stack)
-            cast = cast if cast < HEAP_BELOW else 0
-        else:
-            cast = small * (self.choice.storage != self.choice.compute)
-        return graph + self.blocks.tile_bytes() + min(small, self.learns[stack] * self.e) + cast
-
-    def _layout(self) -> dict[str, int]:
-        one = self.blocks.tokens
-        indices = self.blocks.step_indices()
-        size = _scaled(indices, self.source + self.target, one.source + one.target)
-        return {"layout of rows": size} if size else {}
-
-    def _widened(self, kind: str) -> int:
-        """The input of a recomputed block on one micro-batch, in the compute dtype, where it waited in a narrower one."""
-        if self.narrow >= self.e or (self.saved_decoder_blocks if kind == "decoder" else self.saved_encoder_blocks):
-            return 0
-        tokens = self.blocks.tokens.target if kind == "decoder" else self.blocks.tokens.source
-        return tokens * self.c.d_model * self.e
-
-    def block_update(self) -> dict[str, int]:
-        """The update of the last block of the last stack, in row chunks."""
-        c, learns = self.c, self.learns[self.last_stack]
-        matrix, most = c.d_model * max(c.d_ff, inner_width(c)), update_elements(self.choice.scores)
-        widest = min(most, max(matrix, learns) if self._updates_together else matrix)
-        if c.num_decoder_layers:
-            activations = (c.num_layers + 3, c.num_decoder_layers)
-            saved = (self.saved_encoder_blocks, max(0, self.saved_decoder_blocks - 1))
-        else:
-            activations, saved = (c.num_layers, 0), (max(0, self.saved_encoder_blocks - 1), 0)
-        return {
-            "gradients": self._gradients(learns),
-            "checkpointed activations": self._checkpointed(*activations),
-            "saved blocks": self.graphs(*saved),
-            "one update": self._update_bytes(widest)
-            + self._whole_bytes(min(matrix, learns))
-            + self._kept_bytes(max(widest, matrix), is_block=True),
-        }
-
-    def last_update(self) -> dict[str, int]:
-        """The update of embedding and head after the pass; where gradients are held, all of them are there."""
-        table = self.c.vocab_size * self.c.d_model
-        # of held gradients more are updated together than a block has
-        most = self.learns["total"] if self.holds_all and self._updates_together else table
-        update = self._update_bytes(min(update_elements(self.choice.scores), most)) + self._kept_bytes(table)
-        return {"gradients": self._gradients(0), "one update": update}
+        learns = self._work.learns
+        if self._holds_gradients:
+            return learns["total"] * self._gradient_bytes
+        waiting = 2 if self._machine.num_processes > 1 else 1  # With several processes one more is on its way.
+        return (learns["embedding"] + learns["head"] + block * waiting) * self._gradient_bytes
 
     @property
     def _updates_together(self) -> bool:
-        """Whether matrices of one shape are updated together (`engine.optimizers.base`)."""
-        return self.choice.scores > 0
+        """Whether matrices of one shape are updated together, as on a GPU (`engine.optimizers.base`)."""
+        return self._choice.scores > 0
 
-    def _kept_bytes(self, elements: int, is_block: bool = False) -> int:
-        """Weights and their state as they were, where a gradient of a scaled loss may not count (`engine.optimizers.base`)."""
-        if self.choice.compute != "float16" or self.work.hold_gradients:
-            return 0
-        state = OPTIMIZERS[self.work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
-        return elements * dtype_bytes(self.choice.storage) + state
-
-    def _whole_bytes(self, matrix: int) -> int:
-        """The copy of a whole matrix, and three squares of its shorter side, where an update turns it as one."""
-        if not OPTIMIZERS[self.work.optimizer].turns:
-            return 0
-        e = 2 if self.choice.compute == "bfloat16" else 4
-        side = min(self.c.d_model, matrix // self.c.d_model)
-        return (matrix + 3 * side**2) * e
+    @property
+    def _most_updated(self) -> int:
+        return update_elements(self._choice.scores)
 
     def _update_bytes(self, elements: int) -> int:
-        facts = OPTIMIZERS[self.work.optimizer]
+        """Buffers of an update of so many elements at a time."""
+        facts = OPTIMIZERS[self._work.optimizer]
         if self._updates_together:
             return elements * facts.together_bytes
-        if self.choice.kernels:
-            compiled = facts.compiled_update_bytes
-            return elements * (facts.update_bytes if compiled is None else compiled)
-        return elements * (facts.update_bytes + (ROUNDING_BYTES if self.choice.storage != "float32" else 0))
+        if self._choice.kernels and facts.compiled_update_bytes is not None:
+            return elements * facts.compiled_update_bytes
+        rounds = self._choice.storage != FLOAT32 and not self._choice.kernels
+        return elements * (facts.update_bytes + (ROUNDING_BYTES if rounds else 0))
 
+    def _copy_before_update(self, elements: int, is_block: bool) -> int:
+        """Weights and their state as they were, where a gradient of a scaled loss may overflow (`engine.optimizers.base`)."""
+        if self._choice.compute != FLOAT16 or self._work.hold_gradients:
+            return 0
+        state = OPTIMIZERS[self._work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
+        return elements * dtype_bytes(self._choice.storage) + state
 
-def _scaled(of_one: int, tokens: int, of: int) -> int:
-    return of_one * tokens // of if of else 0
+    # --- What malloc keeps
 
+    def allocator_slack(self, phase: str, temporary: int, highest: int) -> int:
+        """What malloc keeps beyond the tensors of a phase.
 
-def _head_cast(work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int) -> int:
-    """What the head takes in the compute dtype: where products widen it as they go, a piece and the logits of that piece."""
-    if choice.storage == choice.compute:
-        return 0
-    c, e = work.model, dtype_bytes(choice.compute)
-    rows = WIDENED_ELEMENTS // c.d_model if _widens_in_pieces(choice, machine) else c.vocab_size
-    if rows >= c.vocab_size:
-        return c.vocab_size * c.d_model * e
-    return rows * (c.d_model + _chunk_tokens(work, choice, tokens)) * e
+        Args:
+            temporary: bytes that come and go in it. highest: the same of the highest phase of a step.
+        """
+        malloc = self._choice.malloc
+        if phase == "load":
+            return 0
+        if malloc == "small":
+            return int(SMALL_SHARE * temporary)
+        share, least = HEAP_EXCESS[malloc]
+        if malloc == "untrimmed":
+            most = temporary if phase in CLEANED_BEFORE else highest
+            return most + max(int(share * most), min(most, least)) - temporary
+        if phase == "loss" and self._choice.accumulation_passes == 1:
+            pieces = 0  # It is trimmed just before.
+        elif phase in ("encoder backward", "last update"):
+            pieces = self._small_tensors(ENCODER) + self._one_update()
+            if phase == "encoder backward" and self._last_stack == ENCODER and self._saved_blocks[ENCODER]:
+                # What came free since the trim before the loss takes the place of the last block's graph.
+                pieces = max(0, pieces - self._saved(1, 0))
+        else:
+            pieces = self._small_tensors(self._last_stack)
+        return least + int(share * temporary + PIECES_SHARE * pieces)
 
+    def _small_tensors(self, stack: Stack) -> int:
+        """Of a block at work, the tensors in the heap: its graph, tiles of attention, its gradients and casts.
 
-def _block_cast(work: Workload, choice: ExecutionPlan, machine: Machine, kind: str, tokens: Tokens) -> int:
-    """What the matrices of a block take in the compute dtype: all of them, but of quantized ones those of one product."""
-    e, most = dtype_bytes(choice.compute), max(tokens.source, tokens.target)
-    if choice.storage == choice.compute:
-        return 0
-    if choice.storage not in QUANTIZED:
-        return work.counts[kind] * e
-    # without kernels, of int4: places of levels, and levels without their scales
-    beside = 0 if choice.kernels or choice.storage == INT8 else 2 + e
-    return max(_widened_at_once(shape, choice, machine, most) for shape in work.block_matrices[kind]) * (e + beside)
-
-
-def _widened_at_once(shape: tuple[int, ...], choice: ExecutionPlan, machine: Machine, tokens: int) -> int:
-    """Elements of a quantized matrix that a product widens together (`model.quantization`), and of what it gives for them."""
-    rows, columns = shape
-    if machine.widens_whole:
-        return rows * columns
-    of_rows = min(rows, max(LEAST_WIDENED, WIDENED_ELEMENTS // columns))
-    of_columns = max(INT4_GROUP, WIDENED_ELEMENTS // rows) if choice.storage == INT4 else 0
-    return max(of_rows * (columns + tokens), min(columns, of_columns) * (rows + tokens))
+        With adapters as without: what the graph does not keep of frozen matrices comes and goes all the same.
+        """
+        count = self._choice.micro_batches_per_pass
+        block = replace(self._blocks[stack], adapted=NO_ADAPTERS)
+        # Where tensors of the largest micro-batch are mapped, those of the others may be in the heap. In several passes malloc
+        # serves large ones, too, from what an earlier pass has left free.
+        below = HEAP_BELOW if self._choice.accumulation_passes == 1 else math.inf
+        typical = Tokens(self._together.source // count, self._together.target // count)
+        of_largest, of_typical = (
+            sum(size for size in block.saved(tokens) if size < below) for tokens in (block.tokens, typical)
+        )
+        graph = max(of_largest, of_typical * (count if self._saved_blocks[stack] else 1))
+        e = dtype_bytes(self._choice.compute)
+        matrices = (math.prod(shape) * e for shape in self._work.block_matrices[stack])
+        small = sum(size for size in matrices if size < HEAP_BELOW)
+        cast = 0
+        if self._choice.storage in QUANTIZED:
+            cast = _block_in_compute_dtype(self._work, self._choice, self._machine, stack, self._tokens)
+            cast = cast if cast < HEAP_BELOW else 0
+        elif self._choice.storage != self._choice.compute:
+            cast = small
+        tile = max(each.tile() for each in self._blocks.values())
+        return graph + tile + min(small, self._work.learns[stack] * e) + cast
 
 
 def _widens_in_pieces(choice: ExecutionPlan, machine: Machine) -> bool:
     return dtype_bytes(choice.storage) < dtype_bytes(choice.compute) and not machine.widens_whole
 
 
-def _logits_bytes(work: Workload, choice: ExecutionPlan, tokens: int, has_gradient: bool) -> int:
+def _head_in_compute_dtype(work: Workload, choice: ExecutionPlan, machine: Machine, tokens: int) -> int:
+    """The head in the compute dtype: where products widen it as they go, a piece and the logits of that piece."""
+    if choice.storage == choice.compute:
+        return 0
+    model = work.model
+    e = dtype_bytes(choice.compute)
+    rows = WIDENED_ELEMENTS // model.d_model
+    if not _widens_in_pieces(choice, machine) or rows >= model.vocab_size:
+        return model.vocab_size * model.d_model * e
+    return rows * (model.d_model + _chunk_tokens(work, choice, tokens)) * e
+
+
+def _block_in_compute_dtype(
+    work: Workload, choice: ExecutionPlan, machine: Machine, stack: Stack, tokens: Tokens
+) -> int:
+    """The matrices of a block in the compute dtype: all of them, but of quantized ones those of one product."""
+    e = dtype_bytes(choice.compute)
+    if choice.storage == choice.compute:
+        return 0
+    if choice.storage not in QUANTIZED:
+        return work.counts[stack] * e
+    # Without kernels int4 also takes the positions of its levels, and levels without their scales.
+    element_bytes = e if choice.kernels or choice.storage == INT8 else 2 + 2 * e
+    if machine.widens_whole:
+        return element_bytes * max(math.prod(shape) for shape in work.block_matrices[stack])
+    most = max(tokens.source, tokens.target)
+    return element_bytes * max(_widened(shape, choice.storage, most) for shape in work.block_matrices[stack])
+
+
+def _widened(shape: tuple[int, ...], storage: str, tokens: int) -> int:
+    """Elements of a quantized matrix that a product widens at a time (`model.quantization`), and of what it gives for them."""
+    rows, columns = shape
+    of_rows = min(rows, max(LEAST_WIDENED, WIDENED_ELEMENTS // columns))
+    of_columns = min(columns, max(INT4_GROUP, WIDENED_ELEMENTS // rows)) if storage == INT4 else 0
+    return max(of_rows * (columns + tokens), of_columns * (rows + tokens))
+
+
+def _logits(work: Workload, choice: ExecutionPlan, tokens: int, has_gradient: bool) -> int:
     """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
     kernels the product alone, which becomes the gradient."""
-    chunk = _chunk_tokens(work, choice, tokens)
-    narrow = 0 if choice.compute == "float32" else 2
+    model = work.model
+    narrow = 0 if choice.compute == FLOAT32 else 2
     wide = 0 if choice.kernels and narrow else 4
-    learns = has_gradient and work.learns["embedding"] + work.learns["head"] > 0
-    has_product = narrow and learns and choice.storage != choice.compute
-    product = 4 * work.model.d_model * work.model.vocab_size if has_product else 0
-    return chunk * work.model.vocab_size * (wide + narrow) + product
+    size = _chunk_tokens(work, choice, tokens) * model.vocab_size * (wide + narrow)
+    is_trained = has_gradient and work.learns["embedding"] + work.learns["head"] > 0
+    if narrow and is_trained and choice.storage != choice.compute:
+        size += 4 * model.d_model * model.vocab_size
+    return size
 
 
 def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
@@ -384,67 +448,53 @@ def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
     return min(loss_chunk_tokens(choice.loss_chunk_bytes, work.model.vocab_size, tile), max(1, tokens))
 
 
-def _label_head_bytes(work: Workload, choice: ExecutionPlan, blocks: Blocks, has_gradient: bool) -> int:
-    """A head over labels at work on one micro-batch: fp32 copies of its hidden states, what its layers save, and their gradients."""
-    c = work.model
-    tokens = blocks.tokens.target if c.num_decoder_layers else blocks.tokens.source
-    wide = int(choice.compute != "float32")  # the hidden states themselves are counted as activations
-    if c.head == SEQUENCE:  # what is pooled is of a few rows
-        return 4 * tokens * c.d_model * (wide + 2 * has_gradient)
-    layers = 2 * c.has_dense_head + work.dropout * (1 + c.has_dense_head) * has_gradient
-    return 4 * tokens * (c.d_model * (wide + layers + 2 * has_gradient) + c.num_labels * (1 + 2 * has_gradient))
+def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradient: bool) -> int:
+    """A head over labels on one micro-batch: fp32 copies of its hidden states, what its layers save, and their gradients."""
+    model = work.model
+    own = tokens.target if model.num_decoder_layers else tokens.source
+    copies = int(choice.compute != FLOAT32)  # The hidden states themselves are counted as activations.
+    if has_gradient:
+        copies += 2
+    if model.head == SEQUENCE:  # Its layers see a few pooled rows.
+        return 4 * own * model.d_model * copies
+    copies += 2 * model.has_dense_head
+    if has_gradient:
+        copies += work.dropout * (1 + model.has_dense_head)
+    return 4 * own * (model.d_model * copies + model.num_labels * (3 if has_gradient else 1))
 
 
-def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
+def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
     """One evaluation batch on its way through the widest block or the head."""
-    c, blocks = work.model, blocks_of(work, choice, machine, is_evaluation=True)
-    n, m, width = blocks.tokens.source, blocks.tokens.target, c.d_model * blocks.residual
-    encoder, decoder = blocks.encoder_forward() + 2 * n * width, 0
-    if c.num_decoder_layers:
-        decoder = blocks.decoder_forward() + (2 * n + 2 * m) * width
-    cast = max(_block_cast(work, choice, machine, kind, blocks.tokens) for kind in stacks_of(c))
-    if c.is_text:
-        logits = _logits_bytes(work, choice, m, has_gradient=False)
-        cast = max(cast, _head_cast(work, choice, machine, m))
+    model = work.model
+    blocks = [block_of(work, choice, machine, stack, is_evaluation=True) for stack in stacks_of(model)]
+    tokens = blocks[0].tokens
+    token = model.d_model * blocks[0].stream
+    between = 2 * (tokens.source + tokens.target) * token
+    sizes = [_block_in_compute_dtype(work, choice, machine, stack, tokens) for stack in stacks_of(model)]
+    if model.is_text:
+        head = _logits(work, choice, tokens.target, has_gradient=False)
+        sizes.append(_head_in_compute_dtype(work, choice, machine, tokens.target))
     else:
-        logits = _label_head_bytes(work, choice, blocks, has_gradient=False)
-    working = max(encoder, decoder, logits + (2 * n + 2 * m) * width) + blocks.step_indices()
-    return {"one block": working, "weights in compute dtype": cast}
+        head = _label_head(work, choice, tokens, has_gradient=False)
+    working = [block.forward() for block in blocks]
+    working[0] -= 2 * tokens.target * token  # The encoder runs before there is a target.
+    return {"one block": max(*working, head) + between, "weights in compute dtype": max(sizes)}
 
 
-def samples_parts(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str, int]:
+def _samples(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
     """A few answers at the end: keys and values of what is read and written, and one row of logits each."""
-    c, e = work.model, dtype_bytes(choice.compute)
-    rows, longest = work.sample_rows, work.evaluation_shapes.longest_row.source
-    cache = c.num_decoder_layers * 2 * inner_width(c) * e * rows * (longest + SAMPLE_TOKENS)
-    head = _head_cast(work, choice, machine, rows)
-    block = 0 if _widens_in_pieces(choice, machine) else max(work.counts["encoder"], work.counts["decoder"]) * e
+    model = work.model
+    e = dtype_bytes(choice.compute)
+    rows = work.sample_rows
+    longest = work.evaluation_shapes.longest_row.source
+    cast = 0
+    if choice.storage != choice.compute:
+        cast = _head_in_compute_dtype(work, choice, machine, rows)
+        if not _widens_in_pieces(choice, machine):
+            cast = max(cast, e * work.counts[ENCODER], e * work.counts[DECODER])
+    keys_and_values = model.num_decoder_layers * 2 * inner_width(model) * rows * (longest + SAMPLE_TOKENS)
     return {
-        "keys and values": cache,
-        "one block": rows * longest * e * (5 * c.d_model + 3 * c.d_ff) + rows * c.vocab_size * 8,
-        "weights in compute dtype": max(head, block) if choice.storage != choice.compute else 0,
+        "keys and values": e * keys_and_values,
+        "one block": rows * longest * e * (5 * model.d_model + 3 * model.d_ff) + rows * model.vocab_size * 8,
+        "weights in compute dtype": cast,
     }
-
-
-def allocator_slack(peaks: StepPeaks, phase: str, passing: int, most: int) -> int:
-    """What malloc keeps in `phase`, in which `passing` bytes come and go; `most` in any phase of a step."""
-    malloc = peaks.choice.malloc
-    if phase == "load":
-        return 0
-    if malloc == "small":
-        return int(SMALL_SHARE * passing)
-    share, least = HEAP_EXCESS[malloc]
-    if malloc == "untrimmed":
-        highest = passing if phase in CLEANED_BEFORE else most
-        return highest + max(int(share * highest), min(highest, least)) - passing
-    if phase == "loss" and peaks.choice.accumulation_passes == 1:  # trimmed just before
-        pieces = 0
-    elif phase in ("encoder backward", "last update"):
-        pieces = peaks.small_tensors("encoder") + peaks.block_update()["one update"]
-        is_first = phase == "encoder backward" and not peaks.c.num_decoder_layers and peaks.waiting == 1
-        if is_first and peaks.saved_encoder_blocks and not peaks.work.adapted.targets:
-            # what comes free after the trim before the loss takes the place of the last block's graph; that of adapters is too small
-            pieces = max(0, pieces - peaks.graphs(1, 0))
-    else:
-        pieces = peaks.small_tensors(peaks.last_stack)
-    return least + int(share * passing + PIECES_SHARE * pieces)

@@ -1,21 +1,18 @@
-"""Memory and transfer time of blocks whose weights are offloaded.
+"""Weights at rest, and the blocks of which they are offloaded: how many bytes, where, and how long moving them takes.
 
-The matrices of such a block are in a file, or in the RAM beside a device, and here only while the block works: in one of
-a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it learns,
+The matrices of an offloaded block are in a file, or in the RAM beside a device, and here only while the block works: in one of
+a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it is trained,
 however many rows pass through it, as long as one accumulation pass takes them all; that runs beside the computation.
-Speeds of the disk are nominal where ways are compared, and measured (`devices.machine_file`) where times are told.
 """
 
 from __future__ import annotations
-
-import math
 
 from memory.estimate.precision import INT4, dtype_bytes, matrix_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload
 from model.shapes import DECODER, ENCODER, Stack
 
-SLOTS = 2  # one computes, one comes or goes
-PIECE_ALIGNMENT = 4096  # bytes: of each matrix in a piece
+SLOTS = 2  # One block computes while the next one comes, or the last one goes.
+PIECE_ALIGNMENT = 4096  # Bytes, of each matrix in a piece.
 
 
 def is_offloaded(block: int, num_blocks: int, offloaded_blocks: int) -> bool:
@@ -24,15 +21,16 @@ def is_offloaded(block: int, num_blocks: int, offloaded_blocks: int) -> bool:
 
 
 def offloaded_in(work: Workload, choice: ExecutionPlan) -> dict[Stack, int]:
-    """How many blocks of each stack are offloaded."""
+    """How many blocks of each stack are offloaded; only stacks that have such blocks."""
     total = work.model.num_layers + work.model.num_decoder_layers
     encoder = work.model.num_layers * choice.offloaded_blocks // total
-    return {ENCODER: encoder, DECODER: choice.offloaded_blocks - encoder}
+    counts: dict[Stack, int] = {ENCODER: encoder, DECODER: choice.offloaded_blocks - encoder}
+    return {stack: count for stack, count in counts.items() if count}
 
 
 def piece_bytes(work: Workload, choice: ExecutionPlan, stack: Stack) -> int:
     """The matrices of one block at rest, as they are offloaded."""
-    sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices.get(stack, []))
+    sizes = (matrix_bytes(shape, choice.storage) for shape in work.block_matrices[stack])
     return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
@@ -47,9 +45,10 @@ def pinned_bytes(work: Workload, choice: ExecutionPlan) -> int:
     In the RAM all of them are kept; to and from a file one at a time passes through a buffer.
     Source: torch 2.13, CachingHostAllocator.h.
     """
-    blocks = {stack: count for stack, count in offloaded_in(work, choice).items() if count}
+    blocks = offloaded_in(work, choice)
     if choice.weights_in == FILE:
-        return max((_power_of_two(piece_bytes(work, choice, stack) + PIECE_ALIGNMENT) for stack in blocks), default=0)
+        sizes = [piece_bytes(work, choice, stack) + PIECE_ALIGNMENT for stack in blocks]
+        return _power_of_two(max(sizes, default=1))
     return sum(count * _power_of_two(piece_bytes(work, choice, stack)) for stack, count in blocks.items())
 
 
@@ -60,26 +59,24 @@ def _power_of_two(size: int) -> int:
 def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """Frozen weights under adapters that a CPU reads from their file: no anonymous memory."""
     stored, count = work.mapped
-    is_cpu = not machine.device and not machine.is_another and machine.base_bytes > 0  # another machine may be a Mac
-    is_mapped = is_cpu and stored == choice.storage and not choice.offloaded_blocks
-    return count * dtype_bytes(stored) if is_mapped else 0
+    if machine.device or machine.is_another or not machine.base_bytes or choice.offloaded_blocks:
+        return 0  # A GPU copies them, another machine may be a Mac, and offloaded weights have a file of their own.
+    return count * dtype_bytes(stored) if stored == choice.storage else 0
 
 
 def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """All weights of the model at rest that are not offloaded."""
-    everywhere = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
-    if choice.storage != INT4:
-        return everywhere
-    depths: dict[str, int] = {ENCODER: work.model.num_layers, DECODER: work.model.num_decoder_layers}
-    shapes = [(depths[stack], shape) for stack, matrices in work.block_matrices.items() for shape in matrices]
-    return everywhere - sum(depth * (math.prod(shape) - matrix_bytes(shape, INT4)) for depth, shape in shapes)
+    total = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
+    if choice.storage == INT4:  # Which matrices of blocks alone are packed in.
+        for stack, matrices in work.block_matrices.items():
+            depth = work.model.num_decoder_layers if stack == DECODER else work.model.num_layers
+            total -= depth * sum(rows * columns - matrix_bytes((rows, columns), INT4) for rows, columns in matrices)
+    return total
 
 
 def slots_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     """The slots where weights are while their block works; one more where updates come a block later."""
-    if not choice.offloaded_blocks:
-        return 0
-    largest = max(piece_bytes(work, choice, stack) for stack, count in offloaded_in(work, choice).items() if count)
+    largest = max((piece_bytes(work, choice, stack) for stack in offloaded_in(work, choice)), default=0)
     return (SLOTS + (machine.num_processes > 1)) * largest
 
 
@@ -93,7 +90,5 @@ def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
 
 def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:
     """Seconds of copying: to the device for a pass through all blocks, and back for what is trained."""
-    if not choice.offloaded_blocks:
-        return 0.0, 0.0
     read, write = machine.disk_rates if choice.weights_in == FILE else (copy_rate, copy_rate)
     return away_bytes(work, choice) / read, taken_bytes(work, choice) / write

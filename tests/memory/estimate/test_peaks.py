@@ -17,9 +17,9 @@ from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
-from memory.estimate.blocks import Adapted, Blocks
-from memory.estimate.peaks import StepPeaks, changeable, peak_of, predict
-from memory.estimate.shapes import Shapes, Tokens
+from memory.estimate.peaks import changeable, peak_of, predict
+from memory.estimate.shapes import Shapes
+from memory.estimate.blocks import Adapted
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.step_work import make_work
 from model.hf_format import save
@@ -191,14 +191,13 @@ def test_what_adapters_keep_for_backward_is_counted(
 
     found = kept(LoraSettings(2, 4.0, some or targets, **form)) - kept(LoraSettings(2, 4.0, targets))
 
-    def counted(adapted: Adapted) -> int:
-        tokens, rows = Tokens(ROWS * SOURCE, ROWS * TARGET), [(SOURCE, TARGET)] * ROWS
-        blocks = Blocks(shape, 4, False, tokens, rows, adapted=adapted)
-        return shape.num_layers * blocks.encoder_graph() + shape.num_decoder_layers * blocks.decoder_graph()
+    def counted(targets: tuple[str, ...], drops: bool) -> int:
+        work = Workload(shape, ROWS, SOURCE, TARGET, False, "adafactor", adapted=Adapted(targets, drops))
+        choice = ExecutionPlan(ROWS, 1, 1, 5, 1, "float32", "float32", MIB)
+        return predict(work, choice, Machine(GIB, GIB))["loss"]["saved blocks"]
 
-    adapted = Adapted(some or targets, "dropout" in form)
     low, high = sorted((0.99 * found, most * found))
-    assert low <= counted(adapted) - counted(Adapted(targets)) <= high
+    assert low <= counted(some or targets, "dropout" in form) - counted(targets, False) <= high
 
 
 def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
@@ -207,8 +206,8 @@ def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
     sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
     work = Workload(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
     choice = ExecutionPlan(1, 4, 1, 2, 4, "float32", "float32", MIB)
-    peaks = StepPeaks(work, choice, Machine(GIB, GIB, 0))
+    saved = predict(work, choice, Machine(GIB, GIB, 0))["loss"]["saved blocks"]
     source, target = sources.sum(), targets.sum()
     d, inner, f = 4 * 128, 4 * 128, 4 * 512
     of_target, of_source = (4 * d + 6 * inner + d + f) * target, 2 * inner * source
-    assert peaks.graphs(0, 1) == of_target + of_source
+    assert saved == 2 * (of_target + of_source)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from memory.estimate.peaks import StepPeaks, predict
-from memory.estimate.time import predict_seconds
+from memory.estimate.peaks import predict
 from memory.estimate.workload import Machine, trained_counts
-from memory.plan import Plan, plan
+from memory.plan import plan
 from memory.step_work import make_work
 from model.lora.freezing import freeze
 from model.shapes import weight_counts
@@ -59,8 +58,7 @@ def test_adapters(targets: str) -> None:
     assert counts.embedding == counts.head == 0
 
 
-def over(base: str, **machine: Any) -> tuple[Plan, StepPeaks, float]:
-    """The plan of adapters over such a base of t5-base's blocks, its step peaks, and seconds of a step."""
+def test_int4_is_taken_where_it_is_named() -> None:
     shape = {
         "num_layers": 12,
         "num_decoder_layers": 12,
@@ -68,18 +66,12 @@ def over(base: str, **machine: Any) -> tuple[Plan, StepPeaks, float]:
         "max_seq_len": 32,
         "effective_batch_size": 2,
     }
-    config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base=base, **shape)
-    where = Machine(8 * 10**9, 16 * 10**9, rates=(("float32", 1e11), ("bfloat16", 1e9)), **machine)
-    chosen, work = plan(config, where), make_work(config, where, None, None)
-    return chosen, StepPeaks(work, chosen.choice, where), predict_seconds(work, chosen.choice, where)
-
-
-def test_int4_is_taken_where_it_is_named() -> None:
-    chosen, peaks, _ = over("int4")
-    assert chosen.choice.storage == "int4"
-    packed, bytes_of = (
-        predict(peaks.work, replace(chosen.choice, storage=base), peaks.machine) for base in ("int4", "int8")
-    )
-    blocks = weight_counts(peaks.c)["total"] - weight_counts(peaks.c)["embedding"]
+    config = settings_of("t5-base", lora_rank=4, is_finetune=True, lora_base="int4", **shape)
+    machine = Machine(8 * 10**9, 16 * 10**9, rates=(("float32", 1e11), ("bfloat16", 1e9)))
+    chosen = plan(config, machine).choice
+    assert chosen.storage == "int4"
+    work = make_work(config, machine, None, None)
+    packed, bytes_of = (predict(work, replace(chosen, storage=base), machine) for base in ("int4", "int8"))
+    blocks = weight_counts(config.model)["total"] - weight_counts(config.model)["embedding"]
     saved = bytes_of["load"]["weights"] - packed["load"]["weights"]
     assert saved == pytest.approx(blocks * 30 / 64, rel=1e-3)
