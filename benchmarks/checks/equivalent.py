@@ -13,17 +13,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/estimate/blocks.py", "is_fused: bool = False", "False", "True",
     ): "who counts for a GPU says it; on a CPU nobody looks at it",
     (
-        "memory/estimate/shapes.py", "_known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)", "False", "True",
-    ): "nobody passes what shapes remember, or shows it",
-    (
-        "memory/estimate/shapes.py", "for most, part, filled in zip((largest.source, largest.target), (self.sources, self.targets), sizes,",
-        "True", "False",
-    ): "both sides of each, always",
-    (
-        "memory/estimate/shapes.py", "rows = [self._same.setdefault(row, row) for row in sides if row[0]]",
-        "0", "-1",
-    ): "a row has tokens on both sides or on none",
-    (
         "memory/estimate/time.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
         "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
     ): "the share is 1.0 of every class that has been measured",

@@ -22,7 +22,7 @@ from limits import (
     row_groups,
 )
 from memory.estimate.shapes import MicroBatchRows, Tokens
-from model.shapes import DECODER, ENCODER, Stack, inner_width, is_gated
+from model.shapes import DECODER, Stack, inner_width, is_gated
 from settings.declared import T5ModelConfig
 
 ALIGNED = 8  # Numbers of a head that fused attention reads at a time.

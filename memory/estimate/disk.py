@@ -93,7 +93,9 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     model, train = config.model, config.train
     trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
     work = Workload(model, 1, 1, 1, False, train.optimizer, trained=trained)
-    adapters = trained.adapters + trained.embedding + trained.head if trained and config.lora.lora_rank else 0
+    adapters = 0
+    if trained and config.lora.lora_rank:
+        adapters = trained.adapters + trained.parts["embedding"] + trained.parts["head"]
     if adapters and token_range(config.lora.lora_tokens) is not None:  # PEFT takes a head of its own whole
         adapters += weight_counts(model)["head"]
     weights = 4 * adapters if adapters else weight_counts(model)["total"] * dtype_bytes(storage)

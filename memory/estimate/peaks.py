@@ -88,11 +88,11 @@ def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
     """What is there in every phase."""
     label_head = sum(weight.size for weight in label_head_weights(work.model))
     fp32_weights = 4 * label_head - label_head * dtype_bytes(choice.storage)
-    if (
-        work.learning.adapters
-    ):  # With adapters, only rows of added tokens and a label head are trained of the model itself.
-        trained = work.learning
-        fp32_weights += 4 * (trained.adapters + trained.embedding + max(0, trained.head - label_head))
+    trained = work.learning
+    if trained.adapters:
+        # Of embedding and head, only the rows of added tokens are trained beside adapters.
+        token_rows = trained.parts["embedding"] + max(0, trained.parts["head"] - label_head)
+        fp32_weights += 4 * (trained.adapters + token_rows)
     keeps_compiled_products = machine.base_bytes and choice.compute == "bfloat16" and not machine.widens_whole
     fixed = {
         "base": machine.base_bytes,

@@ -15,11 +15,16 @@ from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
 
-FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = "float32", "bfloat16", "float16", "int8", "int4"
+FLOAT32 = "float32"
+BFLOAT16 = "bfloat16"
+FLOAT16 = "float16"
+INT8 = "int8"
+INT4 = "int4"
 COMPUTE_DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
-STORAGE_DTYPES = (*COMPUTE_DTYPES, INT8, INT4)
 QUANTIZED = (INT8, INT4)
-WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8", INT4: "int4"}  # as users write them
+STORAGE_DTYPES = (*COMPUTE_DTYPES, *QUANTIZED)
+WORDS = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16", INT8: "int8", INT4: "int4"}  # As users write them.
+NUMBER_BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2, INT8: 1, INT4: 1}
 
 
 class Precision(NamedTuple):
@@ -36,42 +41,49 @@ class Precision(NamedTuple):
 
     @classmethod
     def of(cls, storage: str, compute: str) -> Precision:
-        """What passes between blocks is as narrow as the stored weights, so that fp32 products cost less; with fp16 ones it is
-        fp32, for their range is too small for it."""
-        narrow = BFLOAT16 if (storage, compute) == (BFLOAT16, FLOAT32) else compute
-        return cls(storage, compute, FLOAT32 if compute == FLOAT16 else narrow)
+        """What passes between blocks is as narrow as the stored weights, and fp32 with fp16 products, whose range is too small."""
+        between_blocks = compute
+        if (storage, compute) == (BFLOAT16, FLOAT32):
+            between_blocks = BFLOAT16
+        elif compute == FLOAT16:
+            between_blocks = FLOAT32
+        return cls(storage, compute, between_blocks)
 
     @property
     def mixed_precision(self) -> str:
-        """The word that asks for this one."""
-        return "fp16" if self.compute == FLOAT16 else "no" if self.storage == FLOAT32 else "bf16"
+        """The value of `mixed_precision` that asks for this one."""
+        if self.compute == FLOAT16:
+            return "fp16"
+        return "no" if self.storage == FLOAT32 else "bf16"
 
     @property
     def lora_base(self) -> str:
-        """The word that asks for this one under adapters."""
+        """The value of `lora_base` that asks for this one under adapters."""
         return WORDS[self.storage]
 
 
 def dtype_bytes(name: str) -> int:
     """Bytes of one number; with int4 of a table, which is in int8 there."""
-    return {FLOAT32: 4, INT8: 1, INT4: 1}.get(name, 2)
+    return NUMBER_BYTES[name]
 
 
 def matrix_bytes(shape: tuple[int, ...], name: str) -> int:
     """Bytes of a matrix of a block at rest."""
     rows, columns = shape
-    return rows * (-(-columns // INT4_GROUP) * INT4_GROUP_BYTES if name == INT4 else columns * dtype_bytes(name))
+    if name == INT4:
+        return rows * -(-columns // INT4_GROUP) * INT4_GROUP_BYTES
+    return rows * columns * dtype_bytes(name)
 
 
 def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
-    """The word that is asked for; fp16 of a preset, a file or `config.py` is meant for GPUs, and is auto where such products are not fast.
+    """The value of `mixed_precision`; fp16 of a preset, a file or `config.py` is auto where fp16 products are not fast.
 
     Raises:
         UserError: fp16 is asked for by a flag, and is not faster there.
     """
-    asked = config.memory.mixed_precision
-    if asked != "fp16" or multiplies_fast(FLOAT16):
-        return asked
+    requested = config.memory.mixed_precision
+    if requested != "fp16" or multiplies_fast(FLOAT16):
+        return requested
     if config.origin("mixed_precision") in ("preset", "file", "edited"):
         return AUTO
     raise UserError(
@@ -88,18 +100,20 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     Raises:
         UserError: what is asked for is not faster there.
     """
-    asked, fast = asked_precision(config, multiplies_fast), BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
-    compute = FLOAT16 if asked == "fp16" else fast
-    if asked == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16):
+    requested = asked_precision(config, multiplies_fast)
+    fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
+    compute = fast
+    if requested == "fp16" or (requested == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16)):
         compute = FLOAT16
-    # int8's products would leave fp16's range before their scales are applied
-    wide, narrow, int8, int4 = (
-        Precision.of(storage, dtype)
-        for storage, dtype in ((FLOAT32, FLOAT32), (BFLOAT16, compute), (INT8, fast), (INT4, fast))
-    )
-    is_narrow = asked == "bf16" or compute != FLOAT32 or config.memory.memory_mode == "ultra"
-    ways = [wide] if asked == "no" else [narrow] if is_narrow else [wide, narrow]
-    base = config.lora.lora_base
+    wide = Precision.of(FLOAT32, FLOAT32)
+    narrow = Precision.of(BFLOAT16, compute)
+    exact = [wide, narrow]
+    if requested == "no":
+        exact = [wide]
+    elif requested == "bf16" or compute != FLOAT32 or config.memory.memory_mode == "ultra":
+        exact = [narrow]
     if not config.lora.lora_rank:
-        return ways
-    return [*ways, int8] if base == AUTO else [{"fp32": wide, "bf16": narrow, "int8": int8, "int4": int4}[base]]
+        return exact
+    # Products of int8 would leave the range of fp16 before their scales are applied.
+    bases = {"fp32": wide, "bf16": narrow, "int8": Precision.of(INT8, fast), "int4": Precision.of(INT4, fast)}
+    return [*exact, bases["int8"]] if config.lora.lora_base == AUTO else [bases[config.lora.lora_base]]

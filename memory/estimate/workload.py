@@ -1,11 +1,11 @@
-"""What a plan speaks of: the machine, the work of a step, one way to run it, and how many weights learn."""
+"""What a plan speaks of: the machine, the work of a step, one way to run it, and how many weights are trained."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 from devices.processor import AVX2, FAST_FACTOR
 from limits import EVALUATION_ROWS, LIBRARIES_BYTES
@@ -13,88 +13,93 @@ from memory.estimate.blocks import NO_ADAPTERS, Adapted
 from memory.estimate.precision import Precision
 from memory.estimate.shapes import Shapes
 from model import shapes
-from model.shapes import DECODER, ENCODER, Stack, Weight, block_weights, stacks_of, weight_counts, weights
+from model.shapes import Weight, block_weights, stacks_of, weight_counts, weights
 from optimizers import OPTIMIZERS
 from settings.declared import Config, T5ModelConfig
 from units import GIB, MIB
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Weights that learn.
+class TrainedWeights:
+    """How many weights are trained.
 
     Args:
-        embedding, head: of these parts, the head of either kind. encoder, decoder: of the widest block of each stack, adapters included.
-        total: of the model, adapters included. matrices: of the matrices of blocks. factors: rows and columns of all matrices,
-            and the vectors; shared_factors: those of embedding, head, bias tables and vectors alone.
-        turn_flops: of one turn of Muon over the matrices of blocks.
+        parts: part -> weights: "embedding"; "head" of either kind; "encoder" and "decoder", the widest block of each stack with
+            its adapters; and "total".
         adapters: weights beside the model's own, in fp32.
+        matrices: of the matrices of blocks.
+        factors: rows and columns of all matrices, and numbers of vectors. shared_factors: those outside of the matrices of blocks.
+        turn_flops: of one turn of Muon over the matrices of blocks.
     """
 
-    embedding: int
-    head: int
-    encoder: int
-    decoder: int
-    total: int
+    parts: dict[str, int]
+    adapters: int
     matrices: int
     factors: int
     shared_factors: int
     turn_flops: int
-    adapters: int = 0
 
     @classmethod
-    def of(cls, weights: Iterable[Weight]) -> Trained:
+    def of(cls, weights: Iterable[Weight]) -> TrainedWeights:
         """Count these weights."""
-        found = list(weights)
-        matrices = [weight for weight in found if shapes.is_block_matrix(weight.name, weight.shape)]
-        factors, of_blocks = (sum(sum(weight.shape) for weight in counted) for counted in (found, matrices))
-        return cls(
-            sum(weight.size for weight in found if weight.role == "embedding"),
-            sum(weight.size for weight in found if weight.role in HEADS),
-            _widest_block(found, ENCODER),
-            _widest_block(found, DECODER),
-            sum(weight.size for weight in found),
-            sum(weight.size for weight in matrices),
-            factors,
-            factors - of_blocks,
-            # the shorter side's square, its own product, and the product of the matrix with it
-            sum(4 * weight.size * min(weight.shape) + 2 * min(weight.shape) ** 3 for weight in matrices),
-            sum(weight.size for weight in found if weight.role == "adapter"),
-        )
+        parts = Counter[str](embedding=0, head=0, encoder=0, decoder=0, total=0)
+        blocks = Counter[tuple[str, int]]()
+        adapters = matrices = factors = shared_factors = turn_flops = 0
+        for weight in weights:
+            parts["total"] += weight.size
+            factors += sum(weight.shape)
+            if weight.stack is not None and weight.block is not None:
+                blocks[weight.stack, weight.block] += weight.size
+            elif weight.role == "embedding":
+                parts["embedding"] += weight.size
+            elif weight.role in HEADS:
+                parts["head"] += weight.size
+            if weight.role == "adapter":
+                adapters += weight.size
+            if shapes.is_block_matrix(weight.name, weight.shape):
+                matrices += weight.size
+                # The square of the shorter side, its own product, and the product of the matrix with it.
+                turn_flops += 4 * weight.size * min(weight.shape) + 2 * min(weight.shape) ** 3
+            else:
+                shared_factors += sum(weight.shape)
+        for (stack, _), size in blocks.items():
+            parts[stack] = max(parts[stack], size)
+        return cls(dict(parts), adapters, matrices, factors, shared_factors, turn_flops)
 
 
-def trained_counts(config: Config) -> Trained:
-    """Count what learns under `freeze` and `lora_rank`."""
-    model, lora = config.model, config.lora
-    words = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
-    targets = shapes.asked_targets(model, lora.lora_targets)
-    beside = shapes.adapter_weights(model, lora.lora_rank, targets)
-    rows = shapes.token_row_weights(model, shapes.token_range(lora.lora_tokens))
-    learning = chain(beside, rows, shapes.label_head_weights(model)) if lora.lora_rank else shapes.weights(model)
-    return Trained.of(w for w in learning if not any(shapes.is_meant(word, w.name, w.hf_name) for word in words))
+def trained_counts(config: Config) -> TrainedWeights:
+    """Count what is trained under `freeze` and `lora_rank`."""
+    model = config.model
+    lora = config.lora
+    patterns = [word.strip() for word in (config.train.freeze or "").split(",") if word.strip()]
+    trained = list(shapes.weights(model))
+    if lora.lora_rank:
+        trained = list(shapes.adapter_weights(model, lora.lora_rank, shapes.asked_targets(model, lora.lora_targets)))
+        trained += shapes.token_row_weights(model, shapes.token_range(lora.lora_tokens))
+        trained += shapes.label_head_weights(model)
+    return TrainedWeights.of(
+        weight
+        for weight in trained
+        if not any(shapes.is_meant(pattern, weight.name, weight.hf_name) for pattern in patterns)
+    )
 
 
 def adapted_by(config: Config) -> Adapted:
-    """What the adapters that are asked for make a graph hold."""
-    model, lora = config.model, config.lora
+    """What the adapters that are asked for change of what a block saves."""
+    lora = config.lora
     if not lora.lora_rank:
         return NO_ADAPTERS
-    return Adapted(tuple(shapes.asked_targets(model, lora.lora_targets)), lora.lora_dropout > 0)
+    return Adapted(tuple(shapes.asked_targets(config.model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
-def _widest_block(weights: Iterable[Weight], stack: Stack) -> int:
-    blocks: dict[int, int] = {}
-    for weight in weights:
-        if weight.stack == stack and weight.block is not None:
-            blocks[weight.block] = blocks.get(weight.block, 0) + weight.size
-    return max(blocks.values(), default=0)
-
-
-HEADS = ("head", "label head", "label bias")  # roles
-BASE_BYTES = 206 * MIB  # interpreter, libraries and data, where they cannot be measured
-COMPILED_BYTES = 26 * MIB  # products in bf16 that oneDNN and torch hold compiled (`devices.environment`)
-# Values of `weights_in`: on the device that computes, in the RAM beside it, or in a file.
-WEIGHTS_IN = DEVICE, RAM, FILE = "device", "ram", "file"
+HEADS = ("head", "label head", "label bias")  # Roles of weights.
+BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
+COMPILED_BYTES = 26 * MIB  # Products in bf16 that oneDNN and torch keep compiled (`devices.environment`).
+# Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a file.
+DEVICE = "device"
+RAM = "ram"
+FILE = "file"
+WEIGHTS_IN = (DEVICE, RAM, FILE)
 
 
 @dataclass(frozen=True)
@@ -103,23 +108,26 @@ class Machine:
 
     Args:
         budget_bytes: what the process tree of one rank may take.
-        available_bytes: what is free, for the old table of first guesses. installed_bytes: RAM of the whole machine, or the limit
-            of its container where that is less; it decides the rows of a step.
+        available_bytes: what is free, for the old table of first guesses.
+        installed_bytes: RAM of the whole machine, or the limit of its container where that is less; it decides the rows of a step.
         base_bytes: the process before the model is built, data and tokenizer loaded.
         rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
         speed_class: of what computes, see `memory.estimate.time`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
-        libraries_bytes: what libraries take after the base is measured, on a GPU of its memory. pads_attention: whether attention pads rows, as on GPUs.
-        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA). compiles_dropout: whether one
-            kernel draws and drops (GPUs).
+        libraries_bytes: what libraries take after the base is measured, on a GPU of its memory.
+        pads_attention: whether attention pads rows, as on GPUs.
+        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA).
+        compiles_dropout: whether one kernel draws and drops (GPUs).
         processors: of a GPU, see `limits.fuses_backward`; 0: not known.
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
-        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`). no_kernels: why there are
-            none; on a GPU, those of `devices.pointwise`.
-        disk_rates: bytes a second that are read from and written to the disk: nominal. measured_disk: as measured here.
-        device: what computes where that is not the CPU. has_own_memory: whether the budget is of memory beside the RAM.
+        has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
+        no_kernels: why there are none; on a GPU, those of `devices.pointwise`.
+        disk_rates: bytes a second that are read from and written to the disk: nominal.
+        measured_disk: as measured here.
+        device: what computes where that is not the CPU.
+        has_own_memory: whether the budget is of memory beside the RAM.
         is_another: whether it is not this machine, whose disks tell nothing of it.
         host_bytes: RAM that weights may be moved to; 0: the device computes in the RAM itself, or cannot copy beside.
     """
@@ -158,7 +166,8 @@ class Machine:
 
     def as_measured(self) -> Machine:
         """The same machine with the speeds that were measured, where they were: to tell times, never to choose."""
-        rates = tuple((dtype, dict(self.measured).get(dtype, rate)) for dtype, rate in self.rates)
+        measured = dict(self.measured)
+        rates = tuple((dtype, measured.get(dtype, rate)) for dtype, rate in self.rates)
         return replace(self, rates=rates, disk_rates=self.measured_disk or self.disk_rates)
 
 
@@ -170,8 +179,10 @@ class Workload:
         source_tokens, target_tokens: of the longest row.
         shapes: how long the rows of the run's steps are; None: all as long as the longest.
         evaluation: the same of evaluation's rows, as one step.
-        sample_rows: answers written at the end. answers: decoder rows of one encoder row; their tokens count together.
-        trained: which weights learn; None: all. adapted: what adapters make a graph hold.
+        sample_rows: answers written at the end.
+        answers: decoder rows of one encoder row; their tokens count together.
+        trained: what is trained; None: all weights.
+        adapted: what adapters change of what a block saves.
         mapped: of a frozen base the dtype that it is stored in, and how many of its weights may stay mapped from there.
     """
 
@@ -186,20 +197,19 @@ class Workload:
     evaluation: Shapes | None = None
     sample_rows: int = 3
     answers: int = 1
-    trained: Trained | None = None
+    trained: TrainedWeights | None = None
     adapted: Adapted = NO_ADAPTERS
     mapped: tuple[str, int] = ("", 0)
 
     @cached_property
-    def learning(self) -> Trained:
-        """Which weights learn: those asked for, or all."""
-        return self.trained or Trained.of(weights(self.model))
+    def learning(self) -> TrainedWeights:
+        """What is trained: the weights asked for, or all."""
+        return self.trained or TrainedWeights.of(weights(self.model))
 
-    @cached_property
+    @property
     def learns(self) -> dict[str, int]:
-        """Weights that learn: of embedding, head, the widest encoder and decoder block, and all; as `weight_counts`."""
-        t = self.learning
-        return {"embedding": t.embedding, "head": t.head, "encoder": t.encoder, "decoder": t.decoder, "total": t.total}
+        """Trained weights of embedding, head, the widest encoder and decoder block, and all; as `weight_counts`."""
+        return self.learning.parts
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -230,7 +240,8 @@ class ExecutionPlan:
     """One way to run a step.
 
     Args:
-        batch_size_per_gpu: rows of a micro-batch. micro_batches_per_pass: those that go through a block together.
+        batch_size_per_gpu: rows of a micro-batch.
+        micro_batches_per_pass: those that go through a block together.
         accumulation_passes: of one step; more than one holds all gradients.
         saved_blocks: blocks whose activations are saved for backward; the others are recomputed.
         storage, compute: dtype names of the weights at rest and in products.
@@ -283,4 +294,4 @@ def state_bytes(work: Workload) -> int:
     """Bytes of the optimizer's state; the engine's own classes say the same, a test holds it."""
     learning = work.learning
     facts = OPTIMIZERS[work.optimizer]
-    return facts.state_bytes(learning.total, learning.matrices, learning.factors, learning.shared_factors)
+    return facts.state_bytes(learning.parts["total"], learning.matrices, learning.factors, learning.shared_factors)

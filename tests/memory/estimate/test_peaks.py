@@ -17,9 +17,9 @@ from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.weights import weight_store_for
+from memory.estimate.blocks import Adapted
 from memory.estimate.peaks import changeable, peak_of, predict
 from memory.estimate.shapes import Shapes
-from memory.estimate.blocks import Adapted
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.step_work import make_work
 from model.hf_format import save

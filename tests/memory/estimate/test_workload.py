@@ -39,10 +39,10 @@ def test_frozen_parts(preset: str, patterns: str) -> None:
     freeze(model, patterns)
     learns = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
     counts = trained_counts(config)
-    assert counts.total == sum(learns.values())
-    assert counts.embedding == learns.get("embedding", 0)
+    assert counts.parts["total"] == sum(learns.values())
+    assert counts.parts["embedding"] == learns.get("embedding", 0)
     blocks = [sum(n for name, n in learns.items() if name.startswith(f"encoder.blocks.{index}.")) for index in range(2)]
-    assert counts.encoder == max(blocks)
+    assert counts.parts["encoder"] == max(blocks)
 
 
 @pytest.mark.parametrize("targets", ["auto", "all"])
@@ -52,10 +52,12 @@ def test_adapters(targets: str) -> None:
     learns = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
     counts = trained_counts(config)
     assert (
-        counts.total == counts.adapters == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        counts.parts["total"]
+        == counts.adapters
+        == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     )
     assert counts.factors == sum(map(sum, learns))
-    assert counts.embedding == counts.head == 0
+    assert counts.parts["embedding"] == counts.parts["head"] == 0
 
 
 def test_int4_is_taken_where_it_is_named() -> None:
