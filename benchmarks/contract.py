@@ -2,7 +2,7 @@
 
 accuracy: real training runs, models, modes, optimizers and dtypes on rows that are ragged, short or all of one length, the
 usual ways for 300 steps; the peak that the plan has predicted, before and after its probe, beside the peak that
-the kernel has seen. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
+the kernel has seen, and the seconds of a step as planned beside their median. budgets: one model under rising budgets, each of which should be used. keeping: pairs of a
 configuration and a budget, drawn at random, run under a hard cgroup limit of budget + 5%: none may be killed, each
 finishes or is refused before it trains. answers: commands that answer and convert, under budgets closed in on by halving: no
 peak above its budget, none refused that fits at 90% of it, and none killed under a hard limit of that size. Every case
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -145,10 +146,12 @@ def run_case(flags: Flags, limit: HardLimit | None = None) -> dict[str, Any]:
     own = {name: value for name, value in flags.items() if name != "rows"}
     run = watched.train({**common, **own, **base}, limit=limit)
     predicted = run.plan.get("peak_bytes")
+    seconds = [step["seconds"] for step in run.steps[1:]]  # The first one warms up.
     return {
         "flags": flags, "exit": run.returncode, "measured": run.peak_bytes, "predicted": predicted,
         "unprobed": run.plan.get("unprobed_peak_bytes") or predicted, "trained": bool(run.steps),
         "told": run.messages.strip()[-400:], "tokens_per_second": run.tokens_per_second, "choice": run.plan.get("choice", {}),
+        "planned_seconds": run.plan.get("seconds"), "step_seconds": statistics.median(seconds) if seconds else None,
     }  # fmt: skip
 
 

@@ -25,18 +25,24 @@ def accuracy_body(cases: list[dict[str, Any]]) -> str:
         lines.append(
             f"{words}: median error {statistics.median(map(abs, errors)):.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
         )
-    rows = [
-        [
-            " ".join(f"{k}={v}" for k, v in case["flags"].items()), format_size(case["measured"]),
-            f"{format_size(case['unprobed'])} ({deviation(case, 'unprobed'):+.1%})",
-            f"{format_size(case['predicted'])} ({deviation(case, 'predicted'):+.1%})",
-        ]
-        for case in done
-    ]  # fmt: skip
+    rows = list[list[str]]()
+    ratios = list[float]()
+    for case in done:
+        words = " ".join(f"{name}={value}" for name, value in case["flags"].items())
+        row = [words, format_size(case["measured"])]
+        row += [f"{format_size(case[name])} ({deviation(case, name):+.1%})" for name in ("unprobed", "predicted")]
+        if case.get("step_seconds"):
+            ratios.append(case["planned_seconds"] / case["step_seconds"] - 1.0)
+            row.append(f"{case['step_seconds']:.2f} ({ratios[-1]:+.0%})")
+        rows.append(row)
+    if ratios:
+        lines.append(f"seconds of a step: planned over taken, median error {statistics.median(map(abs, ratios)):.0%}")
     head = f"{len(done)} configurations; predicted over measured peak (anonymous memory of the process): {'; '.join(lines)}."
-    return f"{head}\n\n![predicted and measured]({picture_place('contract')[1]})\n\n" + markdown(
-        ["configuration", "measured", "predicted before the probe", "after"], rows
+    table = markdown(
+        ["configuration", "measured", "predicted before the probe", "after", "s a step (planned)"],
+        [[*row, ""][:5] for row in rows],
     )
+    return f"{head}\n\n![predicted and measured]({picture_place('contract')[1]})\n\n{table}"
 
 
 def draw_picture(cases: list[dict[str, Any]]) -> None:
