@@ -150,9 +150,8 @@ class StepEstimate:
         self._machine = machine
         self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
         self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
-        self._tokens = self._blocks[
-            ENCODER
-        ].tokens  # Of one micro-batch; below of all that pass through a block together.
+        self._tokens = self._blocks[ENCODER].tokens  # Of the largest micro-batch.
+        # Of all micro-batches that pass through a block together.
         self._together = work.step_shapes.together(
             choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes
         )
@@ -368,14 +367,11 @@ class StepEstimate:
         """
         count = self._choice.micro_batches_per_pass
         block = replace(self._blocks[stack], adapted=NO_ADAPTERS)
-        # Where tensors of the largest micro-batch are mapped, those of the others may be in the heap. In several passes malloc
-        # serves large ones, too, from what an earlier pass has left free.
+        # In several passes malloc serves large tensors, too, from what an earlier pass has left free.
         below = HEAP_BELOW if self._choice.accumulation_passes == 1 else math.inf
+        # Tensors of the largest micro-batch may be mapped where those of the others are in the heap.
         typical = Tokens(self._together.source // count, self._together.target // count)
-        of_largest, of_typical = (
-            sum(size for size in block.saved(tokens) if size < below) for tokens in (block.tokens, typical)
-        )
-        graph = max(of_largest, of_typical * (count if self._saved_blocks[stack] else 1))
+        graph = sum(size for size in block.saved(typical) if size < below) * (count if self._saved_blocks[stack] else 1)
         e = dtype_bytes(self._choice.compute)
         matrices = (math.prod(shape) * e for shape in self._work.block_matrices[stack])
         small = sum(size for size in matrices if size < HEAP_BELOW)
