@@ -47,6 +47,7 @@ MALLOCS = ("small", "fast", "untrimmed")  # tunings of malloc (`devices.malloc`)
 # what the heap may hold beyond the tensors in use before a step trims it: a share of what comes and goes, and at least so many bytes
 HEAP_EXCESS = {"fast": (0.01, 2 * 1024**2), "untrimmed": (0.33, 3 * UNTRIMMED_HEAP_BELOW)}
 ENCODER_TOKENS = 4096  # that pass through the encoder together to be answered, or one prompt
+ANSWERED_TOGETHER = 64  # most rows that are answered at once; more bring little speed on a CPU
 EVALUATION_ROWS = 4096  # more than any evaluation batch, where its rows are not known
 SAMPLE_TOKENS = 64  # longest answer of the samples after a run
 

@@ -17,11 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
+from commands.answering import check_one_process, find_answering
+from commands.loading import Trained, load_trained, watched
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
+from memory.answers import AnswerBatch
 from model.decoding.generation import stream
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, reason_of
@@ -55,13 +57,13 @@ def chat(config: Config) -> None:
     check_one_process("chat")
     config, model = find_answering(config, several=True, writes=True)
     config, tree = with_answers(config, model)
-    trained = load_trained(config, model, writing_of(config, 1), tree)
+    trained = load_trained(config, model, tree=tree)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)
     if config.plan.json:
         writer.note = lambda text: _tell(sys.stdout, {"note": text})
-    session = Session(writer, config.chat.system_prompt, turns, trained.loaded.adapters, writer.remark)
+    session = Session(writer, config.chat.system_prompt, turns, trained.adapters, writer.remark)
     with watched(trained.monitor):
         if config.plan.json:
             converse(session, sys.stdin, sys.stdout)
@@ -78,9 +80,9 @@ def chat(config: Config) -> None:
 
 def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
-    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.loaded.folder)]
-    if only_pretrained(trained.loaded.folder):
-        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.loaded.folder))} --train_file=pairs.jsonl"
+    notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
+    if only_pretrained(trained.folder):
+        command = f"{program()} train --is_finetune=True --finetune_from={shlex.quote(str(trained.folder))} --train_file=pairs.jsonl"
         notes.append(
             say(
                 "this model has only been pretrained: it fills gaps such as <extra_id_0> in a text but cannot answer "
@@ -291,7 +293,7 @@ class Writer:
         """The pieces of the answer to the newest turn; where tokens are drawn, a question put again is answered anew."""
         self.asked += 1
         ids = self._fitted(turns, system)
-        self.trained.rows_at_once(1, writing_of(self.config, 1, len(ids)))
+        self.trained.rows_at_once(1, AnswerBatch.by(self.config.generate, 1, len(ids)))
         decoder = decoder_of(self.trained.blockwise, self.config.generate.num_beams)
         seed = self.config.run.seed + self.asked - 1
         tokens = stream(decoder, ids, self.config.generate, seed=seed, tree=self.trained.tree)

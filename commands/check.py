@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands.loading import find_model
+from commands.answering import find_model
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums

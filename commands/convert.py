@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from commands.loading import find_model
+from commands.answering import find_model
 from commands.new_folder import (
     copy_companions,
     holding_output,

@@ -103,7 +103,8 @@ def ended(words: list[str]) -> int:
 
 
 def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
-    from commands.loading import find_model, load_trained, writing_of
+    from commands.answering import find_model
+    from commands.loading import load_trained
 
     given = {
         name: config.as_dict()[name]
@@ -111,7 +112,7 @@ def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
         if config.given(name)
     }
     settings = load("generate", {**given, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
-    return load_trained(settings, find_model(settings), writing_of(settings, 1)), settings
+    return load_trained(settings, find_model(settings)), settings
 
 
 def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:

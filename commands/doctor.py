@@ -75,7 +75,7 @@ def read_shape(config: Config) -> T5ModelConfig:
     Raises:
         UserError: there is no such folder, or it holds no model.
     """
-    from commands.loading import find_model
+    from commands.answering import find_model
     from model.formats.shape_file import read_config
 
     return read_config(find_model(config).base)

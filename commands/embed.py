@@ -22,17 +22,9 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from commands.answering import check_one_process, find_model, refuse_several_adapters, with_saved
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
-from commands.loading import (
-    Room,
-    Trained,
-    check_one_process,
-    find_model,
-    load_trained,
-    refuse_several_adapters,
-    watched,
-    with_saved,
-)
+from commands.loading import Trained, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
@@ -40,9 +32,9 @@ from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
 from engine.step import to_micro_batch
 from language import say
-from memory.estimate.generation import Writing, predict_loss
+from memory.answers import AnswerBatch, HeldModel
 from settings.consistency import SEQUENCE
-from settings.declared import MOST_TOKENS, Config, DataConfig, T5ModelConfig
+from settings.declared import MOST_TOKENS, Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
@@ -86,7 +78,7 @@ def embed(config: Config) -> None:
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    trained = load_trained(config, model, Writing(1, 1, 1), reads_files=is_of_files)
+    trained = load_trained(config, model, AnswerBatch(1, 1, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
     ids = ShortIds()
@@ -268,27 +260,22 @@ class Embedder:
 
     def predict(self, longest: int) -> dict[str, int]:
         """What one text of so many tokens takes at its highest: component -> bytes."""
-        trained = self.trained
-        return predict_loss(self._encoder(), trained.loaded.weights, 1, (longest, 0), self._room(longest).base_bytes)
+        return self._held(longest).measuring(1, longest, 0)
 
     def _at_once(self, longest: int, left: int) -> int:
         """How many of the texts that are left fit, of which this is the longest."""
         longest = -(-longest // ROUNDED) * ROUNDED
         asked = AUTO if self.rows is None else min(self.rows, left)
         usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
-        room = self._room(longest)
-        return room.rows_of_loss(self._encoder(), self.trained.loaded.weights, asked, (longest, 0), usual)
+        return rows_to_measure(self._held(longest), self.trained.budget.limit(), asked, usual, (longest, 0))
 
-    def _encoder(self) -> T5ModelConfig:
-        return replace(self.trained.blockwise.model.config, num_decoder_layers=0, head="none")
-
-    def _room(self, longest: int) -> Room:
-        """What there is beside the vectors of a part, which wait until it is written, where each token has one."""
-        room = self.trained.room
+    def _held(self, longest: int) -> HeldModel:
+        """The model beside the vectors of a part, which wait until it is written, where each token has one."""
+        held = self.trained.held
         beside = self.beside_bytes
-        if self.per_token and not room.budget.is_on_device:
+        if self.per_token and not self.trained.budget.is_on_device:
             beside += VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest)
-        return replace(room, base_bytes=room.base_bytes + beside)
+        return replace(held, base_bytes=held.base_bytes + beside)
 
 
 class VectorFile:
@@ -330,8 +317,8 @@ class VectorFile:
     def add(self, part: int, rows: Sequence[Row]) -> None:
         """Write a part, to the disk."""
         offsets = np.cumsum([0, *(vectors.size for _, vectors in rows)])
-        numbers = pa.array(np.concatenate([vectors.ravel() for _, vectors in rows]))
-        lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), numbers)
+        numbers = _as_arrow(np.concatenate([vectors.ravel() for _, vectors in rows]))
+        lists = pa.LargeListArray.from_arrays(pa.array(offsets.tolist(), pa.int64()), numbers)
         batch = pa.record_batch({ID: pa.array([name for name, _ in rows], pa.string()), VECTORS: lists})
         with (
             writing("output", self.folder),
@@ -358,7 +345,12 @@ class VectorFile:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number)
                 for name, vectors in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-                    yield name, vectors.values.to_numpy().reshape(self._shape)
+                    yield name, np.from_dlpack(vectors.values).reshape(self._shape)
+
+
+def _as_arrow(numbers: Vectors) -> pa.Array:
+    """An arrow array of numbers in a row. `pa.array` would import pandas where it is installed: 30 MiB."""
+    return pa.Array.from_buffers(pa.float32(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 Again = Callable[[], Iterator[Row]]  # all rows from the first
@@ -373,10 +365,10 @@ def _write_parquet(path: Path, rows: Again) -> None:
         for group in _groups(rows()):
             flat = np.concatenate([vectors.ravel() for _, vectors in group])
             begins = pa.array(range(0, len(flat) + 1, first.shape[-1]), pa.int32())
-            lists = pa.ListArray.from_arrays(begins, pa.array(flat))
+            lists = pa.ListArray.from_arrays(begins, _as_arrow(flat))
             if first.ndim == 2:
                 tokens = np.cumsum([0, *(len(vectors) for _, vectors in group)])
-                lists = pa.ListArray.from_arrays(pa.array(tokens, pa.int32()), lists)
+                lists = pa.ListArray.from_arrays(pa.array(tokens.tolist(), pa.int32()), lists)
             file.write_batch(pa.record_batch([pa.array([name for name, _ in group]), lists], schema=schema))
 
 

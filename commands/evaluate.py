@@ -15,8 +15,9 @@ import numpy as np
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
+from commands.answering import find_answering
 from commands.generate import cut_note
-from commands.loading import Trained, find_answering, load_trained, watched
+from commands.loading import Trained, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
@@ -24,7 +25,8 @@ from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
 from data.shards.store import PAIRS, VALIDATION
 from language import say
-from memory.estimate.generation import LIBRARIES_BYTES, LOSS_LIBRARIES_BYTES, MOST_ROWS, Writing
+from limits import ANSWERED_TOGETHER
+from memory.answers import AnswerBatch
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
@@ -68,18 +70,19 @@ def evaluate(config: Config) -> Evaluation:
     how = config.generate
     # before memory is measured: its libraries count to what the program takes
     signatures = AnswerScores(names).signatures if answered else {}
-    trained = load_trained(config, model, Writing(1, *loader.longest), tree)
-    batch_size = trained.room.rows_of_loss(
-        trained.shape, trained.loaded.weights, asked, loader.longest, EVALUATION_BATCH
-    )
-    writing = Writing.by(how, min(answered, MOST_ROWS), loader.longest[0])
-    trained.room.base_bytes += LOSS_LIBRARIES_BYTES - LIBRARIES_BYTES  # what measuring the loss leaves
+    trained = load_trained(config, model, AnswerBatch(1, *loader.longest), tree)
+    batch_size = rows_to_measure(trained.held, trained.budget.limit(), asked, EVALUATION_BATCH, loader.longest)
+    batch = AnswerBatch.by(how, min(answered, ANSWERED_TOGETHER), loader.longest[0])
     flag = "eval_batch_size_per_gpu"
-    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, writing, flag) if answered else 0
+    at_once = trained.rows_at_once(AUTO if asked == AUTO else batch_size, batch, flag) if answered else 0
     group = Group(Accelerator(cpu=trained.device.name == "cpu"))
     counts = (prepared.counts[f"validation_{name}"] for name in ("unknown_tokens", "tokens"))
     if warning := unknown_warning(*counts):
         Progress(1, group.is_main, stream=sys.stderr).warn(warning)
+
+    def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
+        return [[one.tokens for one in best] for best in trained.best_answers(inputs, config)]
+
     is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
     with (
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
@@ -98,7 +101,7 @@ def evaluate(config: Config) -> Evaluation:
                 confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
             if answered:
                 scores, shown, cut = generate_metrics(
-                    lambda inputs: trained.ranked_answers(inputs, config), loader, trained.tokenizer, how, group,
+                    answer, loader, trained.tokenizer, how, group,
                     rows=answered, batch_size=at_once, names=names, shown=SHOWN, of=of,
                 )  # fmt: skip
                 results[name].metrics.update(scores)
@@ -124,7 +127,7 @@ def evaluate(config: Config) -> Evaluation:
         table += prepared.unread
         if config.plan.json and group.is_main:
             told = {
-                "model": str(trained.loaded.folder),
+                "model": str(trained.folder),
                 **result.figures(),
                 "answers": answered,
                 "sacrebleu": signatures,
@@ -239,9 +242,9 @@ def _table(
 
 def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
     progress = Progress(1, is_main)
-    budget = format_size(trained.room.budget.host_bytes)
+    budget = format_size(trained.budget.host_bytes)
     memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
-    progress.table(say("evaluation of {folder}", folder=trained.loaded.folder), [*table, (say("peak memory"), memory)])
+    progress.table(say("evaluation of {folder}", folder=trained.folder), [*table, (say("peak memory"), memory)])
     for sample in samples:
         progress.sample(sample.prompt, sample.answer, sample.reference)
 

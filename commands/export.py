@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
+from commands.answering import find_model
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
-from commands.loading import converting, find_model
+from commands.loading import converting
 from commands.merge import open_adapted
 from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
 from data.tokenizers.tokenizer import Tokenizer

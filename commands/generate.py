@@ -18,23 +18,16 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.loading import (
-    WAITING_BYTES,
-    Trained,
-    check_one_process,
-    find_answering,
-    load_trained,
-    watched,
-    with_saved,
-    writing_of,
-)
+from commands.answering import check_one_process, find_answering, with_saved
+from commands.loading import WAITING_BYTES, Trained, load_trained, watched
 from commands.new_folder import holding_output
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
 from formats import KIND_BY_SUFFIX
 from language import say
-from memory.estimate.generation import MOST_ROWS
+from limits import ANSWERED_TOGETHER
+from memory.answers import AnswerBatch
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, reason_of, refuse
@@ -81,7 +74,7 @@ def generate(config: Config) -> None:
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(hint)
-    least = writing_of(config, 1 if asked == AUTO else int(asked))
+    least = AnswerBatch.by(config.generate, 1 if asked == AUTO else int(asked), config.data.max_seq_len)
     trained = load_trained(config, model, least, tree, is_of_files)
     max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
     prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
@@ -94,7 +87,7 @@ def generate(config: Config) -> None:
     dtypes = trained.blockwise.model.embedding.dtype, trained.blockwise.weight_store.compute_dtype
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
-    Progress(1, stream=sys.stderr).note(say(told, model=trained.loaded.folder, storage=storage, compute=compute))
+    Progress(1, stream=sys.stderr).note(say(told, model=trained.folder, storage=storage, compute=compute))
     encoder = Encoder(trained, config)
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
@@ -133,16 +126,14 @@ def answers(
     """
     asked = config.answer.generate_batch_size
     # of the longest prompt that may come; those that do come decide what is answered at once
-    size = max(1, trained.kept.most(writing_of(config, MOST_ROWS)) if asked == AUTO else int(asked)) * WINDOW_BATCHES
+    longest = AnswerBatch.by(config.generate, ANSWERED_TOGETHER, config.data.max_seq_len)
+    size = max(1, trained.answer_budget.rows(longest) if asked == AUTO else int(asked)) * WINDOW_BATCHES
     if config.answer.input == STANDARD_INPUT and config.answer.output is None:
         size = 1  # whoever writes there may wait for the answer
     while window := _window(prompts, size):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
-        if config.answer.num_answers > 1:
-            written = iter(trained.best_answers(inputs, config))
-        else:
-            written = iter([[ScoredAnswer(ids, 0.0)] for ids in trained.answer(inputs, config)])
+        written = iter(trained.best_answers(inputs, config))
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]

@@ -9,8 +9,9 @@ import json
 
 import torch
 
+from commands.answering import find_model
 from commands.convert import DTYPES, next_command, probe_logits, relative_difference
-from commands.loading import converting, find_model
+from commands.loading import converting
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from devices.base import name_of
 from language import say

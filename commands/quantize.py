@@ -11,24 +11,26 @@ from dataclasses import dataclass
 import torch
 
 import devices
+from commands.answering import find_model
 from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
-from commands.loading import Room, converting, find_model
+from commands.loading import bytes_before, converting, rows_to_measure
 from commands.merge import open_adapted
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from data.batches.loader import StepLoader
+from devices.base import name_of
 from devices.malloc import HeapTrimmer
 from devices.threads import use_threads
 from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
 from language import say
-from memory.estimate.generation import Weights
+from memory.answers import HeldModel
+from memory.budget import measure_budget
 from model import hf_format
 from model.lora.adapter import merge as merge_adapters
 from model.loss import LossSettings
 from model.quantization import quantize_model
-from model.shapes import weight_counts
 from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.fields import counted
@@ -67,10 +69,10 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     folders = find_model(config)
     settings, prepared, loader = evaluation_rows(config, folders)
     shape, stored = folders.shape, hf_format.stored_dtype(folders.base)
-    weights = Weights(weight_counts(shape)["total"] * stored.itemsize, stored != torch.float32, "float32")
-    asked = settings.train.eval_batch_size_per_gpu
-    room = Room.measure(settings, devices.pick("cpu"))
-    rows_at_once = room.rows_of_loss(shape, weights, asked, loader.longest, EVALUATION_BATCH)
+    requested = settings.train.eval_batch_size_per_gpu
+    budget = measure_budget(settings.memory.memory_budget, devices.pick("cpu"))
+    held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
+    rows_at_once = rows_to_measure(held, budget.limit(), requested, EVALUATION_BATCH, loader.longest)
     with converting(settings, shape, stored, 0):
         model = open_adapted(folders)
         merge_adapters(model)

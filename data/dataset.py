@@ -225,7 +225,8 @@ def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> di
         scalar, kind = column[0], column.type
         is_numbers = (is_list(kind) or pa.types.is_fixed_size_list(kind)) and is_number(kind.value_type)
         if is_numbers and scalar.is_valid and not scalar.values.null_count:
-            values[name] = scalar.values.to_numpy(zero_copy_only=False).copy()
+            # `to_numpy` would import pandas where it is installed: 30 MiB.
+            values[name] = np.from_dlpack(scalar.values).copy()
         else:
             values[name] = scalar.as_py()
     return values

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +21,6 @@ import numpy as np
 from devices.base import Device
 from language import english, say
 from memory.cleanup import Cleaner, free_failed
-from memory.estimate.generation import Capacity
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.decoder import Decoder
@@ -35,6 +35,19 @@ QUIET_SECONDS = 2.0  # without work, after which memory is given back
 PRESSURE = 0.97  # share of the budget from which memory is cleaned
 REST_SECONDS = 10.0  # least time between two cleanings
 LOOK_STEPS = 16  # between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What may be written at once by rows that come and go.
+
+    Args:
+        rows: most answers. tokens: of their prompts and answers together, each padded to the longest. parts: component -> bytes, at the highest.
+    """
+
+    rows: int
+    tokens: int
+    parts: dict[str, int]
 
 
 class Engine:

@@ -6,31 +6,26 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-from commands.embed import Embedder, with_preparation
-from commands.loading import Trained, check_one_process, find_answering, load_trained, watched, writing_of
+from commands.answering import check_one_process, find_answering
+from commands.embed import ROUNDED, Embedder, with_preparation
+from commands.loading import Trained, load_trained, watched
 from language import join, say
-from memory.estimate.generation import (
-    LOSS_LIBRARIES_BYTES,
-    MOST_ROWS,
-    REQUEST_BYTES,
-    Capacity,
-    Writing,
-    serving_capacity,
-)
+from limits import ANSWERED_TOGETHER, few_places
+from memory.answers import AnswerBatch, HeldModel, largest
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
-from serving.engine import MOST_WAITING, Engine
+from serving.engine import MOST_WAITING, Capacity, Engine
 from settings.declared import Config
 from settings.fields import AUTO
 from training.evaluation.answers import decoder_of
 from training.setup.answer_list import with_answers
-from units import format_size
+from units import KIB, format_size
 from web.bodies import ByteBudget
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
 
 PORT = 8400
+REQUEST_BYTES = 128 * KIB  # of an accepted request: its text, tokens and connection
 LEAVE_SECONDS = 30  # given to open answers at the end
 
 
@@ -49,7 +44,7 @@ def serve(config: Config) -> None:
     is_text = model.shape.is_text
     config = config if is_text else with_preparation(config, model)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, model, writing_of(config, 1) if is_text else Writing(1, 1, 1), tree)
+        trained = load_trained(config, model, None if is_text else AnswerBatch(1, 1, 1), tree)
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -81,63 +76,71 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    decoder = decoder_of(trained.blockwise) if trained.shape.is_text else None
+    decoder = decoder_of(trained.blockwise) if trained.held.shape.is_text else None
     embedder = Embedder.of(trained, config)
+    budget = trained.budget
     if decoder is None:
-        capacity, request_memory = (
-            Capacity(0, 0, {"weights": trained.loaded.weights.bytes}),
-            _requests_beside_vectors(trained, config),
-        )
+        capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
+        left = budget.limit() - sum(embedder.predict(ROUNDED).values()) - READING_BYTES
+        request_memory = max(REQUEST_BYTES * (1 + MOST_WAITING), 0 if budget.is_on_device else left // 4)
         embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
     else:
         capacity = _capacity(trained, config)
+        left = budget.limit() - sum(capacity.parts.values())
         request_memory = capacity.parts["requests"] - READING_BYTES
-        if (
-            not trained.room.budget.is_on_device
-        ):  # of what the plan leaves, half, as the heap may take more than planned
-            request_memory += max(0, trained.room.total_bytes - sum(capacity.parts.values())) // 2
+        # The heap may take more than planned, so that half of what the plan leaves stays free.
+        request_memory += 0 if budget.is_on_device else left // 2
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
     texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, embedder)
-    name = trained.loaded.folder.resolve().name
-    written = trained.loaded.folder / "config.json"
+    name = trained.folder.resolve().name
+    written = trained.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
     return Api(
         engine, texts, name, made, ByteBudget(request_memory), config.generate,
         seed=config.run.seed if config.given("seed") else None,
-        other_names=frozenset([str(config.checkpoint.model), str(trained.loaded.folder), str(trained.loaded.folder.resolve())]),
+        other_names=frozenset([str(config.checkpoint.model), str(trained.folder), str(trained.folder.resolve())]),
     )  # fmt: skip
 
 
-def _requests_beside_vectors(trained: Trained, config: Config) -> int:
-    """What requests may hold beside an encoder: as much as waiting ones take, or a quarter of what its weights leave."""
-    least = REQUEST_BYTES * (1 + MOST_WAITING)
-    if trained.room.budget.is_on_device:
-        return least
-    room = trained.room
-    left = room.total_bytes - room.base_bytes - trained.loaded.weights.bytes - LOSS_LIBRARIES_BYTES - READING_BYTES
-    return max(least, left // 4)
+def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserved_bytes: int) -> Capacity | None:
+    """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
+
+    Args:
+        longest: the most rows, the longest prompt and answer. reserved_bytes: of requests beside those that are being answered.
+    """
+    one = longest.source_tokens + longest.new_tokens
+
+    def parts(rows: int, tokens: int) -> dict[str, int]:
+        # Prompts are read one by one, between two steps.
+        answering = held.answering(replace(longest, rows=rows), rows_read=1, cached_tokens=tokens)
+        return {**answering, "requests": reserved_bytes + REQUEST_BYTES * rows}
+
+    def fits(rows: int, tokens: int) -> bool:
+        return sum(parts(rows, tokens).values()) <= budget_bytes
+
+    rows = largest(longest.rows, lambda rows: fits(rows, one))
+    if not rows:
+        return None
+    tokens = largest(few_places(rows) * one, lambda tokens: fits(rows, tokens))
+    return Capacity(rows, tokens, parts(rows, tokens))
 
 
 def _capacity(trained: Trained, config: Config) -> Capacity:
-    asked: Any = config.answer.generate_batch_size
+    """What the budget holds of the longest answers. What requests may hold at least stays free for them."""
+    requested = config.answer.generate_batch_size
+    rows = ANSWERED_TOGETHER if requested == AUTO else min(int(requested), ANSWERED_TOGETHER)
     choices = 0 if trained.tree is None else trained.tree.most_choices(1)
-    longest = replace(writing_of(config, MOST_ROWS if asked == AUTO else int(asked)), sampled=True, choices=choices)
-
-    def capacity(asked: Writing, total_bytes: int) -> Capacity | None:
-        waiting = REQUEST_BYTES * (1 + MOST_WAITING)
-        one_more = max(0, request_bytes(asked.source_tokens, 1, asked.new_tokens) - waiting)
-        reading = READING_BYTES + one_more
-        return serving_capacity(
-            trained.shape, trained.loaded.weights, asked, trained.room.base_bytes, total_bytes, MOST_WAITING, reading
-        )
-
-    found = capacity(longest, trained.room.total_bytes)
-    if found is None:
+    longest = AnswerBatch.by(config.generate, rows, config.data.max_seq_len)
+    longest = replace(longest, sampled=True, choices=choices)
+    largest_request = request_bytes(longest.source_tokens, 1, longest.new_tokens)
+    reserved_bytes = READING_BYTES + max(REQUEST_BYTES * MOST_WAITING, largest_request - REQUEST_BYTES)
+    capacity = capacity_of(trained.held, longest, trained.budget.limit(), reserved_bytes)
+    if capacity is None:
         one = replace(longest, rows=1)
-        needed = capacity(one, 2**62)
+        needed = capacity_of(trained.held, one, 2**62, reserved_bytes)
         assert needed is not None
-        raise trained.too_little(one, parts=needed.parts)
-    return found
+        raise trained.too_little(one, needed.parts)
+    return capacity
 
 
 def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
@@ -149,7 +152,7 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
         told = "vectors of {width} numbers, of texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
         return [*lines, say(told, width=width, longest=f"{api.texts.longest:,}"), *key]
-    capacity, room = api.engine.capacity, trained.room
+    capacity = api.engine.capacity
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])
     lines += [
@@ -161,7 +164,7 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
         ),
         say(
             "memory: {planned} planned of {budget}: {parts}",
-            planned=format_size(sum(capacity.parts.values())), budget=format_size(room.total_bytes), parts=parts,
+            planned=format_size(sum(capacity.parts.values())), budget=format_size(trained.budget.limit()), parts=parts,
         ),
     ]  # fmt: skip
     return [*lines, *key]

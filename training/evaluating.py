@@ -11,12 +11,12 @@ from data.tokenizers.pieces import BROKEN
 from engine.step import to_micro_batch
 from language import join, say
 from limits import SAMPLE_TOKENS
+from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
-from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
 from settings.consistency import HEADS, PREFERENCES
 from settings.fields import AUTO
 from training.evaluation import losses
-from training.evaluation.answers import AnswerWriter
+from training.evaluation.answers import AnswerBudget, AnswerWriter
 from training.evaluation.label_scores import LabelScores, labels_in
 from training.evaluation.losses import Evaluation
 from training.evaluation.prompt_parts import PromptParts, was_cut
@@ -118,24 +118,23 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
     rows = 0 if asked == AUTO else min(int(asked), run.validation.num_rows)
     if not rows:
         return {}, []
-    weights, several = blockwise.weight_store, live.config.answer.num_answers
+    several = live.config.answer.num_answers
     # beams only for several answers, since they take several times as long
     settings = live.decoding if several > 1 else replace(live.decoding, num_beams=1)
-    is_cast = blockwise.model.embedding.dtype != weights.compute_dtype
-    beside = Weights(0, is_cast, str(weights.compute_dtype).removeprefix("torch."))  # the model is there already
     choices = 0 if run.tree is None else run.tree.most_choices(settings.num_beams)
-    held = live.monitor.sample().anon_bytes
+    used_bytes = live.monitor.sample().anon_bytes
+    model = HeldModel(blockwise.model.config, live.controller.plan.choice, 0)
+    model = replace(model, base_bytes=used_bytes - model.weight_bytes)  # The model is in memory already.
 
-    def predict(writing: Writing) -> int:
-        parts = predict_generation(blockwise.model.config, beside, replace(writing, choices=choices), 0)
-        return held + sum(parts.values())
+    def predict(batch: AnswerBatch) -> dict[str, int]:
+        return model.answering(replace(batch, choices=choices))
 
-    budget = AnswerBudget(predict, held + free_bytes, live.monitor)
-    batch_size = max(1, budget.most(Writing.by(settings, rows, run.validation.longest[0])))
+    budget = AnswerBudget(predict, used_bytes + free_bytes, live.monitor)
+    batch_size = max(1, budget.rows(AnswerBatch.by(settings, rows, run.validation.longest[0])))
 
-    def at_once(writing: Writing) -> int:
-        rows = min(writing.rows, batch_size)  # Long prompts may be answered in parts, which are more than the rows.
-        return max(1, budget.most(replace(writing, rows=rows))) if budget.excess_bytes else rows
+    def at_once(batch: AnswerBatch) -> int:
+        rows = min(batch.rows, batch_size)  # Long prompts may be answered in parts, which are more than the rows.
+        return max(1, budget.rows(replace(batch, rows=rows))) if budget.excess_bytes else rows
 
     parts = PromptParts.asked(run.tokenizer, run.tokenizer.template, settings)
     writer = AnswerWriter(blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)

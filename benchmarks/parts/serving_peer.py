@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from commands.loading import find_model, load_trained, writing_of
-from memory.estimate.generation import Capacity
+from commands.answering import find_model
+from commands.loading import load_trained
 from memory.observe.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
-from serving.engine import Engine
+from serving.engine import Capacity, Engine
 from serving.server import api_of
 from settings.loading import load
 from web.listening import address_of, listen, server_of
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     """Serve until SIGTERM."""
     folder, tokens = arguments
     config = load("serve", {"model": folder, "max_new_tokens": tokens, "max_seq_len": "512"})
-    api = api_of(load_trained(config, find_model(config), writing_of(config, 1)), config)
+    api = api_of(load_trained(config, find_model(config)), config)
     api.engine = OneByOne(Path(folder), api.engine)
     listener = listen("127.0.0.1", 0)
     print(f"serving at {address_of('127.0.0.1', listener)}/v1", flush=True)

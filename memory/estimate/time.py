@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from devices.processor import AMX_BF16, ARM_BF16, ARM_PLAIN, AVX2, AVX512_BF16
-from limits import SAMPLE_TOKENS
-from memory.estimate.generation import MOST_ROWS
+from limits import ANSWERED_TOGETHER, SAMPLE_TOKENS
 from memory.estimate.precision import QUANTIZED, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import moving_seconds
@@ -315,8 +314,8 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     saves = evaluations | turns(int(train.save_steps))
     others = int(first_step == 0 and rows > 0) + int(train.average_checkpoints > 1 and rows > 0)
     refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
-    steps, batches = last - first_step, -(-scored // MOST_ROWS)
-    beams = config.generate.num_beams * min(scored, MOST_ROWS) if config.answer.num_answers > 1 else 1
+    steps, batches = last - first_step, -(-scored // ANSWERED_TOGETHER)
+    beams = config.generate.num_beams * min(scored, ANSWERED_TOGETHER) if config.answer.num_answers > 1 else 1
     compared = steps if refers else 0
     return Schedule(
         steps, len(evaluations) + others, len(saves), rows, written, batches, answer_tokens, beams, compared

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands.loading import answering
+from commands.answering import answering
 from commands.merge import merge
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format

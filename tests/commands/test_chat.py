@@ -18,10 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands import loading
+from commands.answering import find_model
 from commands.chat import Session, Writer, chat, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
+from commands.loading import load_trained
 from data.text.templates import Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
@@ -152,7 +153,7 @@ def test_a_piece_comes_as_soon_as_it_is_whole(tokenizers: dict[str, Tokenizer]) 
 
 def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load("chat", {"model": str(folder), "max_seq_len": "30", "prompt_template": "Q{prompt}A"})
-    writer = Writer(loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1)), config)
+    writer = Writer(load_trained(config, find_model(config)), config)
     turns = [("user", "first"), ("assistant", "yes"), ("user", "second"), ("assistant", "no"), ("user", "third")]
     seen = writer.trained.tokenizer.decode(writer._fitted(turns, None))
     assert "first" not in seen and "second" in seen and "third" in seen
@@ -188,7 +189,7 @@ def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, 
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "the answer was cut at --max_new_tokens=5\n" * 2
     config = load("chat", {"model": str(folder), "max_new_tokens": "5"})
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     inputs = [[*trained.tokenizer.encode_batch([text])[0].tolist(), 1] for text in ("hello", "河水")]
     expected = [trained.tokenizer.decode(ids) for ids in trained.answer(inputs, config)]
     assert done.stdout == "".join(f"{text}\n" for text in expected)
@@ -234,7 +235,7 @@ def _until(near: int, end: str) -> str:
 
 def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
     config = load("chat", {"model": str(folder), "temperature": "3", "max_new_tokens": "9"})
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     sessions = [Session(Writer(trained, config)) for _ in "ab"]
     for session in sessions:
         for _ in range(2):
@@ -247,9 +248,7 @@ def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("red\nblue\n")
     flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
     config, tree = with_answers(load("chat", {"model": str(folder), **flags}), ModelFolders(folder))
-    session = Session(
-        Writer(loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1), tree), config)
-    )
+    session = Session(Writer(load_trained(config, find_model(config), tree=tree), config))
     for _ in range(3):
         session.ask("hello", lambda piece: None)
     assert {text for role, text in session.turns if role == "assistant"} <= {"red", "blue"}
@@ -269,8 +268,8 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
     adapters = [save_adapter(folder, tmp_path / name, seed) for seed, name in enumerate("ab")]
     flags = {"model": str(folder), "max_new_tokens": "8", "adapter": ",".join(map(str, adapters))}
     config = load("chat", flags)
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
-    session = Session(Writer(trained, config), adapters=trained.loaded.adapters)
+    trained = load_trained(config, find_model(config))
+    session = Session(Writer(trained, config), adapters=trained.adapters)
     answers = {}
     for name in ("a", "b", "none", "a"):
         assert session.command(f"/adapter {name}") == f"{name} is active"
@@ -320,5 +319,5 @@ def test_words_that_leave(word: str) -> None:
 )
 def test_the_greeting_says_what_is_remembered(tmp_path: Path, turns: bool, objective: str, told: str) -> None:
     folder = create_run(tmp_path, "run", "finetune", objective=objective)
-    trained = cast(Any, SimpleNamespace(loaded=SimpleNamespace(folder=folder), template=Template(turns=turns)))
+    trained = cast(Any, SimpleNamespace(folder=folder, template=Template(turns=turns)))
     assert told in " ".join(greeting(trained, "auto", 9 if turns else 0))

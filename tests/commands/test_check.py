@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from commands.answering import find_model
 from commands.check import check
-from commands.loading import find_model
 from commands.merge import open_adapted
 from settings.errors import UserError
 from settings.loading import load

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from commands import embed as embedding
-from commands import loading
 from commands.embed import VectorFile, embed
 from data.tokenizers.tokenizer import Tokenizer
+from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.reference import T5Reference
 from settings.declared import Config
@@ -26,6 +26,7 @@ from settings.loading import load
 from tests.measuring import in_child
 from tests.training.small_trained import save_trained
 from training.setup.model_folders import ModelFolders
+from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [f"text number {at} " + "x" * (at % 7) for at in range(11)]
@@ -225,10 +226,10 @@ def test_hdf5_needs_its_package(folder: Path, texts: Path, tmp_path: Path, monke
         embed(settings(folder, input=texts, output=tmp_path / "v.h5"))
 
 
-def test_a_text_that_no_budget_holds_is_refused(folder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "predict_loss", lambda *_: {"encoder": 2**62})
+def test_a_text_that_no_budget_holds_is_refused(folder: Path) -> None:
+    budget = ProcessTree().usage().anon_bytes + 40 * MIB
     with pytest.raises(DoesNotFit, match="--max_seq_len"):
-        embed(settings(folder, input=texts))
+        embed(settings(folder, input="word " * 20_000, memory_budget=budget))
 
 
 def test_vectors_of_another_adapter_are_not_continued(folder: Path, texts: Path, tmp_path: Path) -> None:

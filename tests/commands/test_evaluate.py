@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ import pytest
 import torch
 
 from commands import loading
+from commands.answering import find_model
 from commands.evaluate import _data_settings, evaluate, evaluation_rows
+from commands.loading import load_trained, rows_to_measure
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from memory.budget import Budget
-from memory.estimate.generation import Weights, Writing, predict_loss
+from memory.answers import AnswerBatch, HeldModel
 from memory.observe.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and rows whose right answers begin as the model's own: random weights would score nothing."""
     folder = save_trained(tmp_path_factory.mktemp("model"))
     config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
     texts = [trained.tokenizer.decode(ids).strip() for ids in trained.answer(inputs, config)]
     rows = [
@@ -71,7 +71,7 @@ def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
 def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
     """Loss by the whole model under plain autograd, and answers to each row alone."""
     config = config.changed(max_new_tokens=new_tokens)
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     model, tokenizer = trained.blockwise.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
     for prompt, response in pairs_of(folder):
@@ -154,17 +154,17 @@ def test_all_rows_of_a_file_that_is_named_are_measured_though_its_run_evaluated_
 
 def test_the_loss_keeps_to_the_budget(folder: Path, tmp_path: Path) -> None:
     base = ProcessTree().usage().anon_bytes
-    shape, weights = read_config(folder), Weights(0, False, "float32")
+    held = HeldModel.of(read_config(folder), "float32", "float32", base)
 
-    def room(rows: int) -> loading.Room:
-        needed = sum(predict_loss(shape, weights, rows, (64, 64), base).values())
-        return loading.Room(Budget(needed, None, needed, (), "test", 0), needed, base)
+    def rows_in(budget: int, requested: int | str = "auto") -> int:
+        return rows_to_measure(held, budget, requested, 4, (64, 64))
 
-    found = [room(rows).rows_of_loss(shape, weights, "auto", (64, 64), 4) for rows in (9, 4, 3, 1)]
-    assert found == [4, 4, 2, 1] and room(9).rows_of_loss(shape, weights, 9, (64, 64), 4) == 9
-    for asked, too_small in ((9, room(8)), ("auto", replace(room(1), total_bytes=base))):
+    needed = {rows: sum(held.measuring(rows, 64, 64).values()) for rows in (1, 3, 4, 8, 9)}
+    assert [rows_in(needed[rows]) for rows in (9, 4, 3, 1)] == [4, 4, 3, 1]
+    assert rows_in(needed[9], 9) == 9
+    for requested, too_small in ((9, needed[8]), ("auto", base)):
         with pytest.raises(DoesNotFit, match=r"does not hold .* of up to 64 and 64 tokens: base .*--memory_budget="):
-            too_small.rows_of_loss(shape, weights, asked, (64, 64), 4)
+            rows_in(too_small, requested)
     with pytest.raises(DoesNotFit, match=r"does not hold 4,096 rows .*--eval_batch_size_per_gpu=2048"):
         evaluate(settings(folder, tmp_path, eval_batch_size_per_gpu=4096, memory_budget=base + 2**27))
 
@@ -207,12 +207,12 @@ class Rank(Group):
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
     config, _, loader = evaluation_rows(settings(folder, tmp_path), ModelFolders(folder))
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     names = metric_names(Config())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            lambda inputs: trained.ranked_answers(inputs, config.changed(max_new_tokens=9)), loader, trained.tokenizer,
+            lambda inputs: [[ids] for ids in trained.answer(inputs, config.changed(max_new_tokens=9))], loader, trained.tokenizer,
             GenerateConfig(max_new_tokens=9), group, rows=5, batch_size=2, names=names, shown=9,
         )[:2]  # fmt: skip
 
@@ -246,7 +246,7 @@ def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
     assert by_adapter.loss == by_model.loss == over_base.loss != evaluate(settings(folder, tmp_path)).loss
     assert capsys.readouterr().out.count(f"evaluation of {adapted}") == 3
     config = settings(folder, tmp_path, **named)
-    trained = loading.load_trained(config, loading.find_model(config), Writing(1, 8, 8))
+    trained = load_trained(config, find_model(config), AnswerBatch(1, 8, 8))
     assert trained.template.prompt([(USER, "a")]) == "say again: a"
 
 

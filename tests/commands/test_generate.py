@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ import torch
 
 from commands import generate as answering
 from commands import loading
+from commands.answering import find_model
 from commands.generate import generate
+from commands.loading import load_trained
 from devices.cpu import CpuDevice
+from memory.answers import AnswerBatch
 from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
@@ -193,6 +197,7 @@ def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_
     code = """
 import contextlib
 from commands.generate import generate
+from commands.loading import load_trained
 from config import load
 
 model, rows, output = sys.argv[1:]
@@ -282,14 +287,14 @@ def test_what_does_not_fit_is_refused_before_loading(
 
 def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
     config = settings(folder, input="x", max_seq_len=65536)
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
-    writing = loading.writing_of(config, 64)
-    wide = trained.rows_at_once("auto", writing)
-    trained.kept.total_bytes = trained.kept.predict(loading.writing_of(config, 5))
-    assert wide == 64 and trained.rows_at_once("auto", writing) == 4
-    assert trained.rows_at_once(5, writing) == 5
+    trained = load_trained(config, find_model(config))
+    batch = AnswerBatch.by(config.generate, 64, 65536)
+    wide = trained.rows_at_once("auto", batch)
+    trained.answer_budget.budget_bytes = sum(trained.predict(replace(batch, rows=5)).values())
+    assert wide == 64 and trained.rows_at_once("auto", batch) == 5
+    assert trained.rows_at_once(5, batch) == 5
     with pytest.raises(DoesNotFit):
-        trained.rows_at_once(6, writing)
+        trained.rows_at_once(6, batch)
 
 
 def test_who_takes_more_than_the_budget_says_so(
@@ -326,7 +331,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
     assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
     assert "mixed_precision" not in screen.out  # which holds the answer alone
-    trained = loading.load_trained(config, loading.find_model(config), loading.writing_of(config, 1))
+    trained = load_trained(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == storage
     assert trained.blockwise.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
@@ -430,15 +435,15 @@ def test_a_list_that_the_budget_does_not_hold(folder: Path, tmp_path: Path, monk
 def test_the_budget_counts_the_tree(folder: Path) -> None:
     """What it holds itself, and what a step makes of the tokens that it allows."""
     config, count = settings(folder, input="x"), 2**23
-    writing = loading.writing_of(config, 1)
-    without = loading.load_trained(config, loading.find_model(config), writing)
+    without = load_trained(config, find_model(config))
     starts = np.full(count + 1, count, np.int32)
     starts[0] = 1
     tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
-    trained = loading.load_trained(config, loading.find_model(config), writing, tree)
-    held = trained.room.base_bytes - without.room.base_bytes
+    trained = load_trained(config, find_model(config), tree=tree)
+    held = trained.held.base_bytes - without.held.base_bytes
+    batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
     assert held > 0.8 * tree.num_bytes
-    assert sum(trained.predict(writing).values()) - sum(without.predict(writing).values()) > held + 40 * count
+    assert sum(trained.predict(batch).values()) - sum(without.predict(batch).values()) > held + 40 * count
     serving = load("serve", {"model": str(folder), "max_seq_len": "32"})
     capacities = [api_of(one, serving).engine.capacity for one in (without, trained)]
     assert sum(capacities[1].parts.values()) > sum(capacities[0].parts.values()) + 40 * count

@@ -14,10 +14,11 @@ import sentencepiece
 from starlette.testclient import TestClient
 
 import commands.chat
-import commands.loading
 import training.evaluation.answers
+from commands.answering import find_model
 from commands.evaluate import evaluate
 from commands.generate import generate
+from commands.loading import load_trained
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.tokenizers.tokenizer import Tokenizer
@@ -128,9 +129,7 @@ def test_every_command_makes_the_same_ids(
 
     config = settings("serve", folder, tmp_path, **used)
     api = api_of(
-        commands.loading.load_trained(
-            config, commands.loading.find_model(config), commands.loading.writing_of(config, 1)
-        ),
+        load_trained(config, find_model(config)),
         config,
     )
     monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))

@@ -13,7 +13,8 @@ from typing import Any
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from commands.loading import Trained, find_model, load_trained, writing_of
+from commands.answering import find_model
+from commands.loading import Trained, load_trained
 from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
 from serving.app import Api, make_app
@@ -44,7 +45,7 @@ def settings(**flags: Any) -> Config:
 def trained() -> Trained:
     """The model, loaded once."""
     config = settings()
-    return load_trained(config, find_model(config), writing_of(config, 1))
+    return load_trained(config, find_model(config))
 
 
 def make_api(queue_limit: int = 8, **flags: Any) -> Api:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from commands.answering import find_model
 from commands.embed import Embedder, with_preparation
-from commands.loading import find_model, load_trained
-from memory.estimate.generation import Writing
+from commands.loading import load_trained
+from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.server import api_of
 from settings.loading import load
@@ -84,7 +85,7 @@ def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
     config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
-    found = load_trained(config, find_model(config), Writing(1, 1, 1))
+    found = load_trained(config, find_model(config), AnswerBatch(1, 1, 1))
     with client_of(api_of(found, config)) as client:
         (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)

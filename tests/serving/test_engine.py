@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from memory.estimate.generation import Weights, Writing, serving_capacity
+from memory.answers import AnswerBatch, HeldModel
 from serving.answers import Answer, Refused, Update
 from serving.app import Api
+from serving.server import capacity_of
 from tests.serving.served import Gate, alone, make_api, prompt_ids
 from tests.training.small_trained import SHAPE
 from units import GIB, MIB
@@ -164,17 +165,18 @@ def test_want_of_memory_is_met_by_freeing_and_trying_again(
 
 
 def test_the_budget_says_how_much_is_written_at_once() -> None:
-    weights, longest = Weights(MIB, False, "float32"), Writing(64, 512, 128, sampled=True)
-    model = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
+    longest = AnswerBatch(64, 512, 128, sampled=True)
+    shape = replace(SHAPE, d_kv=64, num_heads=8, num_decoder_layers=6)
+    held = HeldModel.of(shape, "float32", "float32", 200 * MIB)
     token = 2 * 6 * 8 * 64 * 4
-    wide = serving_capacity(model, weights, longest, 200 * MIB, 4 * GIB, 64)
+    wide = capacity_of(held, longest, 4 * GIB, 8 * MIB)
     assert wide is not None and (wide.rows, wide.tokens) == (64, 64 * 640)
     assert sum(wide.parts.values()) <= 4 * GIB
-    narrow = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64)
+    narrow = capacity_of(held, longest, 512 * MIB, 8 * MIB)
     assert narrow is not None and 640 <= narrow.tokens < wide.tokens
     assert sum(narrow.parts.values()) <= 512 * MIB < sum(narrow.parts.values()) + 2 * token
-    assert serving_capacity(model, weights, longest, 200 * MIB, 240 * MIB, 64) is None
-    reading = serving_capacity(model, weights, longest, 200 * MIB, 512 * MIB, 64, reading_bytes=20 * MIB)
-    assert reading is not None and abs(narrow.tokens - reading.tokens - 20 * MIB / ((1.1 + 1 / 12) * token)) < 1
-    few = serving_capacity(model, weights, replace(longest, rows=3), 200 * MIB, 4 * GIB, 64)
+    assert capacity_of(held, longest, 230 * MIB, 8 * MIB) is None
+    reading = capacity_of(held, longest, 512 * MIB, 28 * MIB)
+    assert reading is not None and 15 * MIB < (narrow.tokens - reading.tokens) * token <= 20 * MIB
+    few = capacity_of(held, replace(longest, rows=3), 4 * GIB, 8 * MIB)
     assert few is not None and few.rows == 3

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from engine.blockwise import Blockwise
-from memory.estimate.generation import AnswerBudget, Writing
+from limits import ANSWERED_TOGETHER
+from memory.answers import AnswerBatch, largest
+from memory.observe.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.decoder import Decoder
@@ -18,12 +20,49 @@ from settings.declared import GenerateConfig
 from training.evaluation.prompt_parts import PromptParts
 
 Result = TypeVar("Result")
+ANSWERS = "answers"  # the monitor's phase
 
 
 def decoder_of(model: Blockwise, num_beams: int = 1) -> Decoder:
     """A fresh decoder of a model."""
     store = model.weight_store
     return Decoder(model.model, store.for_products, store.compute_dtype, num_beams)
+
+
+class AnswerBudget:
+    """Keeps writing inside a budget: what a batch took beyond its prediction is added to those of the next ones.
+
+    Args:
+        predict: component -> bytes of everything that is held at the highest. budget_bytes: that may be.
+        monitor: measures what is.
+    """
+
+    def __init__(self, predict: Callable[[AnswerBatch], dict[str, int]], budget_bytes: int, monitor: Monitor) -> None:
+        self.predict = predict
+        self.budget_bytes = budget_bytes
+        self.monitor = monitor
+        self.excess_bytes = 0
+        self._highest_bytes = 0
+
+    def fits(self, batch: AnswerBatch) -> bool:
+        """Whether the budget holds a batch, as predicted."""
+        return sum(self.predict(batch).values()) <= self.budget_bytes
+
+    def rows(self, batch: AnswerBatch) -> int:
+        """The most rows of a batch that fit, by what has been measured too: at least one where the prediction says so; else 0."""
+
+        def fits(rows: int) -> bool:
+            return sum(self.predict(replace(batch, rows=rows)).values()) + self.excess_bytes <= self.budget_bytes
+
+        return largest(min(batch.rows, ANSWERED_TOGETHER), fits) or int(self.fits(replace(batch, rows=1)))
+
+    @contextmanager
+    def measuring(self, batch: AnswerBatch) -> Iterator[None]:
+        """Watch while these are written."""
+        with self.monitor.phase(ANSWERS):
+            yield
+        self._highest_bytes = max(self._highest_bytes, sum(self.predict(batch).values()))
+        self.excess_bytes = max(0, self.monitor.phase_peaks[ANSWERS] - self._highest_bytes)
 
 
 @dataclass(frozen=True)
@@ -39,7 +78,7 @@ class AnswerWriter:
 
     model: Blockwise
     settings: GenerateConfig
-    rows_at_once: Callable[[Writing], int]
+    rows_at_once: Callable[[AnswerBatch], int]
     seed: int = 0
     budget: AnswerBudget | None = None
     tree: AnswerTree | None = None
@@ -72,10 +111,10 @@ class AnswerWriter:
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
         answers = dict[int, Result]()
         while order:
-            writing = Writing.by(self.settings, len(order), lengths[order[0]])
-            rows = self.rows_at_once(writing)
+            batch = AnswerBatch.by(self.settings, len(order), lengths[order[0]])
+            rows = self.rows_at_once(batch)
             places, order = order[:rows], order[rows:]
-            with nullcontext() if self.budget is None else self.budget.measuring(replace(writing, rows=len(places))):
+            with nullcontext() if self.budget is None else self.budget.measuring(replace(batch, rows=len(places))):
                 written = work(places)
             answers.update(zip(places, written, strict=True))
         return [answers[place] for place in range(len(lengths))]

@@ -1,0 +1,126 @@
+"""How a model is held while it answers, and what writing takes, predicted and measured in a process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memory.answers import AnswerBatch, HeldModel, first_that_fits, largest, rungs, storage_dtypes
+from memory.observe.monitor import HostAlone, Monitor
+from memory.observe.processes import Usage
+from settings.declared import T5ModelConfig
+from tests.measuring import in_child
+from training.evaluation.answers import AnswerBudget
+from units import MIB
+
+SHAPE = T5ModelConfig(vocab_size=4096, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_decoder_layers=4, num_heads=8)
+CHILD = """
+from config import T5ModelConfig
+from devices.malloc import tune_malloc
+from model.decoding.generation import generate
+from model.t5 import T5
+
+rows, source, new, beams, temperature = (float(word) for word in sys.argv[1:6])
+tune_malloc(sys.argv[6])
+
+def write():
+    model = T5(T5ModelConfig(**{shape})).initialise(0)
+    ids = [[7] * (int(source) - 1) + [1]] * int(rows)
+    generate(model, ids, max_new_tokens=int(new), min_new_tokens=int(new), num_beams=int(beams), temperature=temperature)
+    return model
+
+print(held("RssAnon"), measure(write))
+"""
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        AnswerBatch(16, 512, 24),
+        AnswerBatch(4, 64, 48, beams=4),
+        pytest.param(AnswerBatch(1, 4096, 4), marks=pytest.mark.slow),
+        pytest.param(AnswerBatch(2, 2048, 60, beams=64), marks=pytest.mark.slow),
+        pytest.param(AnswerBatch(64, 128, 64, sampled=True), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("malloc", ["fast", pytest.param("small", marks=pytest.mark.slow)])
+def test_prediction_holds_and_is_near(batch: AnswerBatch, malloc: str) -> None:
+    words = (batch.rows, batch.source_tokens, batch.new_tokens, batch.beams, 1.0 if batch.sampled else 0.0)
+    base, taken = in_child(CHILD.replace("{shape}", repr(SHAPE.__dict__)), *words, malloc)
+    held = HeldModel.of(SHAPE, "float32", "float32", base)
+    held = replace(held, plan=replace(held.plan, malloc=malloc))
+    predicted = sum(held.answering(batch).values()) - base
+    sizes = f"{taken / MIB:.0f} MiB, predicted {predicted / MIB:.0f}"
+    assert taken <= predicted < 1.6 * taken + 24 * MIB, sizes
+
+
+@pytest.mark.parametrize(
+    ("stored", "compute", "requested", "dtypes"),
+    [
+        ("float32", "float32", "auto", ["float32", "bfloat16", "int8"]),
+        ("bfloat16", "float32", "auto", ["float32", "bfloat16", "int8"]),
+        ("bfloat16", "bfloat16", "auto", ["bfloat16", "int8"]),
+        ("float32", "float32", "no", ["float32"]),
+        ("bfloat16", "float32", "no", ["float32", "bfloat16"]),
+        ("float32", "float32", "bf16", ["bfloat16"]),
+        ("float32", "bfloat16", "bf16", ["bfloat16"]),
+        ("float32", "float16", "fp16", ["float16"]),
+        ("int8", "float32", "auto", ["int8"]),
+    ],
+)
+def test_weights_are_rounded_only_where_no_dtype_is_named(
+    stored: str, compute: str, requested: str, dtypes: list[str]
+) -> None:
+    assert storage_dtypes(stored, compute, requested) == dtypes
+
+
+def test_less_memory_means_narrower_weights_and_at_last_few_blocks_in_a_file() -> None:
+    model = HeldModel.of(SHAPE, "float32", "float32", 100 * MIB)
+    one = AnswerBatch(1, 64, 8)
+
+    def held(budget: int, requested: str = "auto", places: tuple[str, ...] = ("device", "file")) -> HeldModel | None:
+        dtypes = storage_dtypes("float32", "float32", requested)
+        ways = rungs(model, dtypes, "float32", list(places))
+        return first_that_fits(ways, budget, lambda way: way.answering(one))
+
+    def needed(**plan: Any) -> int:
+        return sum(replace(model, plan=replace(model.plan, **plan)).answering(one).values())
+
+    def seen(found: HeldModel | None) -> tuple[str, str, int]:
+        assert found is not None
+        return found.plan.storage, found.plan.malloc, found.plan.offloaded_blocks
+
+    whole = needed()
+    assert seen(held(2 * whole)) == ("float32", "fast", 0)
+    assert seen(held(whole)) == ("float32", "small", 0)
+    assert seen(held(whole - 1)) == ("bfloat16", "small", 0)
+    assert seen(held(needed(storage="bfloat16") - 1)) == ("int8", "small", 0)
+    tight = needed(weights_in="file", offloaded_blocks=4)
+    assert tight < whole
+    assert seen(held(tight, "no")) == ("float32", "small", 4)
+    assert seen(held(whole, places=("file",))) == ("float32", "small", 6)
+    assert held(100 * MIB) is None
+
+
+def test_the_largest_number_that_fits() -> None:
+    assert [largest(most, lambda number: number <= 5) for most in (0, 1, 5, 6, 64)] == [0, 1, 5, 5, 5]
+    assert largest(64, lambda _: False) == 0
+
+
+def test_what_is_measured_beyond_a_prediction_counts_for_the_next_batches() -> None:
+    sizes = iter((100, 130, 130, 90, 90))
+    processes = SimpleNamespace(usage=lambda: Usage(next(sizes, 90), 0))
+    monitor = Monitor(200, HostAlone(), processes=processes)  # type: ignore[arg-type]
+    budget = AnswerBudget(lambda batch: {"base": 60, "rows": 10 * batch.rows}, 200, monitor)
+    many = AnswerBatch(16, 8, 8)
+    assert budget.rows(many) == 14
+    with budget.measuring(AnswerBatch(4, 8, 8)):
+        pass
+    assert budget.excess_bytes == 30 and budget.rows(many) == 11
+    budget.excess_bytes = 1000
+    assert budget.rows(many) == 1  # What has begun is finished.
+    budget.budget_bytes = 60
+    assert budget.rows(many) == 0
