@@ -54,7 +54,7 @@ from units import MIB, format_size, typed_size
 # Of the child that reads a file: Python and pyarrow take 30 MiB of it.
 LEAST_READING_BYTES = 40 * MIB
 MOST_READING_BYTES = 512 * MIB  # sound files take less
-WAITING_BYTES = 2 * MIB  # of rows that were read, from which on no more are taken before these are done
+WAITING_BYTES = 3 * MIB  # of rows that were read, from which on no more are taken before these are done
 WAITING_COPIES = 3  # as they come through a pipe, as they wait, and as they are written
 
 
