@@ -84,7 +84,8 @@ def evaluate(config: Config) -> Evaluation:
         Progress(1, group.is_main, stream=sys.stderr).warn(warning)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
-        return [[one.tokens for one in best] for best in trained.best_answers(inputs, config)]
+        ranked = trained.writer(config).ranked(inputs, config.answer.num_answers)
+        return [[one.tokens for one in best] for best in ranked]
 
     is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
     with (
