@@ -120,7 +120,7 @@ def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
 
     encoder = Encoder(trained, settings)
     inputs = [encoder.encode(Prompt("demo", text, {})) for text in texts]
-    return [trained.tokenizer.decode_answer(ids) for ids in trained.answer(inputs, settings)]
+    return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(settings).answers(inputs)]
 
 
 def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:

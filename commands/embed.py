@@ -345,7 +345,8 @@ class VectorFile:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number)
                 for name, vectors in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-                    yield name, np.from_dlpack(vectors.values).reshape(self._shape)
+                    numbers: Any = np.from_dlpack(vectors.values)
+                    yield name, numbers.reshape(self._shape)
 
 
 def _as_arrow(numbers: Vectors) -> pa.Array:

@@ -15,9 +15,10 @@ import numpy as np
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
+import devices
 from commands.answering import find_answering
 from commands.generate import cut_note
-from commands.loading import Trained, load_trained, rows_to_measure, watched
+from commands.loading import Trained, bytes_before, does_not_hold, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
@@ -27,6 +28,7 @@ from data.shards.store import PAIRS, VALIDATION
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
+from memory.budget import measure_budget
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
@@ -45,9 +47,10 @@ from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.answer_list import unlisted_note, with_answers
 from training.setup.model_folders import ModelFolders
-from units import format_size
+from units import MIB, format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
+PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
 ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
 
 
@@ -81,7 +84,8 @@ def evaluate(config: Config) -> Evaluation:
         Progress(1, group.is_main, stream=sys.stderr).warn(warning)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
-        return [[one.tokens for one in best] for best in trained.best_answers(inputs, config)]
+        ranked = trained.writer(config).ranked(inputs, config.answer.num_answers)
+        return [[one.tokens for one in best] for best in ranked]
 
     is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
     with (
@@ -191,9 +195,13 @@ def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepar
     """The rows that a model is measured on, and the settings by which they are read.
 
     Raises:
-        UserError: the data are not usable.
+        UserError: the data are not usable. DoesNotFit: the budget does not hold the child that prepares them.
     """
     config = _data_settings(config, model)
+    budget = measure_budget(config.memory.memory_budget, devices.pick(config.run.device))
+    parts = {"base": bytes_before(budget), "preparation": PREPARING_BYTES}
+    if sum(parts.values()) > budget.limit():
+        raise does_not_hold(budget.limit(), say("the preparation of the rows"), parts)
     prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader

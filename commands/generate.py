@@ -133,7 +133,7 @@ def answers(
     while window := _window(prompts, size):
         asked_for = [prompt for prompt in window if prompt.text]
         inputs = [encoder.encode(prompt) for prompt in asked_for]
-        written = iter(trained.best_answers(inputs, config))
+        written = iter(trained.writer(config).ranked(inputs, config.answer.num_answers))
         for prompt in window:
             best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
             texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]

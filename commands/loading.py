@@ -35,7 +35,6 @@ from memory.observe.processes import ProcessTree
 from memory.weights_in import weights_folder, weights_in_to_try
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree
-from model.decoding.beam_search import ScoredAnswer
 from model.formats.adapter_folder import adapter_bytes
 from model.formats.checksums import refuse_damaged
 from model.loss import LossSettings
@@ -54,7 +53,7 @@ from units import MIB, format_size, typed_size
 # Of the child that reads a file: Python and pyarrow take 30 MiB of it.
 LEAST_READING_BYTES = 40 * MIB
 MOST_READING_BYTES = 512 * MIB  # sound files take less
-WAITING_BYTES = 2 * MIB  # of rows that were read, from which on no more are taken before these are done
+WAITING_BYTES = 3 * MIB  # of rows that were read, from which on no more are taken before these are done
 WAITING_COPIES = 3  # as they come through a pipe, as they wait, and as they are written
 
 
@@ -133,21 +132,8 @@ class Trained:
         )
         return does_not_hold(self.budget.limit(), what, parts, *hints)
 
-    def answer(self, inputs: list[list[int]], config: Config) -> list[list[int]]:
-        """Token ids of the answers to prompts, as many at once as fit or were asked for.
-
-        Raises:
-            DoesNotFit: as `rows_at_once`.
-        """
-        return self._writer(config).answers(inputs)
-
-    def best_answers(self, inputs: list[list[int]], config: Config) -> list[list[ScoredAnswer]]:
-        """The `num_answers` best to each prompt, or as many as there are; of a single one the score is 0. Otherwise as `answer`."""
-        if config.answer.num_answers == 1:
-            return [[ScoredAnswer(tokens, 0.0)] for tokens in self.answer(inputs, config)]
-        return [best[: config.answer.num_answers] for best in self._writer(config).best(inputs)]
-
-    def _writer(self, config: Config) -> AnswerWriter:
+    def writer(self, config: Config) -> AnswerWriter:
+        """Writes answers, as many at once as fit or were asked for; raises DoesNotFit as `rows_at_once`."""
         batch_size = config.answer.generate_batch_size
         return AnswerWriter(
             self.blockwise,
@@ -319,8 +305,9 @@ def _hold(config: Config, device: Device, budget: Budget, model: HeldModel, leas
     """The first rung that fits; that the weights are rounded is said."""
     total = budget.limit()
     stored, compute = model.plan.storage, model.plan.compute
-    # Several processes choose each for itself, so that none may choose other numbers.
-    requested = config.memory.mixed_precision if num_processes() == 1 else "no"
+    requested = config.memory.mixed_precision
+    if requested == AUTO and num_processes() > 1:
+        requested = "no"  # Each process chooses for itself, so that none may round.
     dtypes = storage_dtypes(stored, compute, requested)
     scores = 0 if device.is_host else traits_of(device.torch_device).scores
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))

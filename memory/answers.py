@@ -17,7 +17,7 @@ from itertools import product
 
 from limits import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES, TILE_ELEMENTS
 from memory.estimate.peaks import evaluation_parts
-from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32, INT8, dtype_bytes
+from memory.estimate.precision import BFLOAT16, COMPUTE_DTYPES, FLOAT16, FLOAT32, INT8, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, DEVICE, FILE, ExecutionPlan, Machine, Workload
@@ -78,8 +78,13 @@ class HeldModel:
 
     @classmethod
     def of(cls, shape: T5ModelConfig, storage: str, compute: str, base_bytes: int) -> HeldModel:
-        """A model with all weights in memory, in these dtypes of weights and products, on a CPU without compiled kernels."""
-        return cls(shape, ExecutionPlan(1, 1, 1, 0, 1, storage, compute, LOSS_CHUNK_BYTES, "small"), base_bytes)
+        """A model with all weights in memory, in these dtypes of weights and products, on a CPU without compiled kernels.
+
+        Args:
+            storage: any dtype of a folder; those that nothing computes in are loaded as fp32.
+        """
+        loaded = storage if storage in (*COMPUTE_DTYPES, INT8) else FLOAT32
+        return cls(shape, ExecutionPlan(1, 1, 1, 0, 1, loaded, compute, LOSS_CHUNK_BYTES, "small"), base_bytes)
 
     @cached_property
     def weight_bytes(self) -> int:

@@ -140,9 +140,7 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
     writer = AnswerWriter(blockwise, settings, at_once, budget=budget, tree=run.tree, parts=parts)
 
     def answer(inputs: list[list[int]]) -> list[list[list[int]]]:
-        if several == 1:
-            return [[tokens] for tokens in writer.answers(inputs)]
-        return [[one.tokens for one in best[:several]] for best in writer.best(inputs)]
+        return [[one.tokens for one in best] for best in writer.ranked(inputs, several)]
 
     scores, samples, _ = generate_metrics(
         answer, run.validation, run.tokenizer, settings, live.group,

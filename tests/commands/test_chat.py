@@ -191,7 +191,7 @@ def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, 
     config = load("chat", {"model": str(folder), "max_new_tokens": "5"})
     trained = load_trained(config, find_model(config))
     inputs = [[*trained.tokenizer.encode_batch([text])[0].tolist(), 1] for text in ("hello", "河水")]
-    expected = [trained.tokenizer.decode(ids) for ids in trained.answer(inputs, config)]
+    expected = [trained.tokenizer.decode(ids) for ids in trained.writer(config).answers(inputs)]
     assert done.stdout == "".join(f"{text}\n" for text in expected)
 
 

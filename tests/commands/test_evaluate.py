@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from commands import loading
 from commands.answering import find_model
 from commands.evaluate import _data_settings, evaluate, evaluation_rows
 from commands.loading import load_trained, rows_to_measure
@@ -31,6 +30,7 @@ from settings.declared import Config, GenerateConfig
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.training.small_trained import save_trained
+from training.evaluation.answers import AnswerWriter
 from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
 from training.processes.group import Group
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
     trained = load_trained(config, find_model(config))
     inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
-    texts = [trained.tokenizer.decode(ids).strip() for ids in trained.answer(inputs, config)]
+    texts = [trained.tokenizer.decode(ids).strip() for ids in trained.writer(config).answers(inputs)]
     rows = [
         {"prompt": prompt, "response": text[: 4 + place] + " 河水 more"[:place] + "."}
         for place, (prompt, text) in enumerate(zip(PROMPTS, texts, strict=True))
@@ -77,7 +77,7 @@ def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[
     for prompt, response in pairs_of(folder):
         ids, labels = (torch.tensor([[*tokenizer.encode_batch([text])[0].tolist(), 1]]) for text in (prompt, response))
         total, count = total + model(ids, labels=labels).item() * labels.numel(), count + labels.numel()
-        answers.append(tokenizer.decode_with_unknown(trained.answer(ids.tolist(), config)[0]).strip())
+        answers.append(tokenizer.decode_with_unknown(trained.writer(config).answers(ids.tolist())[0]).strip())
     return total / count, answers
 
 
@@ -179,7 +179,7 @@ def test_no_answer_is_right_where_the_reference_has_unknown_tokens(
     rows = [{"prompt": "CC", "response": text} for text in ("AA NEVER BB SEEN", "AA BB")]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong, right = (tokenizer.encode_batch([text])[0].tolist() for text in (answer, "AA BB"))
-    monkeypatch.setattr(loading.Trained, "answer", lambda trained, inputs, config: [wrong, right])
+    monkeypatch.setattr(AnswerWriter, "answers", lambda writer, inputs: [wrong, right])
     metrics = evaluate(settings(folder, tmp_path)).metrics
     assert metrics["exact_match"] == metrics["identical"] == 50.0
     assert all(score < 100.0 for score in metrics.values()), metrics
@@ -212,7 +212,7 @@ def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: 
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
         return generate_metrics(
-            lambda inputs: [[ids] for ids in trained.answer(inputs, config.changed(max_new_tokens=9))], loader, trained.tokenizer,
+            lambda inputs: [[ids] for ids in trained.writer(config.changed(max_new_tokens=9)).answers(inputs)], loader, trained.tokenizer,
             GenerateConfig(max_new_tokens=9), group, rows=5, batch_size=2, names=names, shown=9,
         )[:2]  # fmt: skip
 

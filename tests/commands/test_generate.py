@@ -26,13 +26,15 @@ from commands.loading import load_trained
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
 from memory.observe.monitor import Monitor
+from memory.observe.processes import ProcessTree
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.declared import Config
 from settings.errors import DoesNotFit, OverBudget, UserError
 from settings.loading import load
 from tests.measuring import in_child
-from tests.training.small_trained import save_trained
+from tests.training.small_trained import SHAPE, save_trained
+from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parents[2]
@@ -334,6 +336,21 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     trained = load_trained(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == storage
     assert trained.blockwise.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
+
+
+def test_weights_are_rounded_where_the_budget_holds_no_others_and_no_dtype_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 MiB in fp32, 40 in bf16."""
+    folder = save_trained(tmp_path, shape=replace(SHAPE, vocab_size=80_000, d_model=256))
+    flags = {"input": "x", "memory_budget": ProcessTree().usage().anon_bytes + 52 * MIB}
+    config = settings(folder, **flags, mixed_precision="auto")
+    trained = load_trained(config, find_model(config))
+    assert trained.blockwise.model.embedding.dtype == torch.int8
+    assert "rounded to int8" in capsys.readouterr().err
+    assert trained.writer(config).answers([[5, 6, 1]])
+    with pytest.raises(DoesNotFit):
+        generate(settings(folder, **flags))
 
 
 @pytest.mark.parametrize("command", [generate])

@@ -106,6 +106,12 @@ class AnswerWriter:
 
         return self._in_batches(search, list(map(len, inputs)))
 
+    def ranked(self, inputs: list[list[int]], count: int) -> list[list[ScoredAnswer]]:
+        """The `count` best answers to each prompt, or as many as there are; a single one is not scored and has 0."""
+        if count == 1:
+            return [[ScoredAnswer(tokens, 0.0)] for tokens in self.answers(inputs)]
+        return [best[:count] for best in self.best(inputs)]
+
     def _in_batches(self, work: Callable[[list[int]], list[Result]], lengths: list[int]) -> list[Result]:
         """What `work` makes of prompts, by their numbers, the longest first; `lengths`: in tokens."""
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
