@@ -174,8 +174,7 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
         return replace(earlier, is_cached=True, seconds=0.0)
     result = _run(request, time_limit)
     if not result.failed:
-        with suppress(OSError):  # Where the cache cannot be written, the next run measures again.
-            write_result(path, result)
+        write_result(path, result)
     return result
 
 
@@ -202,10 +201,11 @@ def facts_of(request: ProbeRequest) -> list[Any]:
 
 
 def write_result(path: Path, result: ProbeResult) -> None:
-    """Keep a result, with a fingerprint of its figures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Keep a result, with a fingerprint of its figures; where the cache cannot be written, the next run measures again."""
     figures = asdict(result)
-    write_text(path, json.dumps({"figures": figures, "fingerprint": fingerprint(figures)}))
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"figures": figures, "fingerprint": fingerprint(figures)}))
 
 
 def read_result(path: Path) -> ProbeResult | None:
