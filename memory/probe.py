@@ -41,7 +41,6 @@ LEAST_CORRECTION = 0.3  # A probe that measures less than this of the prediction
 KEPT_SHARE = 0.25  # Of what the probe has taken off the prediction.
 SCATTER_BYTES = 3 * MIB  # What one run takes above another of the same flags.
 DRIFT = 0.04  # Of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next.
-FORMAT = 6  # Raise it where the engine takes other memory for the same configuration.
 LAUNCHER_WORDS = (
     "RANK",
     "WORLD_SIZE",
@@ -86,8 +85,17 @@ WITHOUT_EFFECT = {
     "max_samples",
     "weights_dir",
 }
-# What decides what a step takes, with the C of the kernels.
-CODE = ("limits.py", "optimizers.py", "model/**/*.py", "engine/**/*.py", "devices/**/*.py", "devices/**/*.[ch]")
+# The code that decides what a step takes, with the C of the kernels, and how that is measured.
+CODE = (
+    "limits.py",
+    "optimizers.py",
+    "model/**/*.py",
+    "engine/**/*.py",
+    "devices/**/*.py",
+    "devices/**/*.[ch]",
+    "memory/probe.py",
+    "training/probing.py",
+)
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,6 @@ def facts_of(request: ProbeRequest) -> list[Any]:
     settings = {name: value for name, value in request.config.as_dict().items() if name not in WITHOUT_EFFECT}
     code = sorted(path for pattern in CODE for path in ROOT.glob(pattern))
     return [
-        FORMAT,
         settings,
         asdict(request.choice),
         request.steps,

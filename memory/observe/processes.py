@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -44,14 +44,16 @@ class Usage:
 def text_of(path: Path) -> str:
     """The text of a file of the system; "" where it cannot be read."""
     try:
-        return path.read_text(encoding="utf8", errors="replace")
+        with open(path, encoding="utf8", errors="replace") as file:
+            return file.read()
     except OSError:
         return ""
 
 
 def sizes_of(path: Path) -> Counter[str]:
     """The sizes that a file of the system lists as `name: number kB`, in bytes; 0 for a name that it does not list."""
-    return Counter({name: int(kib) * 1024 for name, kib in re.findall(r"(\S+):\s+(\d+) kB", text_of(path))})
+    lines = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+) kB", text_of(path), re.MULTILINE)
+    return Counter({name: int(kib) * 1024 for name, kib in lines})
 
 
 @cache
@@ -62,9 +64,12 @@ def has_proc(root: Path = ROOT) -> bool:
 
 def usage_of(pids: list[int], root: Path = ROOT) -> Usage:
     """Memory of several processes together; those that have ended hold nothing."""
-    processes = [_resident(pid, root) for pid in pids]
+    return _usage([_resident(pid, root) for pid in pids])
+
+
+def _usage(processes: list[Counter[str]]) -> Usage:
     total = sum(processes, Counter[str]())
-    shared = max((sizes["RssShmem"] for sizes in processes), default=0)
+    shared = max(sizes["RssShmem"] for sizes in processes)
     return Usage(total["RssAnon"] + shared, total["RssFile"])
 
 
@@ -104,7 +109,7 @@ class ProcessTree:
     def __init__(self, pid: int | None = None, root: Path = ROOT) -> None:
         self.pid = os.getpid() if pid is None else pid
         self.root = root
-        self._status = sizes_of(root / f"proc/{self.pid}/status")
+        self._last = _resident(self.pid, root)
         self._listed: list[int] = []
         self._children: list[int] = []
         self._next_listing = 0.0
@@ -119,13 +124,11 @@ class ProcessTree:
             self._children = [pid for pid in listed if pid in self._listed]
             self._listed = listed
             self._next_listing = now + max(LISTING_SECONDS, (time.thread_time() - start) / LISTING_SHARE)
-        usage = usage_of([self.pid, *self._children], self.root)
-        return Usage(usage.anon_bytes, usage.file_bytes, self._new_peak())
-
-    def _new_peak(self) -> int:
-        before = self._status
-        self._status = sizes_of(self.root / f"proc/{self.pid}/status")
-        if self._status["VmHWM"] <= before["VmHWM"]:
-            return 0
-        # A file may have been unmapped after the peak.
-        return self._status["VmHWM"] - max(before["RssFile"], self._status["RssFile"])
+        processes = [_resident(pid, self.root) for pid in (self.pid, *self._children)]
+        usage = _usage(processes)
+        before = self._last
+        self._last = processes[0]
+        if self._last["VmHWM"] > before["VmHWM"]:
+            mapped = max(before["RssFile"], self._last["RssFile"])  # A file may have been unmapped after the peak.
+            usage = replace(usage, peak_bytes=self._last["VmHWM"] - mapped)
+        return usage
