@@ -40,8 +40,8 @@ from memory.estimate.generation import (
 )
 from memory.estimate.weight_offload import away_bytes, slots_bytes
 from memory.estimate.workload import DEVICE, FILE, ExecutionPlan, Machine, Workload
-from memory.observe.monitor import Monitor
-from memory.observe.processes import ProcessTree
+from memory.monitor import Monitor
+from memory.processes import ProcessTree
 from memory.weights_in import weights_folder, weights_in_to_try
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from language import join, say
-from memory.observe.processes import ROOT, tree_pids, usage_of
-from memory.observe.system_limits import Limit, host_limits, installed_bytes, margin_of
+from memory.processes import ROOT, tree_pids, usage_of
+from memory.system_limits import Limit, host_limits, installed_bytes, margin_of
 from settings.fields import AUTO
 from units import format_size
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from devices.malloc import trim_malloc
 from language import say
-from memory.observe.processes import usage_of
-from memory.observe.system_limits import free_host_bytes
+from memory.processes import usage_of
+from memory.system_limits import free_host_bytes
 from units import format_size, parse_size
 
 if TYPE_CHECKING:

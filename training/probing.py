@@ -36,8 +36,8 @@ from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
-from memory.observe.processes import ROOT, has_proc, sizes_of
 from memory.probe import ProbeData, ProbeRequest
+from memory.processes import ROOT, has_proc, sizes_of
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
 from settings.consistency import PREFERENCES, TOKEN

@@ -32,7 +32,7 @@ import psutil
 from benchmarks.faults.kill_cases import SHAPE, WORDS
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
-from memory.observe.processes import usage_of
+from memory.processes import usage_of
 from run_files import METRICS_FILE, EventReader
 from units import MIB
 

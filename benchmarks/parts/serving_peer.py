@@ -17,7 +17,7 @@ import torch
 
 from commands.loading import find_model, load_trained, writing_of
 from memory.estimate.generation import Capacity
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
 from serving.engine import Engine

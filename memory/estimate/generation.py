@@ -19,7 +19,7 @@ from memory.estimate.peaks import blocks_of, evaluation_parts
 from memory.estimate.precision import BFLOAT16, dtype_bytes
 from memory.estimate.shapes import Shapes, Tokens
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from model.shapes import inner_width, weight_counts
 from settings.declared import GenerateConfig, T5ModelConfig
 from units import MIB

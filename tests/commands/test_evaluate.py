@@ -21,7 +21,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from memory.budget import Budget
 from memory.estimate.generation import Weights, Writing, predict_loss
-from memory.observe.processes import ProcessTree
+from memory.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
 from model.formats.shape_file import read_config

@@ -21,7 +21,7 @@ from commands import generate as answering
 from commands import loading
 from commands.generate import generate
 from devices.cpu import CpuDevice
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.declared import Config

@@ -35,7 +35,7 @@ from devices.environment import prepare_environment
 from devices.malloc import trim_malloc, tune_malloc
 from memory.budget import measure_budget
 from memory.cleanup import clean_all
-from memory.observe.processes import ProcessTree, has_proc, usage_of
+from memory.processes import ProcessTree, has_proc, usage_of
 from training.probing import peak_bytes
 from commands.diagnosis.inventory import take_inventory
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from memory.budget import measure_budget
-from memory.observe.system_limits import free_host_bytes
+from memory.system_limits import free_host_bytes
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import GIB, ME, FakeMachine
 

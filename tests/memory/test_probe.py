@@ -14,7 +14,6 @@ from memory.budget import Budget
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.observe.processes import has_proc
 from memory.plan import Plan
 from memory.probe import (
     ProbeRequest,
@@ -26,6 +25,7 @@ from memory.probe import (
     read_result,
     write_result,
 )
+from memory.processes import has_proc
 from settings.loading import load
 from tests.training.setups import opened
 from training.setup import plan as planning

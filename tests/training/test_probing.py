@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from childproc import OUT_OF_MEMORY
-from memory.observe.processes import has_proc
+from memory.processes import has_proc
 from tests import warm
 from tests.memory.fake_machine import ME, MIB, FakeMachine
 from training.probing import peak_bytes, restart_peak

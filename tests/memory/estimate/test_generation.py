@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from memory.estimate.generation import AnswerBudget, Weights, Writing, predict_generation
-from memory.observe.monitor import HostAlone, Monitor
-from memory.observe.processes import Usage
+from memory.monitor import HostAlone, Monitor
+from memory.processes import Usage
 from model.shapes import weight_counts
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child

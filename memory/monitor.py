@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from language import Message, say
-from memory.observe.processes import ProcessTree
+from memory.processes import ProcessTree
 from units import format_size
 
 if TYPE_CHECKING:

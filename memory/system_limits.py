@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
-from memory.observe.processes import ROOT, sizes_of, text_of, tree_pids, usage_of
+from memory.processes import ROOT, sizes_of, text_of, tree_pids, usage_of
 from settings.errors import UserError
 from units import GIB, MIB
 

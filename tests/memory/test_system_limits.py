@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from memory.observe.system_limits import SystemLimit, group_limits
+from memory.system_limits import SystemLimit, group_limits
 from tests.memory.fake_machine import GIB, ME, FakeMachine
 
 V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"

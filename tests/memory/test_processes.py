@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from memory.observe import processes
-from memory.observe.processes import ProcessTree, Usage, has_proc, tree_pids, usage_of
+from memory import processes
+from memory.processes import ProcessTree, Usage, has_proc, tree_pids, usage_of
 from tests.memory.fake_machine import ME, MIB, FakeMachine
 
 needs_proc = pytest.mark.skipif(not has_proc(), reason="/proc does not tell anonymous memory here")

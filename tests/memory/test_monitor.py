@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from memory.observe.monitor import Monitor
-from memory.observe.processes import ProcessTree, Usage, has_proc
+from memory.monitor import Monitor
+from memory.processes import ProcessTree, Usage, has_proc
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import ME, FakeMachine
 
@@ -148,7 +148,7 @@ def test_the_thread_samples_until_it_is_stopped():
 # A large file that surely lies on a disk: pages of a file in a tmpfs could not be dropped.
 PROGRAM = """
 import importlib.util, json, mmap, pathlib
-from memory.observe.monitor import HostAlone, Monitor
+from memory.monitor import HostAlone, Monitor
 
 size = 64 << 20
 library = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib" / "libtorch_cpu.so"
