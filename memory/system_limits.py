@@ -117,7 +117,7 @@ def shared_limits(pid: int, root: Path = ROOT) -> list[SystemLimit]:
     memory = sizes_of(root / "proc/meminfo")
     total = memory["MemTotal"]
     available = memory["MemAvailable"]
-    if not available:
+    if not (total and available):
         try:
             total, available, *_ = psutil.virtual_memory()
         except OSError as error:
