@@ -30,8 +30,8 @@ from memory.answers import AnswerBatch, HeldModel, first_that_fits, largest, run
 from memory.budget import Budget, measure_budget
 from memory.estimate.precision import WORDS
 from memory.estimate.workload import Machine
-from memory.observe.monitor import Monitor
-from memory.observe.processes import ProcessTree
+from memory.monitor import Monitor
+from memory.processes import ProcessTree
 from memory.weights_in import weights_folder, weights_in_to_try
 from model import hf_format
 from model.decoding.answer_tree import AnswerTree

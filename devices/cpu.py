@@ -1,4 +1,4 @@
-"""The CPU as a device. Its tensors are in the process's own RAM, which `memory.observe.monitor` counts."""
+"""The CPU as a device. Its tensors are in the process's own RAM, which `memory.monitor` counts."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ asked first, through sysctl in this very process, and only then torch. What foll
 - It keeps compiled graphs and a pool of buffers for each shape that it has met, and gives nothing back by itself (reports
   of 72 GB of pool for 6.7 GB of tensors): tokens of a micro-batch, lengths and rows of a group of attention come from small
   sets of sizes (`limits`), and `memory.cleanup` empties the pool by schedule.
-- It counts no peak, so the samples of `memory.observe.monitor` do.
+- It counts no peak, so the samples of `memory.monitor` do.
 - Its limit may exceed the RAM, so that the machine swaps where an error would help: `devices.environment` lowers it.
 Source: PyTorch issues 132596 and 152550 (growth with shapes), 119641 (bf16); "MPS environment variables".
 """
@@ -110,7 +110,7 @@ class MpsDevice(Device):
         return max(0, torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory())
 
     def memory_peak_bytes(self) -> int:
-        """The most that was seen; MPS counts no peak, so this is as good as the sampling of `memory.observe.monitor`."""
+        """The most that was seen; MPS counts no peak, so this is as good as the sampling of `memory.monitor`."""
         self.memory_now_bytes()
         return self._peak_bytes
 

@@ -1,4 +1,4 @@
 """Whether a run fits: `budget` says what there is, `plan` chooses, `probe` measures the choice, `controller` keeps the run to it.
-`estimate` has the formulas, `observe` what the system tells, `cleanup` gives back what nobody uses.
+`estimate` has the formulas, `system_limits` and `processes` read the system, `monitor` a run's memory, `cleanup` frees what nobody uses.
 Imports devices and settings alone; engine, training and commands import from here.
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from language import join, say
-from memory.observe.processes import ROOT, tree_pids, usage_of
-from memory.observe.system_limits import Limit, host_limits, installed_bytes, margin_of
+from memory.processes import ROOT, tree_pids, usage_of
+from memory.system_limits import Limit, host_limits, installed_bytes, margin_of
 from settings.fields import AUTO
 from units import format_size
 
@@ -25,17 +25,27 @@ FLAG = "memory_budget"
 
 @dataclass(frozen=True)
 class Budget:
-    """What one rank may take, in bytes, host and device apart; who takes memory asks `limit` and `used`."""
+    """What one rank may take, in bytes, host and device apart; who takes memory asks `limit` and `used`.
+
+    Args:
+        device_bytes: None: the device has no memory of its own to count.
+        available_bytes: what the system would give to this rank, whatever the user allows, without a margin.
+        limits: of the host, lowest first. binding: the name of the one that decides `host_bytes`.
+        margin_bytes: left free below the binding limit; 0 where the user's figure binds.
+        warnings: what the user asked for and cannot have; to be said once.
+        installed_bytes: RAM of the whole machine, whatever others use of it; None: as much as is available.
+        device: where tensors live; None: not known yet.
+    """
 
     host_bytes: int
-    device_bytes: int | None  # None: the device has no memory of its own to count
-    available_bytes: int  # what the system would give to this rank, whatever the user allows; no margin taken off
-    limits: tuple[Limit, ...]  # of the host, lowest first
-    binding: str  # name of the limit that decides host_bytes
-    margin_bytes: int  # left free below the binding limit; 0 where the user's figure binds
-    warnings: tuple[str, ...] = ()  # what the user asked for and cannot have; to be said once
-    installed_bytes: int | None = None  # of the whole machine, whatever others use of it; None: as much as is available
-    device: Device | None = None  # where tensors live; None: not known yet
+    device_bytes: int | None
+    available_bytes: int
+    limits: tuple[Limit, ...]
+    binding: str
+    margin_bytes: int
+    warnings: tuple[str, ...] = ()
+    installed_bytes: int | None = None
+    device: Device | None = None
 
     @property
     def is_on_device(self) -> bool:
@@ -48,8 +58,8 @@ class Budget:
 
     def used(self) -> int:
         """What is held of it now; free blocks of a device's cache are not."""
-        on_device = 0 if self.device is None else self.device.memory_now_bytes()
-        if self.is_on_device and self.device is not None:
+        on_device = self.device.memory_now_bytes() if self.device else 0
+        if self.device and self.is_on_device:
             return on_device - self.device.memory_idle_bytes()
         return usage_of(tree_pids(os.getpid())).anon_bytes + on_device
 
@@ -59,18 +69,50 @@ class Budget:
 
     def describe(self) -> str:
         """Say in one line what may be taken and why."""
-        size, others = format_size(self.host_bytes), [part for part in self.limits if part[0] != self.binding]
+        why = say(self.binding)
+        host = format_size(self.host_bytes)
+        sentences = [say("budget {size} ({why})", size=host, why=why)]
         if self.margin_bytes:
             margin = format_size(self.margin_bytes)
-            told = [say("budget {size} ({why}, {margin} left free)", size=size, why=say(self.binding), margin=margin)]
-        else:
-            told = [say("budget {size} ({why})", size=size, why=say(self.binding))]
+            sentences = [say("budget {size} ({why}, {margin} left free)", size=host, why=why, margin=margin)]
         if self.device_bytes is not None:
-            told.append(say("device {size}", size=format_size(self.device_bytes)))
+            sentences.append(say("device {size}", size=format_size(self.device_bytes)))
+        others = [join(" ", [say(what), format_size(size)]) for what, size in self.limits if what != self.binding]
         if others:
-            limits = join(", ", [join(" ", [say(what), format_size(size)]) for what, size in others])
-            told.append(say("other limits: {limits}", limits=limits))
-        return join("; ", told)
+            sentences.append(say("other limits: {limits}", limits=join(", ", others)))
+        return join("; ", sentences)
+
+
+def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> Budget:
+    """The budget of this rank as far as the host goes, before its device is known. Arguments as of `measure_budget`."""
+    limits = sorted(host_limits(local_processes, root=root, pid=pid), key=lambda limit: limit.bytes)
+    lowest = limits[0]
+    margin = margin_of(lowest.bytes)
+    installed = installed_bytes(root=root, pid=pid)
+    budget = Budget(
+        lowest.bytes - margin, None, lowest.bytes, tuple(limits), lowest.what, margin, installed_bytes=installed
+    )
+    if flag == AUTO:
+        return budget
+    requested = int(flag)
+    limits = sorted([*limits, Limit(FLAG, requested)], key=lambda limit: limit.bytes)
+    budget = replace(budget, limits=tuple(limits))
+    if requested <= budget.host_bytes:
+        return replace(budget, host_bytes=requested, binding=FLAG, margin_bytes=0)
+    what = say(lowest.what)
+    size = format_size(budget.host_bytes)
+    if local_processes == 1:
+        warning = _too_much(requested, say("{what} allows {size} here, which is used instead", what=what, size=size))
+    else:
+        warning = say(
+            "--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the available "
+            "memory: {instead}",
+            size=format_size(requested),
+            count=local_processes,
+            all=format_size(local_processes * requested),
+            instead=say("{what} allows {size} for each of them, which is used instead", what=what, size=size),
+        )
+    return replace(budget, warnings=(warning,))
 
 
 def measure_budget(
@@ -84,59 +126,24 @@ def measure_budget(
         local_processes: ranks on this machine; they share what the system offers, the flag is for each.
         root, pid: "/" and this process unless a test says otherwise.
     """
-    return with_device(host_budget(flag, local_processes, root=root, pid=pid), flag, device)
-
-
-def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT, pid: int | None = None) -> Budget:
-    """The budget of this rank as far as the host goes, before its device is known. Arguments as of `measure_budget`."""
-    pid = os.getpid() if pid is None else pid
-    system = host_limits(local_processes, root=root, pid=pid)
-    usable = {limit: max(0, limit.bytes - margin_of(limit.bytes)) for limit in system}
-    lowest = min(usable, key=lambda limit: usable[limit])
-    binding, host, margin, warnings = lowest.what, usable[lowest], lowest.bytes - usable[lowest], []
-    limits = system
-    if flag != AUTO:
-        asked = int(flag)
-        limits = [*system, Limit(FLAG, asked)]
-        if asked <= host:
-            binding, host, margin = FLAG, asked, 0
-        else:
-            size, what = format_size(host), say(lowest.what)
-            allowed = say("{what} allows {size} here, which is used instead", what=what, size=size)
-            if local_processes > 1:
-                allowed = say("{what} allows {size} for each of them, which is used instead", what=what, size=size)
-            warnings.append(_too_much(asked, allowed, local_processes))
-    ordered = tuple(sorted(limits, key=lambda limit: limit.bytes))
-    return Budget(
-        host, None, min(limit.bytes for limit in system), ordered, binding, margin, tuple(warnings),
-        installed_bytes(root=root, pid=pid),
-    )  # fmt: skip
-
-
-def with_device(budget: Budget, flag: int | str, device: Device) -> Budget:
-    """The same budget, and what the device offers."""
-    budget = replace(budget, device=device)
+    budget = replace(host_budget(flag, local_processes, root=root, pid=pid), device=device)
     if device.memory_total_bytes() == 0:
         return budget
     free = device.memory_free_bytes() + device.memory_now_bytes() - device.memory_idle_bytes()
     offered = free - margin_of(free)
-    if not device.is_separate_memory:  # a share of the same RAM; host and device together keep to host_bytes
+    if not device.is_separate_memory:  # A share of the same RAM: host and device together keep to host_bytes.
         return replace(budget, device_bytes=min(offered, budget.host_bytes))
-    warnings = budget.warnings
-    if flag != AUTO and int(flag) > offered:
-        told = "{device} has {size} free, which is used there instead"
-        instead = say(told, device=device.describe(), size=format_size(offered))
-        warnings = (*warnings, _too_much(int(flag), instead))
-    on_device = offered if flag == AUTO else min(offered, int(flag))
-    return replace(budget, device_bytes=on_device, warnings=warnings)
+    if flag == AUTO or int(flag) <= offered:
+        return replace(budget, device_bytes=offered if flag == AUTO else int(flag))
+    instead = say(
+        "{device} has {size} free, which is used there instead", device=device.describe(), size=format_size(offered)
+    )
+    return replace(budget, device_bytes=offered, warnings=(*budget.warnings, _too_much(int(flag), instead)))
 
 
-def _too_much(asked: int, instead: str, processes: int = 1) -> str:
-    size = format_size(asked)
-    if processes > 1:
-        return say(
-            ("--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the "
-            "available memory: {instead}"),
-            size=size, count=processes, all=format_size(processes * asked), instead=instead,
-        )  # fmt: skip
-    return say("--memory_budget = {size}, exceeds the available memory: {instead}", size=size, instead=instead)
+def _too_much(requested: int, instead: str) -> str:
+    return say(
+        "--memory_budget = {size}, exceeds the available memory: {instead}",
+        size=format_size(requested),
+        instead=instead,
+    )

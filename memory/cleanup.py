@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from devices.malloc import trim_malloc
 from language import say
-from memory.observe.processes import process_usage
-from memory.observe.system_limits import free_host_bytes
+from memory.processes import usage_of
+from memory.system_limits import free_host_bytes
 from units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class Cleaner:
         return CleanupRecord(kind, reason, freed)
 
     def _held_bytes(self) -> int:
-        usage = process_usage(os.getpid())
-        return (usage.anon_bytes if usage else 0) + self.device.memory_now_bytes()
+        return usage_of([os.getpid()]).anon_bytes + self.device.memory_now_bytes()
 
 
 def clean_all(device: Device, keeps_cache: bool = False) -> None:

@@ -27,9 +27,9 @@ from memory.budget import Budget, measure_budget
 from memory.cleanup import Cleaner, CleanupRecord, Shortage, free_failed
 from memory.estimate.peaks import changeable
 from memory.estimate.workload import ExecutionPlan
-from memory.observe.monitor import Monitor
-from memory.observe.system_limits import free_host_bytes, margin_of
+from memory.monitor import Monitor
 from memory.plan import ROOMY, Plan
+from memory.system_limits import free_host_bytes, margin_of
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from settings.fields import AUTO, counted

@@ -17,7 +17,7 @@ from devices.kernels.build import why_impossible
 from language import join, say
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
-from memory.observe.system_limits import host_limits, installed_bytes, margin_of
+from memory.system_limits import host_limits, installed_bytes, margin_of
 from settings.consistency import ROUGE, SACREBLEU, score_words, writes_answers
 from settings.declared import Config
 from settings.errors import UserError

@@ -21,7 +21,7 @@ import numpy as np
 from devices.base import Device
 from language import english, say
 from memory.cleanup import Cleaner, free_failed
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.decoder import Decoder
 from model.decoding.sampling import next_tokens

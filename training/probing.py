@@ -3,10 +3,12 @@
 The same parts as in a run, made by the same function, see rows of the planned lengths with random ids: load, evaluation,
 the steps (with the optimizer's state from the second on), evaluation again, and a few answers. The peak of each phase is
 the kernel's own, or the device's. A budget that is overrun ends this process; the run itself is not touched.
+Source: proc_pid_status(5), VmHWM; proc_pid_clear_refs(5), value 5; getrusage(2).
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
@@ -33,8 +36,8 @@ from engine.step import to_micro_batch
 from limits import SAMPLE_TOKENS
 from memory.cleanup import Cleaner
 from memory.estimate.shapes import MicroBatchRows
-from memory.observe import high_water
 from memory.probe import ProbeData, ProbeRequest
+from memory.processes import ROOT, has_proc, sizes_of
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
 from settings.consistency import PREFERENCES, TOKEN
@@ -43,124 +46,162 @@ from training.setup.answer_list import TREE_FILE
 from training.setup.build import build, stores_reference
 from training.setup.resolved import ResolvedRun
 
-PRODUCT_SIDE = 512  # large enough for the library of products to take its buffers
-LEAST_STEPS = 4  # the optimizer's state is made in the first, and the heap settles after the third
+PRODUCT_SIDE = 512  # Large enough for the library of products to take its buffers.
+LEAST_STEPS = 4  # The optimizer's state is made in the first, and the heap settles after the third.
+
+
+class PhasePeaks:
+    """The most memory of this process in each phase, on the device and, where that shares the RAM, on the host."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.phases: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what runs until the end of the context."""
+        restart_peak()
+        self.device.reset_peak()
+        yield
+        self.phases[name] = max(self.now(), self.phases.get(name, 0))
+
+    def now(self) -> int:
+        """The most since the phase began, in bytes."""
+        on_device = self.device.memory_peak_bytes()
+        return on_device if self.device.is_separate_memory else peak_bytes() + on_device
+
+
+def restart_peak(root: Path = ROOT) -> None:
+    """Let `peak_bytes` begin anew at what is held now, where the system can."""
+    with suppress(OSError):
+        (root / "proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(root: Path = ROOT) -> int:
+    """The most anonymous memory of this process since `restart_peak`, in bytes.
+
+    Samples miss what lives between them; the kernel does not. Without /proc it is the most resident memory of the process's
+    whole life, so that a later figure is at least the earlier ones.
+    """
+    if has_proc(root):
+        status = sizes_of(root / "proc/self/status")
+        # Pages of files only grow while code and data are touched: those of now are at least those of the peak.
+        return max(status["VmHWM"] - status["RssFile"], status["RssAnon"] + status["RssShmem"])
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def measure(request: ProbeRequest) -> dict[str, Any]:
-    """The parts of a run in their order, in a process that is there for it alone: `base_bytes`, the peaks of `phases`, `step_seconds`.
+    """Run the parts of a run in their order, in a process that is there for it alone.
 
+    Returns:
+        the figures of a `ProbeResult`: `base_bytes`, the peaks of `phases`, `step_seconds`.
     Raises:
         MemoryError: the device has too little, or the plan takes more than its limit.
     """
-    tune_malloc("small")  # as a run, until the plan has chosen
+    tune_malloc("small")  # As in a run, until the plan has chosen.
     device = devices.pick(request.config.run.device, request.local_rank)
     if request.limit_bytes and device.is_separate_memory:
         device.limit_memory(request.limit_bytes)
     try:
-        return _measure(request, device)
+        return _measure_on(device, request)
     except Exception as error:
         if device.is_out_of_memory(error):
             raise MemoryError from error
         raise
 
 
-def _measure(request: ProbeRequest, device: Device) -> dict[str, Any]:
-    with suppress(OSError):  # where memory runs out, this process goes first, and not the run that waits for it
+def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
+    with suppress(OSError):  # Where memory runs out, this process goes first, and not the run that waits for it.
         Path("/proc/self/oom_score_adj").write_text("1000")
     if request.host_bytes:
         threading.Thread(target=stay_within, args=(request.host_bytes,), daemon=True).start()
-    config, choice = request.config, request.choice
-    Accelerator(cpu=device.name == "cpu")  # a run holds it too
+    config = request.config
+    Accelerator(cpu=device.name == "cpu")  # A run holds it too.
     use_threads(config.run.num_threads)
     cleaner = Cleaner(device)
-    phases: dict[str, int] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        high_water.restart()
-        device.reset_peak()
-        try:
-            yield
-        finally:
-            host = 0 if device.is_separate_memory else high_water.peak_bytes()  # else one budget holds both
-            phases[name] = max(host + device.memory_peak_bytes(), phases.get(name, 0))
-
-    def evaluate(name: str) -> None:
-        cleaner.before("evaluation")
-        with phase(name):
-            batch = _batch(config, request.evaluation, 0)
-            float(engine.blockwise.loss([to_micro_batch(batch, config.model, device.torch_device)]))
-
-    data = None if request.data is None else _read(request, request.data)
+    peaks = PhasePeaks(device)
+    data = _read(config, request.data, len(request.steps[0])) if request.data else []
     cleaner.before("load")
-    high_water.restart()
-    base = 0 if device.is_separate_memory else high_water.peak_bytes()
-    tune_malloc(choice.malloc)
-    with phase("load"):
+    restart_peak()
+    base_bytes = 0 if device.is_separate_memory else peak_bytes()
+    tune_malloc(request.choice.malloc)
+    with peaks.phase("load"):
         run = ResolvedRun(config, base=request.base)
         run.device = device
-        if request.data is not None and request.data.answers is not None:
+        if request.data and request.data.answers:
             run.tree = AnswerTree.load(request.data.answers / TREE_FILE)
-        engine = build(run, choice)
+        engine = build(run, request.choice)
         cleaner.settle()
+
+    def evaluate(phase: str) -> None:
+        cleaner.before("evaluation")
+        with peaks.phase(phase):
+            batch = random_batch(config, request.evaluation, 0)
+            float(engine.blockwise.loss([to_micro_batch(batch, config.model, device.torch_device)]))
+
     evaluate("first evaluation")
     for number in range(1, max(LEAST_STEPS, len(request.steps)) + 1):
-        with phase("first step" if number == 1 else "step"):
-            began = time.perf_counter()
-            batches = [_batch(config, rows, number) for rows in request.steps[(number - 1) % len(request.steps)]]
+        with peaks.phase("first step" if number == 1 else "step"):
+            start = time.perf_counter()
+            micro_batches = request.steps[(number - 1) % len(request.steps)]
+            batches = [random_batch(config, rows, number) for rows in micro_batches]
             step = Step(number, 1e-4, config.train.weight_decay, config.run.seed)
             engine.attempt(step, batches, sum(batch.num_labels for batch in batches))
-            step_seconds = time.perf_counter() - began
+            step_seconds = time.perf_counter() - start
     evaluate("evaluation")
     cleaner.before("samples")
-    with phase("samples"):
-        blockwise = engine.blockwise
-        rows = [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
-        if rows and config.model.is_text:
+    with peaks.phase("samples"):
+        prompts = [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
+        if prompts and config.model.is_text:
+            weights = engine.blockwise.weight_store
             generate(
-                blockwise.model, rows, max_new_tokens=SAMPLE_TOKENS,
-                with_weights=blockwise.weight_store.in_compute_dtype, compute_dtype=blockwise.weight_store.compute_dtype,
-            )  # fmt: skip
-    del data
-    return {"base_bytes": base, "phases": phases, "step_seconds": step_seconds}
+                engine.blockwise.model,
+                prompts,
+                max_new_tokens=SAMPLE_TOKENS,
+                with_weights=weights.in_compute_dtype,
+                compute_dtype=weights.compute_dtype,
+            )
+    del data  # A run holds it until here.
+    return {"base_bytes": base_bytes, "phases": peaks.phases, "step_seconds": step_seconds}
 
 
-def _read(request: ProbeRequest, data: ProbeData) -> list[Any]:
-    """Tokenizer and loaders as the run holds them, its look at the lengths of rows included."""
-    config = request.config
-    train, validation = (
-        StepLoader(split, data.objective, config, data.reopens) for split in (data.train, data.validation)
-    )
-    torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # a run has measured its rate
-    step_lengths(train, data.train, range(1), len(request.steps[0]))
+def _read(config: Config, data: ProbeData, num_micro_batches: int) -> list[Any]:
+    """Tokenizer and loaders as the run holds them, with its look at the lengths of rows."""
+    train = StepLoader(data.train, data.objective, config, data.reopens)
+    validation = StepLoader(data.validation, data.objective, config, data.reopens)
+    torch.ones(PRODUCT_SIDE, PRODUCT_SIDE) @ torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)  # A run has measured their rate.
+    step_lengths(train, data.train, range(1), num_micro_batches)
     evaluation_lengths(validation, config.train.eval_rows)
     return [Tokenizer.load(data.tokenizer), train, validation]
 
 
-def _batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
-    """Rows of these lengths with random ids."""
-    draw = np.random.default_rng(seed)
-    pad, most = config.model.pad_token_id, max(3, config.model.vocab_size)
-    keys = draw.integers(2**62, size=len(rows)).tolist()
+def random_batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
+    """Rows of these source and target lengths with random ids."""
+    random = np.random.default_rng(seed)
+    model = config.model
+    keys = random.integers(2**62, size=len(rows)).tolist()
 
     def tokens(count: int) -> NDArray[np.int64]:
-        return draw.integers(2, most, count)
+        return random.integers(2, max(3, model.vocab_size), count)
 
-    if not config.model.is_text:
-        has_classes, is_token = bool(config.model.label_names), config.model.head == TOKEN
-        made = []
+    if not model.is_text:
+        labelled = []
         for (source, target), key in zip(rows, keys, strict=True):
-            count = source if is_token else 1
-            labels = draw.integers(0, 2, count) if has_classes else draw.random(count, np.float32)
-            made.append(LabelledRow(tokens(source), labels, key, target > 0))
-        return collate_labels(made, pad)
+            count = source if model.head == TOKEN else 1
+            labels = random.integers(0, 2, count) if model.label_names else random.random(count, np.float32)
+            labelled.append(LabelledRow(tokens(source), labels, key, target > 0))
+        return collate_labels(labelled, model.pad_token_id)
     if config.data.objective != PREFERENCES:
-        places = zip(rows, keys, strict=True)
-        return collate([Row(tokens(source), tokens(target), key) for (source, target), key in places], pad)
-    known = np.zeros(2, np.float32) if stores_reference(config) else None
-    pairs = [
-        PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, known)
+        pairs = [Row(tokens(source), tokens(target), key) for (source, target), key in zip(rows, keys, strict=True)]
+        return collate(pairs, model.pad_token_id)
+    reference = np.zeros(2, np.float32) if stores_reference(config) else None
+    preferences = [
+        PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, reference)
         for (source, both), key in zip(rows, keys, strict=True)
     ]
-    return collate_preferences(pairs, pad)
+    return collate_preferences(preferences, model.pad_token_id)

@@ -32,7 +32,7 @@ import psutil
 from benchmarks.faults.kill_cases import SHAPE, WORDS
 from benchmarks.parts.children import options_of
 from benchmarks.parts.results import ROOT, markdown, write_section
-from memory.observe.processes import process_usage
+from memory.processes import usage_of
 from run_files import METRICS_FILE, EventReader
 from units import MIB
 
@@ -133,8 +133,8 @@ def watch(folder: Path, steps: int, minutes: float) -> tuple[list[Sample], int]:
 
 
 def _look(process: psutil.Process, steps: int, folder: Path) -> Sample | None:
-    seconds, usage = stepping_seconds(process.pid), process_usage(process.pid)
-    if usage is None or not steps:
+    seconds, usage = stepping_seconds(process.pid), usage_of([process.pid])
+    if not usage.anon_bytes or not steps:  # It has ended, or has not begun.
         return None
     files = sum(len(names) for base, _, names in os.walk(folder) if "checkpoints" not in base)
     return Sample(

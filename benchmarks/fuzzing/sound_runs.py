@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +199,15 @@ def use_target(path: Path) -> None:
 
 
 def probe_file(path: Path) -> None:
-    from memory.probe import ProbeResult
+    from memory.probe import ProbeResult, write_result
 
-    path.write_text(json.dumps(asdict(ProbeResult(2**28, {"step": 2**29, "save": 2**28}, 1.5))))
+    write_result(path, ProbeResult(2**28, {"step": 2**29, "save": 2**28}, 1.5))
 
 
 def use_probe(path: Path) -> None:
-    from memory.probe import _read, correction_of
+    from memory.probe import correction_of, read_result
 
-    result = _read(path)
+    result = read_result(path)
     if result is not None:
         correction_of(result, {"step": {"weights": 2**20}, "save": {"weights": 2**20}})
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts.results import ROOT
-from memory.observe.processes import ProcessTree
+from memory.processes import ProcessTree
 
 SAMPLE_SECONDS = 0.05
 CURVE_SECONDS = 1.0

@@ -17,7 +17,7 @@ import torch
 
 from commands.answering import find_model
 from commands.loading import load_trained
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
 from serving.engine import Capacity, Engine

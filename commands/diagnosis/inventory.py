@@ -24,7 +24,7 @@ from devices import machine_file, processor
 from devices.cores import core_quota, usable_cores
 from devices.kernels import build
 from language import say
-from memory.observe.system_limits import host_limits, margin_of
+from memory.system_limits import host_limits, margin_of
 from units import MIB
 
 PACKAGES = ("torch", "accelerate", "pyarrow", "tokenizers", "safetensors", "numpy")

@@ -18,8 +18,8 @@ from data.sources.places import public
 from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
 from devices.cores import usable_cores
 from language import say
-from memory.observe.processes import usage_of
-from memory.observe.system_limits import host_limits
+from memory.processes import usage_of
+from memory.system_limits import host_limits
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO

@@ -17,7 +17,7 @@ import torch
 from commands import embed as embedding
 from commands.embed import VectorFile, embed
 from data.tokenizers.tokenizer import Tokenizer
-from memory.observe.processes import ProcessTree
+from memory.processes import ProcessTree
 from model import hf_format
 from model.reference import T5Reference
 from settings.declared import Config

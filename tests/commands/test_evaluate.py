@@ -20,7 +20,7 @@ from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
 from memory.answers import AnswerBatch, HeldModel
-from memory.observe.processes import ProcessTree
+from memory.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
 from model.formats.shape_file import read_config

@@ -25,8 +25,8 @@ from commands.generate import generate
 from commands.loading import load_trained
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
-from memory.observe.monitor import Monitor
-from memory.observe.processes import ProcessTree
+from memory.monitor import Monitor
+from memory.processes import ProcessTree
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.declared import Config

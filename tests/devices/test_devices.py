@@ -23,7 +23,7 @@ from devices.mps import MpsDevice
 from devices.processor import AVX2, AVX512_BF16, Processor
 from memory import budget
 from memory.budget import Budget, measure_budget
-from memory.observe.system_limits import Limit, margin_of
+from memory.system_limits import Limit, margin_of
 from settings.errors import UserError
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 from training.setup.plan import machine_of
@@ -148,7 +148,7 @@ def test_a_gpu_that_is_here_and_not_used_is_told(tmp_path: Path, monkeypatch: py
 
 def test_choosing_counting_and_cleaning_do_not_import_torch() -> None:
     program = (
-        "import sys, devices, devices.environment, devices.malloc, memory.budget, memory.observe.monitor, memory.cleanup"
+        "import sys, devices, devices.environment, devices.malloc, memory.budget, memory.monitor, memory.cleanup"
         "; assert 'torch' not in sys.modules and 'pyarrow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -29,7 +29,7 @@ from devices.processor import (
     name_of,
 )
 from limits import MALLOCS
-from memory.observe.processes import has_proc
+from memory.processes import has_proc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BF16 = frozenset({"avx2", "fma", "avx512f", "avx512_bf16"})
@@ -212,10 +212,10 @@ def test_a_notebook_has_them_before_torch_is_imported_and_knows_where_torch_was_
 PROGRAM = """
 import os, sys
 from devices.malloc import trim_malloc, tune_malloc
-from memory.observe.processes import process_usage
+from memory.processes import usage_of
 
 assert tune_malloc(sys.argv[1])
-held = lambda: process_usage(os.getpid()).anon_bytes
+held = lambda: usage_of([os.getpid()]).anon_bytes
 start = held()
 blocks = [b"x" * 2**18 for _ in range(320)]
 above = b"x" * 2**18  # holds the top of the heap, where malloc would trim by itself
@@ -241,17 +241,17 @@ def test_small_returns_freed_blocks_at_once_and_the_others_when_trimmed(tuning: 
 EXCESS = """
 import os, sys
 from devices.malloc import HeapTrimmer, tune_malloc
-from memory.observe.processes import process_usage
+from memory.processes import usage_of
 
 tune_malloc(sys.argv[1])
 heap = HeapTrimmer(sys.argv[1])
 blocks = [b"x" * 2**18 for _ in range(320)]
 for every in (40, 8, 2):
     heap.trim_excess()
-    before = process_usage(os.getpid()).anon_bytes
+    before = usage_of([os.getpid()]).anon_bytes
     del blocks[::every]
     heap.trim_excess()
-    print(before - process_usage(os.getpid()).anon_bytes)
+    print(before - usage_of([os.getpid()]).anon_bytes)
 """
 
 

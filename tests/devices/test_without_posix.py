@@ -35,8 +35,8 @@ from devices.environment import prepare_environment
 from devices.malloc import trim_malloc, tune_malloc
 from memory.budget import measure_budget
 from memory.cleanup import clean_all
-from memory.observe.high_water import peak_bytes
-from memory.observe.processes import ProcessTree, has_proc, process_usage
+from memory.processes import ProcessTree, has_proc, usage_of
+from training.probing import peak_bytes
 from commands.diagnosis.inventory import take_inventory
 
 device = devices.pick()
@@ -45,7 +45,7 @@ clean_all(device)
 facts = take_inventory(Path("runs"))
 print(json.dumps({
     "proc": has_proc(), "malloc": [tune_malloc("small"), trim_malloc()], "limits": [limit.what for limit in budget.limits],
-    "budget": budget.host_bytes, "usage": process_usage(os.getpid()).anon_bytes, "tree": ProcessTree().usage().anon_bytes,
+    "budget": budget.host_bytes, "usage": usage_of([os.getpid()]).anon_bytes, "tree": ProcessTree().usage().anon_bytes,
     "peak": peak_bytes(), "load": facts["system"]["load"], "read": facts["disk"]["read_rate"],
     "set": sorted(prepare_environment({})), "device": device.name,
 }))

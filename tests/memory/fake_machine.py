@@ -22,15 +22,31 @@ class FakeMachine:
         file.write_text(text)
 
     def process(
-        self, pid: int, parent: int, anon: int = 0, file: int = 0, shared: int = 0, mapped: int = 0, name: str = "py"
+        self,
+        pid: int,
+        parent: int,
+        anon: int = 0,
+        file: int = 0,
+        shared: int = 0,
+        mapped: int = 0,
+        highest: int = 0,
+        name: str = "py",
     ) -> None:
-        self.write(f"proc/{pid}/stat", f"{pid} ({name}) S {parent} 0 0 0")
         self.parents[pid] = parent
         for above in self.parents:
             children = (str(child) for child, its_parent in self.parents.items() if its_parent == above)
             self.write(f"proc/{above}/task/{above}/children", " ".join(children))
-        rows = {"VmSize": mapped, "VmData": mapped, "RssAnon": anon, "RssFile": file, "RssShmem": shared}
-        self.write(f"proc/{pid}/status", "".join(f"{name}:\t{size // 1024} kB\n" for name, size in rows.items()))
+        sizes = {
+            "VmSize": mapped,
+            "VmData": mapped,
+            "VmHWM": highest,
+            "RssAnon": anon,
+            "RssFile": file,
+            "RssShmem": shared,
+        }
+        lines = "".join(f"{field}:\t{size // 1024:8} kB\n" for field, size in sizes.items())
+        for folder in (pid, "self") if pid == ME else (pid,):
+            self.write(f"proc/{folder}/status", f"Name:\t{name}\nPPid:\t{parent}\n{lines}Threads:\t2\n")
 
     def groups(self, lines: str, mounts: str = "") -> None:
         self.write(f"proc/{ME}/cgroup", lines)
@@ -43,9 +59,8 @@ class FakeMachine:
         self.write(f"{base}/memory.current", f"{used}\n")
         self.write(f"{base}/memory.stat", f"anon 1\ninactive_file {file_pages}\nactive_file 0\nslab_reclaimable 0\n")
 
-    def v1(self, folder: str, limit: int, used: int = 0, file_pages: int = 0, hierarchy: int = 1):
+    def v1(self, folder: str, limit: int, used: int = 0, file_pages: int = 0):
         base = f"sys/fs/cgroup/memory/{folder}".rstrip("/")
         self.write(f"{base}/memory.limit_in_bytes", f"{limit}\n")
         self.write(f"{base}/memory.usage_in_bytes", f"{used}\n")
-        self.write(f"{base}/memory.use_hierarchy", f"{hierarchy}\n")
         self.write(f"{base}/memory.stat", f"cache 5\ntotal_inactive_file {file_pages}\ntotal_active_file 0\n")

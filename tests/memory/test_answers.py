@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memory.answers import AnswerBatch, HeldModel, first_that_fits, largest, rungs, storage_dtypes
-from memory.observe.monitor import HostAlone, Monitor
-from memory.observe.processes import Usage
+from memory.monitor import HostAlone, Monitor
+from memory.processes import Usage
 from settings.declared import T5ModelConfig
 from tests.measuring import in_child
 from training.evaluation.answers import AnswerBudget

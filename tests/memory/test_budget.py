@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from memory.budget import measure_budget
-from memory.observe.system_limits import free_host_bytes
+from memory.system_limits import free_host_bytes
 from tests.fake_device import FakeDevice
 from tests.memory.fake_machine import GIB, ME, FakeMachine
 
 CPU = FakeDevice()
+RANK = "PATH=/bin\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0LOCAL_RANK={rank}\0"
 
 
 @pytest.fixture
@@ -72,8 +73,11 @@ def test_memory_of_the_other_ranks_counts_as_our_own(tmp_path):
     machine = FakeMachine(tmp_path, available=8 * GIB, anon=GIB)
     machine.process(50, parent=1, anon=GIB)  # the launcher is no rank
     machine.process(101, parent=50, anon=GIB, name="a ) odd ( name")
+    machine.process(102, parent=101, anon=2 * GIB)
     machine.process(7, parent=1, anon=GIB)
-    assert ask(machine, ranks=2).available_bytes == (8 + 2) * GIB // 2
+    for rank, pid in enumerate((ME, 101, 102)):  # children have the environment of their rank
+        machine.write(f"proc/{pid}/environ", RANK.format(rank=min(rank, 1)))
+    assert ask(machine, ranks=2).available_bytes == (8 + 4) * GIB // 2
 
 
 @pytest.mark.parametrize("name", ["Max address space", "Max data size"])
@@ -112,9 +116,6 @@ def test_free_bytes_are_the_least_limit_less_what_is_held(tmp_path):
     machine.groups("0::/job\n")
     machine.v2("job", limit=4 * GIB, used=2 * GIB)
     assert free_host_bytes(root=tmp_path, pid=ME) == 2 * GIB
-
-
-RANK = "PATH=/bin\0MASTER_PORT=29500\0TORCHELASTIC_RUN_ID=none\0LOCAL_RANK={rank}\0"
 
 
 @pytest.mark.parametrize(("launcher", "by_script"), [(50, False), (1, True)])

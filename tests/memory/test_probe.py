@@ -1,43 +1,53 @@
-"""The probe measures in a child process, agrees with the plan, is kept, and tells when it was killed."""
+"""The probe measures in a child process, agrees with the plan, is kept, and says when it was killed."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import devices
-from childproc import FAILED, MEMORY, TIME, ChildDied
+from memory.budget import Budget
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.observe.processes import has_proc
+from memory.plan import Plan
 from memory.probe import (
     ProbeRequest,
     ProbeResult,
     correction_of,
-    fingerprint,
+    facts_of,
     for_later_steps,
     probe,
+    read_result,
+    write_result,
 )
+from memory.processes import has_proc
 from settings.loading import load
-from tests.fake_device import FakeDevice
-from training import probing
+from tests.training.setups import opened
+from training.setup import plan as planning
+from training.setup.resolving import Rows
 from units import GIB, MIB
 
 CHOICE = ExecutionPlan(2, 2, 1, 1, 2, "float32", "float32", 8 * MIB, "small")
 
 
-def request_of(choice: ExecutionPlan = CHOICE, source: int = 128, target: int = 48, **flags: Any) -> ProbeRequest:
+def request_of(
+    choice: ExecutionPlan = CHOICE, source: int = 128, target: int = 48, limit_bytes: int = 0, **flags: Any
+) -> ProbeRequest:
     words = {"train_file": "x", "model_preset": "tiny", "num_threads": 1, **flags}
     config = load("train", {name: str(value) for name, value in words.items()})
     shapes = Shapes.longest(4, source, target)
-    return ProbeRequest(
-        config, choice, tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu))), ((source, target),) * 2
-    )
+    steps = tuple(map(tuple, shapes.worst_steps(choice.batch_size_per_gpu)))
+    return ProbeRequest(config, choice, steps, ((source, target),) * 2, limit_bytes=limit_bytes)
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -60,77 +70,98 @@ def test_plan_and_probe_agree(measured: tuple[ProbeResult, Path]) -> None:
     assert peak_of(predict(work, CHOICE, machine))[1] == pytest.approx(peak, rel=0.001)
 
 
-def test_a_device_that_runs_out_of_memory_says_that_the_plan_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out(request: ProbeRequest, device: FakeDevice) -> None:
-        with device.watched():
-            torch.ones(2 * MIB)
-
-    card = FakeDevice(64 * MIB)
-    monkeypatch.setattr(devices, "pick", lambda *args: card)
-    monkeypatch.setattr(probing, "_measure", run_out)
-    monkeypatch.setattr(probing, "tune_malloc", lambda kind: None)
-    request = request_of()
-    assert probing.measure(request) is None
-    with pytest.raises(MemoryError):  # the run's own limit counts
-        probing.measure(dataclasses.replace(request, limit_bytes=4 * MIB))
-    assert fingerprint(dataclasses.replace(request, computes_on="another card")) != fingerprint(request)
-
-
-def test_a_cache_that_cannot_be_written_costs_only_the_memory_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = ProbeResult(phases={"step": 7})
-    monkeypatch.setattr("memory.probe._run", lambda request, time_limit: measured)
-    (tmp_path / "probes").write_text("a file in place of the folder")
-    assert probe(request_of(), tmp_path) is measured
-
-
 def test_later_steps_have_room_above_a_probe() -> None:
     phases = predict(Workload(request_of().config.model, 4, 128, 48, False, "adafactor"), CHOICE, Machine(GIB, GIB, 0))
 
-    def room(measured: float, is_varied: bool = False) -> float:
+    def added(measured: float, is_varied: bool = False) -> float:
         return for_later_steps(measured, phases, is_varied) - measured
 
-    assert (
-        0 < room(1.2) == pytest.approx(room(1.0)) and room(1.0) < room(0.8) < 0.2
-    )  # the probe takes off most of the rest, not all
-    assert all(room(measured, is_varied=True) > room(measured) for measured in (0.8, 1.0, 1.2))
+    assert 0 < added(1.2) == pytest.approx(added(1.0))
+    assert added(1.0) < added(0.8) < 0.2, "the probe takes off most of the rest, not all"
+    assert all(added(measured, is_varied=True) > added(measured) for measured in (0.8, 1.0, 1.2))
 
 
-def test_a_result_is_kept(measured: tuple[ProbeResult, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_kept(measured: tuple[ProbeResult, Path]) -> None:
     result, folder = measured
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    again = probe(request_of(), folder, time_limit=0.001)  # a second measurement could not end in time
+    again = probe(request_of(), folder, time_limit=0.001)  # A second measurement could not end in time.
     assert again == dataclasses.replace(result, is_cached=True, seconds=0.0)
 
 
-def test_what_changes_memory_changes_the_fingerprint() -> None:
-    base = fingerprint(request_of())
-    assert fingerprint(request_of(learning_rate=0.5, run_name="other")) == base
-    assert fingerprint(request_of(optimizer="adamw")) != base
-    assert fingerprint(request_of(source=64)) != base
-    assert fingerprint(request_of(dataclasses.replace(CHOICE, saved_blocks=0))) != base
+@pytest.mark.usefixtures("processor_class")
+def test_a_later_run_plans_as_the_first_did(tmp_path: Path) -> None:
+    """With the figures that the first has measured: the same choice, and the same peak."""
+    lengths = [60] * 3 + [10] * 97
+    lines = [json.dumps({"prompt": "p" * length, "response": "r" * length}) for length in lengths]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    flags = {
+        "train_file": tmp_path / "rows.jsonl",
+        "tokenizer_type": "byte",
+        "max_seq_len": 64,
+        "effective_batch_size": 8,
+        "cache_dir": tmp_path / "cache",
+        "prepare_workers": 0,
+        "max_steps": 2,
+        "probe": True,
+    }
+    config = load("train", {name: str(value) for name, value in flags.items()})
+
+    def plan() -> Plan:
+        run = copy(opened(config))
+        run.budget = Budget(GIB, None, 16 * GIB, (), "flag", 0)
+        run.base_bytes = 200 * MIB
+        machine = planning.machine_of(run.device, run.budget, run.base_bytes, 1)
+        rows = Rows.ahead(run.config, machine, run.prepared, run.loader, run.validation)
+        return planning.plan_here(run, rows).plan
+
+    first = plan()
+    later = plan()
+    assert first.unprobed_peak_bytes is not None, first.reasons
+    assert any("known from an earlier probe" in reason for reason in later.reasons)
+    assert later == dataclasses.replace(first, reasons=later.reasons)
 
 
-@pytest.mark.parametrize(("reason", "was_killed"), [(TIME, False), (MEMORY, True), (FAILED, False)])
-def test_a_child_that_dies_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, was_killed: bool
+def test_what_changes_memory_changes_what_a_result_is_kept_by() -> None:
+    base = facts_of(request_of())
+    assert facts_of(request_of(learning_rate=0.5, run_name="other")) == base
+    assert facts_of(request_of(optimizer="adamw")) != base
+    assert facts_of(request_of(source=64)) != base
+    assert facts_of(request_of(dataclasses.replace(CHOICE, saved_blocks=0))) != base
+    assert facts_of(dataclasses.replace(request_of(), computes_on="another card")) != base
+
+
+@pytest.mark.parametrize(
+    ("changes", "time_limit", "was_killed", "told"),
+    [
+        ({}, 0.001, False, "processor time"),
+        ({"host_bytes": MIB}, 600.0, True, "memory"),
+        ({"base": Path("no folder")}, 600.0, False, "no folder"),
+    ],
+)
+def test_a_child_that_dies_is_one_sentence(
+    changes: dict[str, Any], time_limit: float, was_killed: bool, told: str, tmp_path: Path
 ) -> None:
-    def die(*_: object, **limits: object) -> None:
-        raise ChildDied(reason, "its last line")
-
-    monkeypatch.setattr("memory.probe.call", die)
-    result = probe(request_of(), tmp_path)
-    assert result.failed and result.was_killed is was_killed
+    result = probe(dataclasses.replace(request_of(), **changes), tmp_path, time_limit)
+    assert told in result.failed and "\n" not in result.failed
+    assert result.phases is None and result.was_killed is was_killed
     assert not list(tmp_path.rglob("*.json")), "a failure is not kept"
 
 
-def test_a_broken_entry_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_of()
-    place = tmp_path / "probes" / f"{fingerprint(request)}.json"
-    place.parent.mkdir()
-    place.write_text("{")
-    answer = {"base_bytes": 1, "phases": {"step": 5}, "step_seconds": 0.5}
-    monkeypatch.setattr("memory.probe.call", lambda *_, **limits: answer)
-    assert probe(request, tmp_path).phases == {"step": 5}
-    assert probe(request, tmp_path).is_cached
+@pytest.mark.parametrize(
+    ("before", "after"), [("{", ""), ("536870912", "536870913"), ("536870912", "NaN"), ('"failed": ""', '"more": 1')]
+)
+def test_an_entry_that_no_probe_has_written_is_not_believed(before: str, after: str, tmp_path: Path) -> None:
+    path = tmp_path / "probes" / "entry.json"
+    result = ProbeResult(2**28, {"step": 2**29}, 1.5)
+    write_result(path, result)
+    assert read_result(path) == result
+    path.write_text(path.read_text().replace(before, after))
+    assert read_result(path) is None
+    path.write_text("[" * 100_000)
+    assert read_result(path) is None
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_memory_of_it(tmp_path: Path) -> None:
+    (tmp_path / "probes").write_text("a file in place of the folder")
+    path = tmp_path / "probes" / "entry.json"
+    write_result(path, ProbeResult(phases={"step": 7}))
+    assert read_result(path) is None

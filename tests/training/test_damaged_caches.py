@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from memory.probe import ProbeResult, _read
 from settings.errors import UserError
 from training.setup.dpo_reference import ReferenceStore
-
-SOUND = ProbeResult(2**28, {"step": 2**29}, 1.5)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"phases": 3.5}, {"phases": {"step": "5"}}, {"phases": {}}, {"phases": None}, {"base_bytes": -1},
-        {"base_bytes": True}, {"step_seconds": float("nan")}, {"step_seconds": None}, {"failed": "killed"}, {"more": 1},
-    ],
-)  # fmt: skip
-def test_a_probe_that_no_probe_has_written_is_measured_anew(tmp_path: Path, change: dict[str, Any]) -> None:
-    place = tmp_path / "probe.json"
-    place.write_text(json.dumps(asdict(SOUND)))
-    assert _read(place) == replace(SOUND, is_cached=True)
-    place.write_text(json.dumps({**asdict(SOUND), **change}))
-    assert _read(place) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': (", "other", "half", "longer"])

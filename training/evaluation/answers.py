@@ -10,7 +10,7 @@ from typing import TypeVar
 from engine.blockwise import Blockwise
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch, largest
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from model.decoding.decoder import Decoder

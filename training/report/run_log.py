@@ -18,7 +18,7 @@ from typing import Any
 from loguru import logger
 
 from language import english
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from memory.plan import Plan
 from run_files import METRICS_FILE
 from settings.declared import Config

@@ -15,7 +15,7 @@ from devices.malloc import tune_malloc
 from language import say, speak
 from memory.budget import host_budget
 from memory.estimate.workload import BASE_BYTES
-from memory.observe.monitor import HostAlone, Monitor
+from memory.monitor import HostAlone, Monitor
 from run_files import RUN_FILE
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, refuse

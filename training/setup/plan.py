@@ -16,10 +16,10 @@ from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
-from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from memory.resumed_choice import newly_asked
+from memory.system_limits import free_host_bytes
 from memory.weights_in import WeightOffload, weights_folder
 from settings.consistency import writes_answers
 from settings.declared import Config

@@ -12,7 +12,7 @@ from data.batches.loader import StepLoader
 from data.prepare.preparing import Prepared
 from data.tokenizers.tokenizer import Tokenizer
 from memory.budget import Budget
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
 from settings.consistency import PREFERENCES
 from settings.declared import Config

@@ -31,9 +31,9 @@ from engine.weights import WeightStore
 from engine.step import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
-from memory.observe import high_water
 from model.loss import LossSettings
 from model.t5 import T5
+from training.probing import peak_bytes, restart_peak
 
 tune_malloc("small")
 torch.set_num_threads(1)
@@ -52,12 +52,12 @@ blockwise = Blockwise(model, saved, WeightStore(torch.float32), LossSettings(2**
 update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())))
 small = [to_micro_batch(batch, shape, torch.device("cpu"))]
 for number in (1, 2):
-    high_water.restart()
-    before = high_water.peak_bytes()
+    restart_peak()
+    before = peak_bytes()
     update.begin(Step(number, 1e-4, 0.0, 1))
     blockwise.gradients(small, batch.num_labels, update)
     update.finish()
-print(high_water.peak_bytes(), high_water.peak_bytes() - before)
+print(peak_bytes(), peak_bytes() - before)
 """
 
 

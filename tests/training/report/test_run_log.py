@@ -15,7 +15,7 @@ from loguru import logger
 
 from devices import pick
 from language import say, speak
-from memory.observe.monitor import Monitor
+from memory.monitor import Monitor
 from settings.errors import UserError
 from tests.training.small_runs import configuration
 from training.report import log_files

@@ -12,7 +12,7 @@ import pytest
 
 from memory.budget import FLAG, Budget
 from memory.estimate.workload import BASE_BYTES
-from memory.observe.system_limits import Limit
+from memory.system_limits import Limit
 from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from training.setup.identify import check_torch_can_load
@@ -22,7 +22,7 @@ from units import MIB
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = (
     "training.setup.stages",
-    "training.checkpoints.runs", "training.checkpoints.run_lock", "training.report.trackers", "memory.observe.monitor",
+    "training.checkpoints.runs", "training.checkpoints.run_lock", "training.report.trackers", "memory.monitor",
     "model.formats.shape_file", "model.formats.adapter_folder", "model.lora.form", "model.lora.freezing", "commands.plan",
 )  # fmt: skip
 

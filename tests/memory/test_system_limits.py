@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from memory.observe.system_limits import GroupLimit, group_limits
+from memory.system_limits import SystemLimit, group_limits
 from tests.memory.fake_machine import GIB, ME, FakeMachine
 
 V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
@@ -60,8 +60,8 @@ def test_used_leaves_out_file_pages(machine):
     machine.v2("a", limit=4 * GIB, used=3 * GIB, file_pages=2 * GIB)
     machine.v1("b", limit=4 * GIB, used=GIB, file_pages=2 * GIB)
     assert group_limits(ME, machine.root) == [
-        GroupLimit("cgroup /a memory.max", 4 * GIB, GIB),
-        GroupLimit("cgroup /b memory.limit_in_bytes", 4 * GIB, 0),
+        SystemLimit("cgroup /a memory.max", 4 * GIB, GIB),
+        SystemLimit("cgroup /b memory.limit_in_bytes", 4 * GIB, 0),
     ]
 
 

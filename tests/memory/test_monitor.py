@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from memory.observe.monitor import Monitor
-from memory.observe.processes import Usage, has_proc
+from memory.monitor import Monitor
+from memory.processes import ProcessTree, Usage, has_proc
 from tests.fake_device import FakeDevice
+from tests.memory.fake_machine import ME, FakeMachine
 
 MIB = 2**20
 
@@ -84,14 +85,19 @@ def test_line_is_one_line_that_can_be_grepped():
         assert part in line
     device = FakeDevice(900 * MIB)
     device.allocate(100 * MIB)
-    assert "fake 100.0 MiB (peak 100.0 MiB)" in make(1, device=device).line(1)
+    monitor = make(1, device=device)
+    monitor.sample()
+    assert "fake 100.0 MiB (peak 100.0 MiB)" in monitor.line(1)
 
 
 def test_pressure_is_the_higher_of_host_and_device():
     device = FakeDevice(900 * MIB)
     device.allocate(400 * MIB)
-    assert make(300, device=device).pressure() == pytest.approx(0.3)
+    monitor = make(300, device=device)
+    monitor.sample()
+    assert monitor.pressure() == pytest.approx(0.3)
     monitor = make(300, device=device, device_budget_bytes=500 * MIB)
+    monitor.sample()
     assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.8)
     device.release(300 * MIB)  # idle blocks do not press
     monitor.sample()
@@ -103,6 +109,29 @@ def test_pinned_ram_counts_which_the_system_does_not_call_anonymous(monkeypatch)
     monkeypatch.setattr(device, "pinned_bytes", lambda: 200 * MIB)
     monitor = make(300, device=device)
     assert monitor.sample().anon_bytes == monitor.peak_bytes == 500 * MIB and monitor.pressure() == pytest.approx(0.5)
+
+
+def test_where_device_and_host_share_the_ram_one_budget_holds_both():
+    device = FakeDevice(900 * MIB, separate=False)
+    device.allocate(400 * MIB)
+    monitor = make(300, device=device)
+    assert monitor.sample().anon_bytes == 300 * MIB
+    assert monitor.peak_bytes == 700 * MIB
+    assert monitor.pressure() == monitor.plan_pressure() == pytest.approx(0.7)
+
+
+def test_what_lived_between_two_samples_is_known_from_the_kernels_mark(tmp_path):
+    machine = FakeMachine(tmp_path)
+    machine.process(ME, parent=50, anon=300 * MIB, file=50 * MIB, highest=800 * MIB)
+    monitor = Monitor(1000 * MIB, FakeDevice(), processes=ProcessTree(ME, tmp_path))
+    monitor.sample("load")
+    assert monitor.peak_bytes == 300 * MIB, "what was held before anybody watched is not the run's"
+    machine.process(ME, parent=50, anon=200 * MIB, file=60 * MIB, highest=900 * MIB)
+    monitor.sample("train")
+    machine.process(ME, parent=50, anon=250 * MIB, file=60 * MIB, highest=900 * MIB)
+    monitor.sample("save")
+    assert monitor.phase_peaks == {"load": 300 * MIB, "train": 840 * MIB, "save": 250 * MIB}
+    assert monitor.peak_bytes == 840 * MIB
 
 
 def test_the_thread_samples_until_it_is_stopped():
@@ -119,12 +148,11 @@ def test_the_thread_samples_until_it_is_stopped():
 # A large file that surely lies on a disk: pages of a file in a tmpfs could not be dropped.
 PROGRAM = """
 import importlib.util, json, mmap, pathlib
-from memory.observe.monitor import Monitor
-from tests.memory.no_device import NoDevice
+from memory.monitor import HostAlone, Monitor
 
 size = 64 << 20
 library = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib" / "libtorch_cpu.so"
-with library.open("rb") as file, Monitor(1 << 30, NoDevice()) as monitor:
+with library.open("rb") as file, Monitor(1 << 30, HostAlone()) as monitor:
     start = monitor.sample()
     with monitor.phase("mapped"), mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
         touched = sum(mapped[i] for i in range(0, size, mmap.PAGESIZE))
