@@ -29,8 +29,6 @@ class Live:
             plan=SimpleNamespace(budget_bytes=700 * MIB),
             allowed_bytes=700 * MIB,
             cleaner=SimpleNamespace(total_seconds=0.0),
-            first_over=None,
-            over_bytes=0,
         )
         self.group, self.is_main = Group(), rank == 0
         self.group.rank = rank
