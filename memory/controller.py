@@ -277,8 +277,9 @@ class MemoryController:
         return None
 
     def _give_up(self, story: str) -> None:
-        told = "{story}; nothing more can be reduced. What helps most: {advice}"
-        self.exhausted = say(told, story=story, advice=say(ADVICE))
+        self.exhausted = say(
+            "{story}; nothing more can be reduced. What helps most: {advice}", story=story, advice=say(ADVICE)
+        )
 
     def _report_cleanup(self, step: int, record: CleanupRecord) -> None:
         self._log.event("cleanup", step=step, kind=record.kind, freed_bytes=record.freed_bytes, reason=record.reason)
