@@ -26,6 +26,7 @@ import devices
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
 from language import say, speak
+from memory.budget import measure_budget
 from memory.controller import MemoryController
 from settings.consistency import HEADS, PREFERENCES, check
 from settings.declared import Config
@@ -171,8 +172,10 @@ class LowMemTrainer:
             log.table(say("examples exactly as the model receives them"), rows)
         announce(log, config, plan, run.state.step, run.loader.num_rows, run.loader.reopens)
         controller = MemoryController(
-            config, plan, run.budget, partial(plan_again, run), device=run.device, monitor=run.monitor, log=log,
-            shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]), local_processes=local_processes(),
+            config, plan, run.budget, partial(plan_again, run),
+            partial(measure_budget, config.memory.memory_budget, run.device, local_processes()),
+            device=run.device, monitor=run.monitor, log=log,
+            shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]),
         )  # fmt: skip
         if config.data.objective == PREFERENCES:
             with run.monitor.phase("reference"):
@@ -239,6 +242,7 @@ class LowMemTrainer:
         step = Step(number, rate, self.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not outcome.is_done:
+            self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False
         live.applied(number, int(tokens))

@@ -90,7 +90,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
 
 def _scores(live: LiveRun, rows: range | None) -> tuple[dict[str, float], list[Sample]]:
     """So many answers at once as what is free may hold; half as many where memory does not suffice."""
-    free = live.controller.free_bytes()
+    free = live.controller.plan.budget_bytes - live.controller.budget.used()
     while True:
         try:
             return score_answers(live, free, rows)
@@ -152,10 +152,10 @@ def score_answers(live: LiveRun, free_bytes: int, of: range | None) -> tuple[dic
 def _loss(live: LiveRun, rows: range | None) -> Evaluation:
     """Over the first `eval_rows` held-out rows, or those of a set, in smaller micro-batches where memory does not suffice."""
     group = live.group
-    size = live.controller.plan.choice.eval_batch_size_per_gpu
+    most = live.config.train.eval_rows
     while True:
+        size = live.controller.plan.choice.eval_batch_size_per_gpu
         try:
-            most = live.config.train.eval_rows
             batches = live.run.validation.evaluation_batches(most, size, group.rank, group.size, rows)
             if live.config.data.objective not in HEADS:
                 return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
@@ -166,7 +166,7 @@ def _loss(live: LiveRun, rows: range | None) -> Evaluation:
         except Exception as error:
             if not live.device.is_out_of_memory(error):
                 raise
-            size = live.controller.after_evaluation_out_of_memory(error, size, live.state.step)
+            live.controller.after_evaluation_out_of_memory(error, live.state.step)
         if live.controller.exhausted:
             give_up(live)
 

@@ -59,6 +59,7 @@ class Recorder:
         # done here: a run that is continued has done others before
         self._steps, self._seconds, self._tokens = 0, 0.0, 0
         self._first_over: int | None = None  # the step after which the peak was first above the budget
+        self._over_bytes = 0  # the highest peak above the budget of its plan; smaller plans are counted anew
         steps = int(live.config.train.max_steps) - live.state.step
         self._renewal = Renewal(plan.seconds, plan.seconds_total, steps)
 
@@ -102,7 +103,14 @@ class Recorder:
             gradient_accumulation_steps=plan.choice.gradient_accumulation_steps, memory_bytes=used,
             peak_bytes=peak, budget_bytes=plan.budget_bytes, time=round(time.time(), 2), **figures,
         )  # fmt: skip
+        self.note_peak(step)
+
+    def note_peak(self, step: int) -> None:
+        """Remember and tell where a step, done or failed, took more than the budget."""
+        log = self.live.log
         is_ram, held, most = self._counted()
+        if held > self.live.controller.plan.budget_bytes and not is_ram:
+            self._over_bytes = max(self._over_bytes, held)
         if self._first_over is None and held > most:
             self._first_over = step
             what = say("RAM") if is_ram else say("the peak")
@@ -139,7 +147,7 @@ class Recorder:
         """What was planned and measured, for the end."""
         live, state, monitor, controller = self.live, self.live.state, self.live.monitor, self.live.controller
         has_own_memory = live.device.is_separate_memory
-        counted = int(live.group.all_reduce_max(max(monitor.counted_peak_bytes, controller.over_bytes))[0])
+        counted = int(live.group.all_reduce_max(max(monitor.counted_peak_bytes, self._over_bytes))[0])
         return Summary(
             steps=state.step, steps_here=self._steps, seconds=self._seconds, tokens_per_second=self._tokens / max(self._seconds, 1e-9),
             first_eval_loss=state.first_eval_loss, best_eval_loss=state.best_eval_loss,
@@ -156,9 +164,8 @@ class Recorder:
 
     def _over(self) -> str | None:
         live = self.live
-        first = live.controller.first_over if self._first_over is None else self._first_over
-        if first is not None:
-            when = say("at step {step}", step=first)
+        if self._first_over is not None:
+            when = say("at step {step}", step=self._first_over)
         elif (counted := self._counted())[1] > counted[2]:
             peaks = live.monitor.phase_peaks
             phase = max(peaks, key=lambda phase: peaks[phase], default="save")

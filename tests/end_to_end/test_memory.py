@@ -75,6 +75,7 @@ def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: 
     place = world.place
     place.do("train", *flags, "--run_name=undisturbed")
     lines = []
+    limit = 0
     with subprocess.Popen(
         [sys.executable, *place.command("train", *flags, "--run_name=lowered")], cwd=place.folder, env=ENVIRONMENT,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=group.enter,
@@ -83,12 +84,20 @@ def test_a_limit_that_is_lowered_while_it_runs_is_survived(world: World, group: 
         for line in process.stdout:
             lines.append(line)
             if line.startswith("step  8/"):
-                planned = next(e for e in place.events("lowered") if e["event"] == "plan")
-                # the plan as it is still lives under this limit, though not with the margin that a limit asks for
-                group.limit(planned["peak_bytes"] + MARGIN // 2)
+                peak = [event["peak_bytes"] for event in place.events("lowered") if event["event"] == "step"][-1]
+                # The run as it is still lives under this limit, though not with the margin that a limit asks for.
+                limit = peak + MARGIN // 2
+                group.limit(limit)
     assert process.returncode == 0, "".join(lines)
-    records = [event for event in place.events("lowered") if event["event"] == "recovery"]
-    assert records and records[0]["reason"] in ("budget", "pressure")
+    events = place.events("lowered")
+    records = [event for event in events if event["event"] == "recovery"]
+    assert records and {event["reason"] for event in records} <= {"budget", "pressure"}
+    first, *_, last = (event for event in events if event["event"] == "plan")
+    assert last["peak_bytes"] < min(first["peak_bytes"], limit) and last["budget_bytes"] < limit - MARGIN
+    held = [
+        event["memory_bytes"] for event in events if event["event"] == "step" and event["step"] > records[-1]["step"]
+    ]
+    assert max(held) <= limit
     ours, theirs = place.losses("lowered"), place.losses("undisturbed")
     assert ours == pytest.approx(theirs, rel=1e-4)
 

@@ -13,6 +13,7 @@ from memory.cleanup import Cleaner, free_failed
 from tests.fake_device import OUT_OF_MEMORY, FakeDevice
 
 MIB, GIB = 2**20, 2**30
+SAYING_SIZES = ("cuda", "mps", "cpu", "windows")
 
 
 @pytest.fixture
@@ -103,13 +104,13 @@ def test_real_garbage_is_collected_also_what_was_set_aside():
 
 
 @pytest.mark.parametrize("flavour", OUT_OF_MEMORY)
-def test_every_flavour_is_known_and_the_device_is_cleaned(flavour):
+def test_every_flavour_is_known_the_device_is_cleaned_and_the_needed_bytes_are_read(flavour):
     device = FakeDevice(100 * MIB, flavour)
     with pytest.raises(BaseException) as caught:
-        device.allocate(200 * MIB)
+        device.allocate(2 * GIB)
     assert device.is_out_of_memory(caught.value)
-    free_failed(caught.value, device)
-    assert device.cleanups == 1
+    needed = free_failed(caught.value, device).needed_bytes
+    assert device.cleanups == 1 and needed == (2 * GIB if flavour in SAYING_SIZES else None)
 
 
 def test_the_story_names_phase_batch_needed_and_free():
@@ -123,11 +124,10 @@ def test_the_story_names_phase_batch_needed_and_free():
         assert part in story
 
 
-def test_on_the_host_the_free_memory_is_the_systems(monkeypatch):
-    monkeypatch.setattr(cleanup, "free_host_bytes", lambda: 5 * MIB)
+def test_on_the_host_the_free_memory_is_the_systems():
     shortage = free_failed(MemoryError(), FakeDevice())
-    assert shortage.free_bytes == 5 * MIB and shortage.needed_bytes is None
-    assert "5.0 MiB free" in shortage.describe("evaluation", 4, "")
+    assert shortage.free_bytes > 0 and shortage.needed_bytes is None
+    assert "micro-batch 4: needed an unknown amount" in shortage.describe("evaluation", 4, "")
 
 
 class Activation:
@@ -154,11 +154,3 @@ def test_what_the_failed_frames_held_is_freed_while_the_error_is_handled():
         assert kept[0]() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize(
-    ("flavour", "expected"),
-    [("cuda", 2 * GIB), ("mps", 2 * GIB), ("cpu", 2 * GIB), ("windows", 2 * GIB), ("c++", None), ("python", None)],
-)
-def test_needed_bytes_are_read_from_the_error(flavour, expected):
-    assert free_failed(OUT_OF_MEMORY[flavour](2 * GIB), FakeDevice()).needed_bytes == expected

@@ -29,8 +29,6 @@ class Live:
             plan=SimpleNamespace(budget_bytes=700 * MIB),
             allowed_bytes=700 * MIB,
             cleaner=SimpleNamespace(total_seconds=0.0),
-            first_over=None,
-            over_bytes=0,
         )
         self.group, self.is_main = Group(), rank == 0
         self.group.rank = rank
@@ -54,6 +52,23 @@ def test_the_ram_beside_a_gpu_over_its_budget() -> None:
     over = summary_of(live)
     assert over.first_over == "after the last step, in evaluation" and over.measured_peak_bytes == 300 * MIB
     assert "the peak was 700.0 MiB" in over.over_budget() and "--memory_budget=700M" in over.over_budget()
+
+
+@pytest.mark.parametrize(("peak", "is_over"), [(690, False), (720, False), (740, True)])
+def test_a_peak_is_remembered_where_a_smaller_plan_counts_anew(peak: int, is_over: bool) -> None:
+    """Within the margin below a limit that others have lowered it is no reason for exit code 3."""
+    told = list[str]()
+    live: Any = Live(0, peak * MIB)
+    live.controller.allowed_bytes = 732 * MIB
+    live.log.tell = told.append
+    plan: Any = SimpleNamespace(peak_bytes=600 * MIB, seconds=1.0, seconds_total=None)
+    recorder = recording.Recorder(live, plan)
+    recorder.note_peak(3)
+    live.monitor.counted_peak_bytes = 0
+    recorder.note_peak(4)
+    summary = recorder.summary()
+    assert summary.first_over == ("at step 3" if is_over else None) and len(told) == is_over
+    assert summary.counted_peak_bytes == (peak * MIB if peak > 700 else 0)
 
 
 def test_another_process_over_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
