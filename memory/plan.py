@@ -23,7 +23,7 @@ from memory.batch_size import effective_batch
 from memory.estimate.peaks import STEP_PHASES, peak_of, predict
 from memory.estimate.precision import QUANTIZED, Precision
 from memory.estimate.shapes import Shapes
-from memory.estimate.time import pace_of, predict_seconds, typical_seconds
+from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder, Rung
@@ -108,7 +108,7 @@ class Search:
         self._machine = ladder.machine
         self._budget = ladder.machine.budget_bytes
         self._num_blocks = ladder.work.model.num_layers + ladder.work.model.num_decoder_layers
-        self._doubt = 1 + pace_of(ladder.machine.speed_class).nominal_spread
+        self._doubt = 1.5  # Nominal speeds may be off by so much.
         self.peak = cache(lambda plan: peak_of(predict(ladder.work, plan, ladder.machine))[1])
         self.seconds = cache(lambda plan: predict_seconds(ladder.work, plan, ladder.machine))
 
@@ -289,7 +289,7 @@ def plan(
         peak,
         components=dict(sorted(phases[highest].items(), key=lambda item: -item[1])),
         phases={phase: sum(parts.values()) for phase, parts in phases.items()},
-        seconds=typical_seconds(work, choice, machine.as_measured()),
+        seconds=predict_seconds(work, choice, machine.as_measured()),
         num_blocks=num_blocks,
         reasons=tuple(remarks_on(config, work, choice, machine, earlier, precision if earlier else None)),
         phase_parts=phases,
@@ -326,7 +326,7 @@ def outcomes(config: Config, work: Workload, machine: Machine, chosen: Plan) -> 
         if name == chosen.rung:
             plan = chosen.choice
         shown = plan or min(search.smallest_on(rung), key=search.peak)
-        seconds = typical_seconds(work, shown, machine.as_measured())
+        seconds = predict_seconds(work, shown, machine.as_measured())
         results.append(RungOutcome(name, search.peak(shown), seconds, plan is not None, name == chosen.rung))
     return results
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from language import say
 from memory.batch_size import effective_batch, machine_rows
 from memory.estimate.precision import FLOAT16, Precision
-from memory.estimate.time import typical_seconds
+from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import weight_counts
@@ -93,7 +93,7 @@ def _optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine: M
     if not is_random or not is_open or weight_counts(config.model)["total"] > FASTER_UP_TO:
         return
     faster = replace(work, optimizer=FASTER)
-    times = typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
+    times = predict_seconds(faster, choice, machine) / predict_seconds(work, choice, machine)
     if times < MOST_SLOWER:
         yield say(
             "{optimizer} uses the least memory; at this size --optimizer={faster} reaches the same loss in a third of "

@@ -24,10 +24,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "0", "-1",
     ): "a row has tokens on both sides or on none",
     (
-        "memory/estimate/time.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
-        "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
-    ): "the share is 1.0 of every class that has been measured",
-    (
         "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
     ): "the facts stand in one order anyway; another name costs one probe",
     (
