@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from language import say
 from memory.estimate.disk import is_in_memory
@@ -11,18 +10,6 @@ from memory.estimate.workload import DEVICE, FILE, RAM, Machine
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
-
-
-class WeightOffload(NamedTuple):
-    """Where the weights of blocks that do not run are kept.
-
-    Args:
-        weights_in: one of `WEIGHTS_IN`.
-        offloaded_blocks: how many blocks are kept there; the others stay on the device.
-    """
-
-    weights_in: str
-    offloaded_blocks: int
 
 
 def weights_folder(config: Config) -> Path:
@@ -39,14 +26,8 @@ def no_disk_at(folder: Path) -> str:
     )
 
 
-def weights_in_to_try(config: Config, machine: Machine, settled: WeightOffload | None = None) -> list[str]:
-    """Those of `WEIGHTS_IN` that settings and machine allow, the simplest first.
-
-    Args:
-        settled: where the weights of a run are kept already.
-    """
-    if settled is not None:
-        return [settled.weights_in]
+def weights_in_to_try(config: Config, machine: Machine) -> list[str]:
+    """Those of `WEIGHTS_IN` that settings and machine allow, the simplest first."""
     requested = config.memory.weights_in
     if requested == RAM:
         return [RAM if machine.host_bytes else DEVICE]

@@ -20,7 +20,7 @@ from memory.observe.system_limits import free_host_bytes
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
 from memory.resumed_choice import newly_asked
-from memory.weights_in import WeightOffload, weights_folder
+from memory.weights_in import weights_folder
 from settings.consistency import writes_answers
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError
@@ -74,12 +74,7 @@ def choose_plan(run: ResolvedRun) -> None:
 def plan_again(run: ResolvedRun, config: Config, budget: Budget) -> Plan:
     """A plan for the same run with other settings or another budget; it need not go on as the run has gone so far."""
     choice, machine = run.spec.plan.choice, _machine_of(run, budget, run.spec.machine.correction)
-    # the weights are there, and computed with
-    spec = resolve(
-        config, machine, run.spec.rows, done=run.state.step, precision=choice.precision,
-        offload=WeightOffload(choice.weights_in, choice.offloaded_blocks),
-    )  # fmt: skip
-    return spec.plan
+    return resolve(config, machine, run.spec.rows, done=run.state.step, running=choice).plan
 
 
 def look_ahead(run: ResolvedRun) -> Rows:
