@@ -13,10 +13,9 @@ from itertools import product
 
 from language import join, say
 from limits import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
-from memory.batch_size import evaluation_batch, micro_batches
-from memory.estimate.precision import QUANTIZED, WORDS, Precision, precisions
+from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision, precisions
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
-from memory.step_work import kernels_of, scores_of
+from memory.step_work import evaluation_batch, kernels_of, micro_batches, scores_of
 from memory.weights_in import weights_in_to_try
 from settings.declared import Config
 from settings.fields import AUTO
@@ -34,6 +33,7 @@ REUSED = "freed memory reused"
 USUAL = "usual"
 TIGHT = "smaller loss chunks"
 MALLOCS = {REUSED: ("untrimmed",), USUAL: ("fast",), TIGHT: ("fast", "small")}
+FULL = Precision.of(FLOAT32, FLOAT32)
 SMALL_LOSS_CHUNK_BYTES = LOSS_CHUNK_BYTES // 4
 # From this d_model on, memory that is kept for the next step saves no time. Measured on AVX2: steps of models 192 and 256 wide
 # take 13 to 19% less time with it, those of 512 wide ones no less that could be measured.
@@ -49,12 +49,30 @@ class Rung:
         weights: WIDE, NARROW or NARROWEST.
         memory: REUSED, USUAL or TIGHT.
         weights_in: where offloaded weights are kept, one of `WEIGHTS_IN`.
+        precision: the dtypes that `weights` means for settings and machine.
     """
 
     activations: str
     weights: str = WIDE
     memory: str = USUAL
     weights_in: str = DEVICE
+    precision: Precision = FULL
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its weights are stored in 8 or 4 bits."""
+        return self.precision.storage in QUANTIZED
+
+    def describe(self) -> str:
+        """Its name, in words."""
+        parts = [say(self.activations)]
+        if self.weights != WIDE:
+            parts.append(say("{dtype} weights", dtype=WORDS[self.precision.storage]))
+        if self.memory != USUAL:
+            parts.append(say(self.memory))
+        if self.weights_in != DEVICE:
+            parts.append(say("weights in RAM" if self.weights_in == RAM else "weights in a file"))
+        return join(", ", parts)
 
 
 LADDER = (
@@ -97,46 +115,29 @@ class Ladder:
         self._weights_in = [running.weights_in] if running else weights_in_to_try(config, machine)
         allowed = [precision] if precision else precisions(config, machine.multiplies_fast)
         exact = [each for each in allowed if each.storage not in QUANTIZED] or allowed
-        self._precisions = {WIDE: exact[0], NARROW: exact[-1], NARROWEST: allowed[-1]}
-        self._families = cache(lambda rung: list(self._cut(rung)))
+        dtypes = {WIDE: exact[0], NARROW: exact[-1], NARROWEST: allowed[-1]}
+        mode = config.memory.memory_mode
+        can_reuse = config.model.d_model < REUSED_BELOW and not machine.pads_attention and mode in (AUTO, "standard")
+        activations = None
+        if config.memory.gradient_checkpointing is True or mode == "ultra":
+            activations = NONE
+        elif config.memory.gradient_checkpointing is False or mode == "standard":
+            activations = ALL
+        weights_in = self._weights_in[0] if running or config.memory.weights_in != AUTO else None
         self.rungs = list[Rung]()
-        for rung in LADDER:
-            self._add(rung)
-
-    def _add(self, rung: Rung) -> None:
-        """A rung of the table with what settings fix, where that is possible and not there yet."""
-        memory = self._config.memory
-        if memory.gradient_checkpointing is True or memory.memory_mode == "ultra":
-            rung = replace(rung, activations=NONE)
-        elif memory.gradient_checkpointing is False or memory.memory_mode == "standard":
-            rung = replace(rung, activations=ALL)
-        if self._running is not None or memory.weights_in != AUTO:
-            rung = replace(rung, weights_in=self._weights_in[0])
-        alike = (name for name, precision in self._precisions.items() if precision == self.precision_of(rung))
-        rung = replace(rung, weights=next(alike))
-        can_reuse = (
-            rung.activations == ALL
-            and self._config.model.d_model < REUSED_BELOW
-            and not self.machine.pads_attention
-            and memory.memory_mode in (AUTO, "standard")
-        )
-        if (can_reuse or rung.memory != REUSED) and rung.weights_in in self._weights_in and rung not in self.rungs:
-            self.rungs.append(rung)
-
-    def precision_of(self, rung: Rung) -> Precision:
-        """The dtypes of its weights and products."""
-        return self._precisions[rung.weights]
-
-    def describe(self, rung: Rung) -> str:
-        """The name of a rung, in words."""
-        parts = [say(rung.activations)]
-        if rung.weights != WIDE:
-            parts.append(say("{dtype} weights", dtype=WORDS[self.precision_of(rung).storage]))
-        if rung.memory != USUAL:
-            parts.append(say(rung.memory))
-        if rung.weights_in != DEVICE:
-            parts.append(say("weights in RAM" if rung.weights_in == RAM else "weights in a file"))
-        return join(", ", parts)
+        for row in LADDER:
+            rung = replace(
+                row,
+                activations=activations or row.activations,
+                # The widest name of its dtypes, so that no rung comes twice.
+                weights=next(name for name in dtypes if dtypes[name] == dtypes[row.weights]),
+                weights_in=weights_in or row.weights_in,
+                precision=dtypes[row.weights],
+            )
+            is_possible = rung.memory != REUSED or (can_reuse and rung.activations == ALL)
+            if is_possible and rung.weights_in in self._weights_in and rung not in self.rungs:
+                self.rungs.append(rung)
+        self._families = cache(lambda rung: list(self._cut(rung)))
 
     def families(self, rung: Rung) -> list[list[ExecutionPlan]]:
         """Its execution plans: a list for each way to cut the step, from the fastest plan to the one that takes the least.
@@ -147,7 +148,6 @@ class Ladder:
 
     def _cut(self, rung: Rung) -> Iterator[list[ExecutionPlan]]:
         shapes = self.work.step_shapes
-        precision = self.precision_of(rung)
         loss_chunk_bytes = DEVICE_LOSS_CHUNK_BYTES if self.machine.pads_attention else LOSS_CHUNK_BYTES
         if rung.memory == TIGHT:
             loss_chunk_bytes = SMALL_LOSS_CHUNK_BYTES
@@ -163,8 +163,8 @@ class Ladder:
                     accumulation_passes=accumulation_passes,
                     saved_blocks=0,
                     eval_batch_size_per_gpu=evaluation_batch(self._config, self.machine, rows),
-                    storage=precision.storage,
-                    compute=precision.compute,
+                    storage=rung.precision.storage,
+                    compute=rung.precision.compute,
                     loss_chunk_bytes=loss_chunk_bytes,
                     malloc=malloc,
                     source_sizes=source_sizes,

@@ -13,7 +13,7 @@ from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
 from devices.processor import AVX2
-from language import join, say
+from language import join
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.observe.system_limits import host_limits, installed_bytes, margin_of

@@ -20,17 +20,15 @@ from typing import Any
 
 from language import english, say
 from memory.advice import refusal
-from memory.batch_size import effective_batch
 from memory.estimate.peaks import STEP_PHASES, peak_of, predict
-from memory.estimate.precision import QUANTIZED
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import pinned_bytes
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder, Rung
 from memory.remarks import remarks_on
-from memory.resumed_choice import choice_to_keep, on_this_machine, precision_to_keep
-from memory.step_work import make_work
+from memory.resumed_choice import choice_to_keep, precision_to_keep
+from memory.step_work import effective_batch, make_work
 from settings.declared import Config
 from settings.errors import DoesNotFit
 from units import format_size
@@ -109,29 +107,28 @@ class Search:
         self.seconds = cache(lambda plan: predict_seconds(ladder.work, plan, ladder.machine))
 
     def choose(self, saves: bool) -> Candidate | None:
-        """The first rung that fits; where memory is to be saved, the least memory that costs less than 5% of the speed."""
-        best = self._first_that_fits(1.0 if saves else NEARLY)
-        if best is None or not saves:
-            return best
-        rung, plan = best
-        precision = self._ladder.precision_of(rung)
-        alike = [other for other in self.rungs if self._ladder.precision_of(other) == precision]
-        return self.smallest(alike, NEARLY * self.seconds(plan))
+        """The first rung that fits, unless one below it makes a step over 5% faster; None: nothing fits.
 
-    def _first_that_fits(self, gain: float) -> Candidate | None:
-        """The first rung that fits, unless one below it makes a step more than `gain` times faster; None: nothing fits."""
+        Args:
+            saves: whether to take the least memory that costs less than 5% of the speed.
+        """
         best: Candidate | None = None
         most_seconds = math.inf
+        least_gain = 1.0 if saves else NEARLY
         for rung in self.rungs:
-            if best is not None and self._is_quantized(rung) and not self._is_quantized(best[0]):
-                continue  # A base in int8 is less exact: it is the last means.
             if best is not None:
+                if rung.is_quantized and not best[0].is_quantized:
+                    continue  # A base in 8 bits is less exact: it is the last means.
                 leaves_device = rung.weights_in != best[0].weights_in and best[1].accumulation_passes == 1
-                most_seconds = self.seconds(best[1]) / (DOUBT if leaves_device else gain)
+                gain = DOUBT if leaves_device else least_gain
+                most_seconds = self.seconds(best[1]) / gain
             plan = self.fastest_on(rung, most_seconds)
             if plan is not None:
                 best = rung, plan
-        return best
+        if best is None or not saves:
+            return best
+        alike = [rung for rung in self.rungs if rung.precision == best[0].precision]
+        return self.smallest(alike, NEARLY * self.seconds(best[1]))
 
     def fastest_on(self, rung: Rung, most_seconds: float = math.inf) -> ExecutionPlan | None:
         """The fastest plan of a rung that fits and takes less time than that; None: there is none."""
@@ -158,10 +155,7 @@ class Search:
     def smallest(self, rungs: Sequence[Rung], most_seconds: float = math.inf) -> Candidate | None:
         """The plan of these rungs that takes the least memory and not more time; None: there is none."""
         candidates = [
-            (rung, plan)
-            for rung in rungs
-            for plan in self.plans_of_least(rung, most_seconds)
-            if self._is_in_ram(plan)
+            (rung, plan) for rung in rungs for plan in self.plans_of_least(rung, most_seconds) if self._is_in_ram(plan)
         ]
         return min(candidates, key=lambda candidate: self.peak(candidate[1]), default=None)
 
@@ -182,9 +176,6 @@ class Search:
     def _is_in_ram(self, plan: ExecutionPlan) -> bool:
         host_bytes = self._ladder.machine.host_bytes  # 0: The device computes in the RAM, which is the budget itself.
         return not plan.offloaded_blocks or not host_bytes or pinned_bytes(self._ladder.work, plan) <= host_bytes
-
-    def _is_quantized(self, rung: Rung) -> bool:
-        return self._ladder.precision_of(rung).storage in QUANTIZED
 
 
 def plan(
@@ -219,20 +210,19 @@ def plan(
     ladders = [Ladder(config, machine, work, running.precision if running else None, running)]
     kept_precision = None
     choice = None
-    rung = say(KEPT)
+    rung: str = say(KEPT)
     if earlier is not None:
-        before = on_this_machine(config, machine, earlier)
-        kept_precision = precision_to_keep(config, machine, before)
+        kept_precision = precision_to_keep(config, machine, earlier)
         if kept_precision is not None:
             ladders.insert(0, Ladder(config, machine, work, kept_precision))
-            kept = choice_to_keep(config, machine, work, before, anew)
+            kept = choice_to_keep(config, machine, work, earlier, anew)
             families = ladders[0].as_before(kept) if kept else []
             choice = next(filter(None, map(Search(ladders[0]).first_within, families)), None)
     for ladder in ladders:
         candidate = Search(ladder).choose(config.memory.memory_mode in SAVING_MODES) if choice is None else None
         if candidate is not None:
             choice = candidate[1]
-            rung = ladder.describe(candidate[0])
+            rung = candidate[0].describe()
     if choice is None:
         raise _does_not_fit(config, ladders[-1])
     phases = predict(work, choice, machine)
@@ -276,7 +266,7 @@ def outcomes(config: Config, work: Workload, machine: Machine, chosen: Plan) -> 
     search = Search(ladder)
     results = list[RungOutcome]()
     for rung in ladder.rungs:
-        name = ladder.describe(rung)
+        name = rung.describe()
         is_chosen = name == chosen.rung
         plan = chosen.choice if is_chosen else search.fastest_on(rung)
         shown = plan or min(search.plans_of_least(rung), key=search.peak)

@@ -69,7 +69,9 @@ class DiskNeed:
         weights = format_size(self.file_bytes)
         if self.daily_bytes:
             written = format_size(self.daily_bytes)
-            return say("{kept}; {weights} of weights, {written} written per day", kept=text, weights=weights, written=written)
+            return say(
+                "{kept}; {weights} of weights, {written} written per day", kept=text, weights=weights, written=written
+            )
         return say("{kept}; {weights} of weights, read only", kept=text, weights=weights) if self.file_bytes else text
 
     def as_dict(self) -> dict[str, Any]:

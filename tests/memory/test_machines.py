@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.batch_size import effective_batch
+from memory.step_work import effective_batch
 from memory.machines import MACHINES_FILE, target_machine
 from settings.declared import ROOT
 from settings.errors import UserError

@@ -19,13 +19,12 @@ from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
-from memory.batch_size import effective_batch
 from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
-from memory.step_work import make_work
+from memory.step_work import effective_batch, make_work
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts

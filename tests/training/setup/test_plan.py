@@ -11,7 +11,7 @@ import pytest
 
 import devices
 from devices.base import Device
-from memory.batch_size import effective_batch
+from memory.step_work import effective_batch
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
 from settings.errors import DoesNotFit
