@@ -24,6 +24,8 @@ from settings.fields import AUTO
 ALL = "keep all activations"
 SOME = "recompute some blocks"
 NONE = "recompute all blocks"
+BY_FLAG: dict[bool | str, str] = {True: NONE, False: ALL}  # Of `gradient_checkpointing`, which stands over the mode.
+BY_MODE = {"ultra": NONE, "standard": ALL}
 # Dtypes of stored weights: what products are computed in, the narrower one beside it, or the narrowest, of a frozen base.
 WIDE = "wide"
 NARROW = "narrow"
@@ -118,11 +120,7 @@ class Ladder:
         dtypes = {WIDE: exact[0], NARROW: exact[-1], NARROWEST: allowed[-1]}
         mode = config.memory.memory_mode
         can_reuse = config.model.d_model < REUSED_BELOW and not machine.pads_attention and mode in (AUTO, "standard")
-        activations = None
-        if config.memory.gradient_checkpointing is True or mode == "ultra":
-            activations = NONE
-        elif config.memory.gradient_checkpointing is False or mode == "standard":
-            activations = ALL
+        activations = BY_FLAG.get(config.memory.gradient_checkpointing, BY_MODE.get(mode))
         weights_in = self._weights_in[0] if running or config.memory.weights_in != AUTO else None
         self.rungs = list[Rung]()
         for row in LADDER:

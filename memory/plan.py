@@ -15,8 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from language import english, say
 from memory.advice import refusal
@@ -94,7 +93,11 @@ class Plan:
         }
 
 
-Candidate = tuple[Rung, ExecutionPlan]
+class Candidate(NamedTuple):
+    """An execution plan, and the rung that it is on."""
+
+    rung: Rung
+    plan: ExecutionPlan
 
 
 class Search:
@@ -114,21 +117,22 @@ class Search:
         """
         best: Candidate | None = None
         most_seconds = math.inf
-        least_gain = 1.0 if saves else NEARLY
         for rung in self.rungs:
             if best is not None:
-                if rung.is_quantized and not best[0].is_quantized:
+                if rung.is_quantized and not best.rung.is_quantized:
                     continue  # A base in 8 bits is less exact: it is the last means.
-                leaves_device = rung.weights_in != best[0].weights_in and best[1].accumulation_passes == 1
-                gain = DOUBT if leaves_device else least_gain
-                most_seconds = self.seconds(best[1]) / gain
+                gain = 1.0 if saves else NEARLY
+                if rung.weights_in != best.rung.weights_in and best.plan.accumulation_passes == 1:
+                    gain = DOUBT
+                most_seconds = self.seconds(best.plan) / gain
             plan = self.fastest_on(rung, most_seconds)
             if plan is not None:
-                best = rung, plan
+                best = Candidate(rung, plan)
         if best is None or not saves:
             return best
-        alike = [rung for rung in self.rungs if rung.precision == best[0].precision]
-        return self.smallest(alike, NEARLY * self.seconds(best[1]))
+        alike = [rung for rung in self.rungs if rung.precision == best.rung.precision]
+        smallest = self.smallest(alike, NEARLY * self.seconds(best.plan))
+        return smallest if smallest is not None and self._fits(smallest.plan) else best
 
     def fastest_on(self, rung: Rung, most_seconds: float = math.inf) -> ExecutionPlan | None:
         """The fastest plan of a rung that fits and takes less time than that; None: there is none."""
@@ -155,18 +159,25 @@ class Search:
     def smallest(self, rungs: Sequence[Rung], most_seconds: float = math.inf) -> Candidate | None:
         """The plan of these rungs that takes the least memory and not more time; None: there is none."""
         candidates = [
-            (rung, plan) for rung in rungs for plan in self.plans_of_least(rung, most_seconds) if self._is_in_ram(plan)
+            Candidate(rung, plan)
+            for rung in rungs
+            for plan in self.plans_of_least(rung, most_seconds)
+            if self._is_in_ram(plan)
         ]
-        return min(candidates, key=lambda candidate: self.peak(candidate[1]), default=None)
+        return min(candidates, key=lambda candidate: self.peak(candidate.plan), default=None)
 
     def plans_of_least(self, rung: Rung, most_seconds: float = math.inf) -> list[ExecutionPlan]:
         """Plans of a rung of which one takes the least memory: more rows are worth it where they let more be recomputed."""
         plans = list[ExecutionPlan]()
-        deepest = 0
-        for _, families in groupby(self._ladder.families(rung), key=lambda family: family[0].batch_size_per_gpu):
-            ends = [(bisect_right(family, most_seconds, key=self.seconds), family) for family in families]
-            plans += [family[end - 1] for end, family in ends if end > deepest]
-            deepest = max(deepest, *(end for end, _ in ends))
+        ends = list[tuple[tuple[str, bool], int, int]]()
+        for family in self._ladder.families(rung):
+            plan = family[0]
+            kind = plan.malloc, plan.accumulation_passes > 1
+            rows = plan.batch_size_per_gpu * plan.micro_batches_per_pass
+            end = bisect_right(family, most_seconds, key=self.seconds)
+            if end and not any(kind == other and rows >= fewer and end <= later for other, fewer, later in ends):
+                plans.append(family[end - 1])
+                ends.append((kind, rows, end))
         return plans
 
     def _fits(self, plan: ExecutionPlan) -> bool:
@@ -218,13 +229,13 @@ def plan(
             kept = choice_to_keep(config, machine, work, earlier, anew)
             families = ladders[0].as_before(kept) if kept else []
             choice = next(filter(None, map(Search(ladders[0]).first_within, families)), None)
-    for ladder in ladders:
-        candidate = Search(ladder).choose(config.memory.memory_mode in SAVING_MODES) if choice is None else None
-        if candidate is not None:
-            choice = candidate[1]
-            rung = candidate[0].describe()
     if choice is None:
-        raise _does_not_fit(config, ladders[-1])
+        saves = config.memory.memory_mode in SAVING_MODES
+        candidate = next(filter(None, (Search(ladder).choose(saves) for ladder in ladders)), None)
+        if candidate is None:
+            raise _does_not_fit(config, ladders[-1])
+        choice = candidate.plan
+        rung = candidate.rung.describe()
     phases = predict(work, choice, machine)
     highest, peak = peak_of(phases)
     return Plan(
@@ -295,6 +306,6 @@ def _does_not_fit(config: Config, ladder: Ladder) -> DoesNotFit:
             other = replace(other, evaluation=work.evaluation, shapes=work.shapes if other.rows == work.rows else None)
         search = Search(Ladder(changed, machine, other))
         smallest = search.smallest(search.rungs)
-        return machine.budget_bytes + 1 if smallest is None else search.peak(smallest[1])
+        return machine.budget_bytes + 1 if smallest is None else search.peak(smallest.plan)
 
-    return DoesNotFit(*refusal(config, machine, work, least[1], least_peak))
+    return DoesNotFit(*refusal(config, machine, work, least.plan, least_peak))

@@ -43,7 +43,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         hold_gradients=train.max_grad_norm > 0,
         sample_rows=train.sample_rows,
         answers=answers,
-        trained=trained_counts(config) if train.freeze or config.lora.lora_rank else None,
+        trained=trained_counts(config),
         adapted=adapted_by(config),
     )
 

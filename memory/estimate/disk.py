@@ -87,10 +87,10 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
         step_seconds: of a step, as predicted.
     """
     train = config.train
-    trained = trained_counts(config) if train.freeze or config.lora.lora_rank else None
+    trained = trained_counts(config)
     work = Workload(config.model, 1, 1, 1, False, train.optimizer, trained=trained)
     weights = work.counts["total"] * dtype_bytes(storage)
-    if trained is not None and config.lora.lora_rank:
+    if trained.adapters:
         # Adapters alone are saved, in fp32; beside rows of added tokens PEFT saves a whole head.
         head = work.counts["head"] if token_range(config.lora.lora_tokens) is not None else 0
         weights = 4 * (trained.adapters + trained.embedding + trained.head + head)

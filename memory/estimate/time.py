@@ -304,8 +304,7 @@ def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, sched
     spread = _pace_of(machine).spread * (1 if machine.measured else 2)
     machine = machine.as_measured()
     # Adapters are saved alone, in fp32.
-    adapters = work.trained.adapters if work.trained else 0
-    saved_bytes = (4 * adapters or work.counts["total"] * dtype_bytes(choice.storage)) + state_bytes(work)
+    weights_bytes = 4 * work.learning.adapters or work.counts["total"] * dtype_bytes(choice.storage)
     checked_rows = schedule.saves * choice.batch_size_per_gpu + schedule.reference_steps * work.rows
     evaluation = (work.evaluation_shapes, schedule.evaluated_rows, choice.eval_batch_size_per_gpu)
     seconds = (
@@ -313,7 +312,7 @@ def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, sched
         + _forward_seconds(work, choice, machine, work.step_shapes, checked_rows, choice.batch_size_per_gpu)
         + _forward_seconds(work, choice, machine, *evaluation)
         + schedule.answer_tokens * _answer_seconds(work, choice, machine, schedule.beams)
-        + schedule.saves * saved_bytes / SAVE_RATE
+        + schedule.saves * (weights_bytes + state_bytes(work)) / SAVE_RATE
         + work.counts["total"] / BUILD_RATE
     )
     return Duration.within(seconds, spread)
