@@ -1,7 +1,7 @@
 """The time of a step, and of what is left of a run.
 
-Everything that a run computes takes the time of its products, at the rate of the machine's class, of the values between
-them, of passes over the weights, and a fixed time for each block. Nominal rates rank execution plans, so that the same one
+A step takes the time of its products, at the rate of the machine's class, of the values between them, of passes over the
+weights, and a fixed time for each block; a forward alone takes its share of that. Nominal rates rank execution plans, so that the same one
 comes out on a busy machine; measured ones tell the user the time, until the first steps tell it better. What differs between
 classes of processors is in `PACES`: a calibration (`benchmarks.time_promise`) changes these numbers and nothing else.
 """
@@ -144,87 +144,58 @@ def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pac
         pace: constants of the class, as a calibration tries them; None: those of the machine's.
     """
     pace = pace or _pace_of(machine)
+    model = work.model
     amount = mean_amount(work.step_shapes)
-    num_blocks = _num_blocks(work)
+    num_blocks = model.num_layers + model.num_decoder_layers
+    passes = _passes(work, choice)
     recomputed = 1 - choice.saved_blocks / num_blocks
-    count = work.counts["total"]
-    trained = work.learns["total"]
-    # Forward, and back to what comes before; gradients are formed of those weights alone that learn.
-    passes = 2 + min(1.0, trained / count)
-    flops = passes * sum(flops_of(work.model, amount)) + recomputed * recomputed_flops(work.model, amount)
+    # Products, the more efficient the more tokens a micro-batch has:
+    flops = (passes - recomputed) * sum(flops_of(model, amount)) + recomputed * recomputed_flops(model, amount)
     flops += OPTIMIZERS[work.optimizer].turns * work.learning.turn_flops
-    busy = _computing(work, choice, machine, pace, amount, choice.batch_size_per_gpu, flops, passes + recomputed)
+    tokens = max(1.0, choice.batch_size_per_gpu * (amount.source + amount.target) / max(1.0, amount.rows))
+    half_tokens = pace.half_tokens * min(1.0, WIDE / model.d_model) ** 2
+    efficiency = MALLOC_SPEED[choice.malloc] * pace.efficiency * tokens / (tokens + half_tokens)
+    busy = flops / (machine.rate(choice.compute) * efficiency)
+    busy += passes * _activation_values(model, amount) * pace.value_flops / machine.rate("float32")
+    # What takes its time whatever the sizes:
     busy += num_blocks * choice.gradient_accumulation_steps * (2 + recomputed) * pace.block_seconds
     busy += num_blocks * pace.update_seconds
+    # Passes over weights:
+    trained = work.learns["total"]
     weights = (UPDATE_PASSES + ACCUMULATING_PASSES * (choice.accumulation_passes - 1)) * trained
     if choice.storage != choice.compute:
         widening = QUANTIZED_PASSES if choice.storage in QUANTIZED else WIDENING_PASSES
-        weights += widening * choice.accumulation_passes * count
+        weights += widening * choice.accumulation_passes * work.counts["total"]
     busy += 4 * weights / pace.memory_rate
     # Offloaded weights are waited for, forward and back, each beside what it computes.
     bringing, taking = moving_seconds(work, choice, machine, COPY_RATE)
     bringing *= choice.accumulation_passes
-    forward = busy / (passes + recomputed)
+    forward = busy / passes
     waiting = max(0.0, bringing - forward) + max(0.0, bringing + taking - (busy - forward))
     # An all-reduce sends each gradient twice.
-    sent = 2 * dtype_bytes(choice.compute) * count * (1 - 1 / machine.num_processes)
+    sent = 2 * dtype_bytes(choice.compute) * work.counts["total"] * (1 - 1 / machine.num_processes)
     return busy + waiting + sent / WIRE_RATE
 
 
-def _forward_seconds(
-    work: Workload, choice: ExecutionPlan, machine: Machine, shapes: Shapes, rows: float, batch_size: int
-) -> float:
-    """Of a forward over rows like these, so many in a batch."""
-    pace = _pace_of(machine)
-    mean = mean_amount(shapes)
-    flops = sum(flops_of(work.model, mean))
-    whole = _computing(work, choice, machine, pace, mean, batch_size, flops, 1)
-    batches = rows / batch_size
-    bringing, _ = moving_seconds(work, choice, machine, COPY_RATE)
-    busy = whole * rows / max(1.0, mean.rows) + batches * _num_blocks(work) * pace.block_seconds
-    return max(busy, batches * bringing)
+def _passes(work: Workload, choice: ExecutionPlan) -> float:
+    """Times a step takes what a forward does: forward, back to what comes before, gradients of what learns, recomputation."""
+    num_blocks = work.model.num_layers + work.model.num_decoder_layers
+    return 2 + min(1.0, work.learns["total"] / work.counts["total"]) + 1 - choice.saved_blocks / num_blocks
 
 
-def _answer_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, beams: int) -> float:
-    """Of one token of each beam of a batch: the decoder's weights and the head are read once for all of them."""
-    pace = _pace_of(machine)
-    blocks = work.model.num_decoder_layers
-    weights = blocks * work.counts["decoder"] + work.counts["embedding"]
-    bringing, _ = moving_seconds(work, choice, machine, COPY_RATE)
-    products = 2 * beams * weights / machine.rate(choice.compute)
-    return max(4 * weights / pace.memory_rate + products + blocks * pace.block_seconds, bringing)
-
-
-def _computing(
-    work: Workload, choice: ExecutionPlan, machine: Machine, pace: Pace, amount: Amount, batch_size: int,
-    flops: float, forwards: float,
-) -> float:  # fmt: skip
-    """Seconds of products in micro-batches of so many rows, and of the values between them."""
-    model = work.model
-    tokens = batch_size * (amount.source + amount.target) / max(1.0, amount.rows)
-    half_tokens = pace.half_tokens * min(1.0, WIDE / model.d_model) ** 2
-    efficiency = MALLOC_SPEED[choice.malloc] * pace.efficiency * tokens / (tokens + half_tokens)
-    seconds = flops / (machine.rate(choice.compute) * efficiency)
-    if not pace.value_flops:
-        return seconds
-    # Values of a token, of attention's scores, and logits:
+def _activation_values(model: T5ModelConfig, amount: Amount) -> float:
+    """Values that one forward makes between its products: a token's own, scores of attention, and logits."""
     inner = inner_width(model)
     wide = model.d_ff * (2 if is_gated(model) else 1)
     encoder = amount.source * (4 * model.d_model + 4 * inner + wide) + model.num_heads * amount.source_squared
     decoder = amount.target * (6 * model.d_model + 6 * inner + wide) + 2 * inner * amount.source
     decoder += model.num_heads * (amount.target_squared + amount.crossed)
-    values = model.num_layers * encoder + model.num_decoder_layers * decoder
-    if model.is_text:
-        values += amount.target * model.vocab_size
-    return seconds + forwards * values * pace.value_flops / machine.rate("float32")
+    logits = amount.target * model.vocab_size if model.is_text else 0
+    return model.num_layers * encoder + model.num_decoder_layers * decoder + logits
 
 
 def _pace_of(machine: Machine) -> Pace:
     return PACES.get(machine.speed_class, Pace())
-
-
-def _num_blocks(work: Workload) -> int:
-    return work.model.num_layers + work.model.num_decoder_layers
 
 
 @dataclass(frozen=True)
@@ -232,7 +203,7 @@ class Schedule:
     """What is left of a run, on one process.
 
     Args:
-        steps: to go. saves: how many; before each a loss of a micro-batch is formed.
+        steps: to go. saves: how many.
         evaluated_rows: of all evaluations together.
         reference_steps: whose rows a reference model sees, too, before the run or in its steps.
         answer_tokens: of the longest answers of all batches that are written, one batch after another.
@@ -301,18 +272,23 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
 
 def predict_times(work: Workload, choice: ExecutionPlan, machine: Machine, schedule: Schedule) -> Duration:
     """Predict how long what is left of a run takes, with measured speeds where there are any."""
-    spread = _pace_of(machine).spread * (1 if machine.measured else 2)
+    pace = _pace_of(machine)
+    spread = pace.spread if machine.measured else 2 * pace.spread
     machine = machine.as_measured()
+    step = predict_seconds(work, choice, machine)
+    forward = step / _passes(work, choice)
+    # A token of each beam reads the decoder's weights and the head once for all of them.
+    weights = work.model.num_decoder_layers * work.counts["decoder"] + work.counts["embedding"]
+    products = 2 * schedule.beams * weights / machine.rate(choice.compute)
+    token = 4 * weights / pace.memory_rate + products + work.model.num_decoder_layers * pace.block_seconds
+    bringing, _ = moving_seconds(work, choice, machine, COPY_RATE)
     # Adapters are saved alone, in fp32.
-    weights_bytes = 4 * work.learning.adapters or work.counts["total"] * dtype_bytes(choice.storage)
-    checked_rows = schedule.saves * choice.batch_size_per_gpu + schedule.reference_steps * work.rows
-    evaluation = (work.evaluation_shapes, schedule.evaluated_rows, choice.eval_batch_size_per_gpu)
+    saved_bytes = 4 * work.learning.adapters or work.counts["total"] * dtype_bytes(choice.storage)
     seconds = (
-        schedule.steps * predict_seconds(work, choice, machine)
-        + _forward_seconds(work, choice, machine, work.step_shapes, checked_rows, choice.batch_size_per_gpu)
-        + _forward_seconds(work, choice, machine, *evaluation)
-        + schedule.answer_tokens * _answer_seconds(work, choice, machine, schedule.beams)
-        + schedule.saves * (weights_bytes + state_bytes(work)) / SAVE_RATE
+        schedule.steps * step
+        + (schedule.evaluated_rows / work.rows + schedule.reference_steps) * forward
+        + schedule.answer_tokens * max(token, bringing)
+        + schedule.saves * (saved_bytes + state_bytes(work)) / SAVE_RATE
         + work.counts["total"] / BUILD_RATE
     )
     return Duration.within(seconds, spread)

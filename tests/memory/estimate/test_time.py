@@ -109,10 +109,16 @@ def test_after_the_first_steps_the_rest_takes_as_long_as_they_did() -> None:
     assert not any(short.after_step(2.0) for _ in range(RENEWED_STEPS)), "nothing is left then"
 
 
-def test_a_save_takes_the_loss_that_is_formed_before_it() -> None:
-    often, seldom = (predict_times(WORK, KEPT, MACHINE, replace(SCHEDULE, saves=saves)).seconds for saves in (11, 1))
+def test_evaluations_and_a_reference_model_take_forwards_and_saves_their_file() -> None:
     step = predict_seconds(WORK, KEPT, MACHINE)
-    assert step / 4 < (often - seldom) / 10 < step, "a forward of the only micro-batch, and the file"
+    plain = predict_times(WORK, KEPT, MACHINE, Schedule(100, 0, 0)).seconds
+
+    def added(**more: int) -> float:
+        return predict_times(WORK, KEPT, MACHINE, replace(Schedule(100, 0, 0), **more)).seconds - plain
+
+    assert added(evaluated_rows=8) == pytest.approx(step / 3, rel=0.05), "a third of a step whose activations are kept"
+    assert added(reference_steps=2) == pytest.approx(2 * step / 3, rel=0.05)
+    assert 0 < added(saves=1) < 10 * step
 
 
 def test_measured_speeds_tell_the_time_and_narrow_its_range() -> None:
