@@ -28,7 +28,7 @@ from benchmarks.parts.results import ROOT, markdown, write_section
 from benchmarks.parts.rows import write_rows
 from devices.cores import usable_cores
 from memory.estimate.shapes import Shapes
-from memory.estimate.time import PACES, Pace, typical_seconds
+from memory.estimate.time import PACES, Pace, predict_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.machines import this_machine
 from memory.step_work import make_work
@@ -43,18 +43,14 @@ FITTED = (
     "efficiency",
     "half_tokens",
     "block_seconds",
-    "step_seconds",
+    "update_seconds",
     "value_flops",
     "memory_rate",
-    "cast_passes",
-    "rounding_passes",
-    "small_malloc",
-    "untrimmed_malloc",
 )
 FACTORS = (0.5, 0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 2.0)  # by which a constant is changed while that helps
 FIRST = {
     "block_seconds": 1e-4,
-    "step_seconds": 1e-3,
+    "update_seconds": 1e-4,
     "value_flops": 100.0,
 }  # where the record has none, a factor would find nothing
 
@@ -183,7 +179,7 @@ def step_error(notes: Sequence[Case], machine: Machine) -> Callable[[Pace], floa
 
     def error(pace: Pace) -> float:
         return statistics.mean(
-            math.log(typical_seconds(w, choice, machine, pace) / took) ** 2 for w, choice, took in known
+            math.log(predict_seconds(w, choice, machine, pace) / took) ** 2 for w, choice, took in known
         )
 
     return error

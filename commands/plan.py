@@ -312,7 +312,7 @@ def _show_tables(config: Config, found: _Found) -> None:
         for mode, one in found.modes.items()
     ]  # fmt: skip
     progress.table(
-        say("ladder: the first rung whose micro-batch is large enough is taken"),
+        say("ladder: the first rung that fits is taken, unless one below it is over 5% faster"),
         [_ladder_row(one) for one in found.ladder],
     )
     progress.table(say("memory modes"), modes)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from language import join, say
-from memory.batch_size import effective_batch
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.precision import INT4
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
+from memory.step_work import effective_batch
 from optimizers import OPTIMIZERS
 from settings.declared import Config, settings_by_name
 from settings.errors import DoesNotFit
@@ -62,7 +62,9 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
         plan_of: makes the plan of other settings.
     """
     alternatives = list[Alternative]()
-    for change in _changes(config, chosen.choice, chosen.effective_batch_size, chosen.peak_bytes):
+    half = chosen.peak_bytes // 2 // MIB * MIB
+    changes = _changes(config, chosen.choice, chosen.effective_batch_size)
+    for change in [("memory_budget", half), *changes] if half >= LEAST_BUDGET else changes:
         with suppress(DoesNotFit):
             other = plan_of(_changed(config, change))
             if chosen.peak_bytes - other.peak_bytes > MIB:
@@ -73,11 +75,7 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
 
 
 def refusal(
-    config: Config,
-    machine: Machine,
-    work: Workload,
-    least: ExecutionPlan,
-    least_peak: Callable[[Config], int],
+    config: Config, machine: Machine, work: Workload, least: ExecutionPlan, least_peak: Callable[[Config], int]
 ) -> list[str]:
     """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three changes.
 
@@ -88,11 +86,8 @@ def refusal(
     phases = predict(work, least, machine)
     phase, peak = peak_of(phases)
     parts = sorted(phases[phase].items(), key=lambda item: -item[1])[:4]
-    rows = least.batch_size_per_gpu
-    longest = work.step_shapes.longest_row
-    if phase == "evaluation":
-        rows = least.eval_batch_size_per_gpu
-        longest = work.evaluation_shapes.longest_row
+    is_evaluation = phase == "evaluation"
+    longest = (work.evaluation_shapes if is_evaluation else work.step_shapes).longest_row
     sentence = say(
         "--memory_budget = {budget}, is too small for this run, which needs at least about {peak} ({parts}), in "
         "phase {phase} with a micro-batch of {rows} x {source} + {target} tokens; the program itself leaves "
@@ -100,28 +95,25 @@ def refusal(
         budget=format_size(machine.budget_bytes),
         peak=format_size(peak),
         phase=say(phase),
-        rows=rows,
+        rows=least.eval_batch_size_per_gpu if is_evaluation else least.batch_size_per_gpu,
         parts=join(", ", [join(" ", [say(name), format_size(size)]) for name, size in parts]),
         source=longest.source,
         target=longest.target,
         free=format_size(max(0, machine.budget_bytes - machine.base_bytes)),
     )
     fitting = list[str]()
-    others = list[tuple[int, str]]()
-    for change in _changes(config, least, effective_batch(config, machine), 0):
+    helping = list[tuple[int, str]]()
+    for change in _changes(config, least, effective_batch(config, machine)):
         less = least_peak(_changed(config, change))
         words = {"flag": _label(change), "peak": format_size(less)}
         if less <= machine.budget_bytes:
             fitting.append(say("--{flag} would fit, with about {peak}", **words))
         elif peak - less > MIB:
-            helps = say("--{flag} would need about {peak}: not enough by itself, but it helps most", **words)
-            others.append((less, helps))
-    changes = [*fitting, *(helps for _, helps in sorted(others))]
-    return [
-        sentence,
-        *changes[:MOST_CHANGES],
-        say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB)),
-    ]
+            text = say("--{flag} would need about {peak}: not enough by itself, but it helps most", **words)
+            helping.append((less, text))
+    changes = [*fitting, *(text for _, text in sorted(helping))]
+    enough = say("--memory_budget={enough}M would fit with all other settings unchanged", enough=math.ceil(peak / MIB))
+    return [sentence, *changes[:MOST_CHANGES], enough]
 
 
 def _changed(config: Config, change: Change) -> Config:
@@ -136,43 +128,32 @@ def _label(change: Change) -> str:
     return f"{name}={int(value) // MIB}M" if name == "memory_budget" else f"{name}={value}"
 
 
-def _changes(config: Config, choice: ExecutionPlan, rows: int, peak_bytes: int) -> Iterator[Change]:
+def _changes(config: Config, choice: ExecutionPlan, rows: int) -> list[Change]:
     """Changes that may take less memory, what costs the user least first; a resumed run keeps what defines it."""
-    is_resumed = config.train.is_keep_training is True
-    for change in _all_changes(config, choice, rows, peak_bytes):
-        if not (is_resumed and settings_by_name()[change[0]][1].metadata["defines"]):
-            yield change
-
-
-def _all_changes(config: Config, choice: ExecutionPlan, rows: int, peak_bytes: int) -> Iterator[Change]:
     train = config.train
     adapts = bool(config.lora.lora_rank)
-    half = peak_bytes // 2 // MIB * MIB
-    if half >= LEAST_BUDGET:
-        yield "memory_budget", half
-    for mode in ("low", "ultra"):
-        if config.memory.memory_mode != mode:
-            yield "memory_mode", mode
-    if choice.batch_size_per_gpu > 1:
-        yield "batch_size_per_gpu", 1
-    if choice.storage == "float32" and not adapts:
-        yield "mixed_precision", "bf16"
-    facts = OPTIMIZERS[train.optimizer]
-    if (facts.weight_bytes or facts.matrix_bytes) and not adapts:
-        yield "optimizer", "adafactor"
-    if train.max_grad_norm > 0:
-        yield "max_grad_norm", 0
-    if config.data.max_seq_len >= 16:
-        yield "max_seq_len", config.data.max_seq_len // 2
-    if rows > 1:
-        yield "effective_batch_size", rows // 2
-    if adapts and choice.storage != INT4:
-        yield "lora_base", INT4
-    if not adapts and train.is_finetune and train.finetune_from is not None:
-        yield "lora_rank", 8
-    smaller = _smaller_preset(config)
-    if smaller is not None and not train.is_finetune and not train.is_keep_training:
-        yield "model_preset", smaller
+    optimizer = OPTIMIZERS[train.optimizer]
+    has_base = train.is_finetune and train.finetune_from is not None
+    smaller = None if train.is_finetune else _smaller_preset(config)
+    changes: list[tuple[bool, str, int | str]] = [
+        (config.memory.memory_mode != "low", "memory_mode", "low"),
+        (config.memory.memory_mode != "ultra", "memory_mode", "ultra"),
+        (choice.batch_size_per_gpu > 1, "batch_size_per_gpu", 1),
+        (choice.storage == "float32" and not adapts, "mixed_precision", "bf16"),
+        (optimizer.weight_bytes + optimizer.matrix_bytes > 0 and not adapts, "optimizer", "adafactor"),
+        (train.max_grad_norm > 0, "max_grad_norm", 0),
+        (config.data.max_seq_len >= 16, "max_seq_len", config.data.max_seq_len // 2),
+        (rows > 1, "effective_batch_size", rows // 2),
+        (adapts and choice.storage != INT4, "lora_base", INT4),
+        (has_base and not adapts, "lora_rank", 8),
+        (smaller is not None and not train.is_keep_training, "model_preset", smaller or ""),
+    ]
+    settings = settings_by_name()
+    return [
+        (name, value)
+        for is_possible, name, value in changes
+        if is_possible and not (train.is_keep_training is True and settings[name][1].metadata["defines"])
+    ]
 
 
 def _smaller_preset(config: Config) -> str | None:

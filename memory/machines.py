@@ -6,15 +6,14 @@ were measured here stand beside them, for estimates of time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
-from language import join, say
+from devices.processor import AVX2
+from language import join
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
 from memory.system_limits import host_limits, installed_bytes, margin_of
@@ -27,7 +26,7 @@ from units import MIB, parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)
-SCORES_BYTES = {ROUGE: 17 * MIB, SACREBLEU: 3 * MIB}  # of libraries, by the scores that load them
+SCORES_BYTES = {ROUGE: 17 * MIB, SACREBLEU: 3 * MIB}  # Of libraries, by the scores that load them.
 
 
 def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Path | None = None) -> Machine:
@@ -37,25 +36,37 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
         budget: `memory_budget`. threads: `num_threads`. folder: for the file of offloaded weights.
     """
     lowest = min(limit.bytes for limit in host_limits())
-    offered = lowest - margin_of(lowest)
-    taken = offered if budget == AUTO else min(int(budget), offered)
-    # with a budget that is named, what other programs hold does not change the run
+    budget_bytes = lowest - margin_of(lowest)
     installed = installed_bytes()
-    available = lowest if budget == AUTO else installed
-    kind, count, no_kernels = processor.here(), computing_threads(threads), why_impossible()
-    known = machine_file.of_cpu(processor.describe_here(), count)
+    available = lowest
+    if budget != AUTO:
+        budget_bytes = min(int(budget), budget_bytes)
+        available = installed  # With a budget that is named, what other programs take does not change the run.
+    kind = processor.here()
+    num_threads = computing_threads(threads)
+    no_kernels = why_impossible()
+    measured = machine_file.of_cpu(processor.describe_here(), num_threads)
     return Machine(
-        taken, available, BASE_BYTES, tuple((dtype, kind.rate(dtype, count)) for dtype in DTYPES), speed_class=kind.name,
-        measured=() if known is None else known.rates_with(count), has_kernels=not no_kernels, no_kernels=no_kernels,
-        measured_disk=None if folder is None else machine_file.disk_rates(folder), installed_bytes=installed,
-    )  # fmt: skip
+        budget_bytes,
+        available,
+        BASE_BYTES,
+        tuple((dtype, kind.rate(dtype, num_threads)) for dtype in DTYPES),
+        speed_class=kind.name,
+        measured=measured.rates_with(num_threads) if measured else (),
+        has_kernels=not no_kernels,
+        no_kernels=no_kernels,
+        measured_disk=machine_file.disk_rates(folder) if folder else None,
+        installed_bytes=installed,
+    )
 
 
 def with_libraries(machine: Machine, config: Config) -> Machine:
     """The machine with what libraries of scores take there, where a run's evaluations score answers."""
-    scores = set(score_words(config.metrics.metrics)) if writes_answers(config) else set()
-    libraries = sum(size for known, size in SCORES_BYTES.items() if scores & {AUTO, *known})
-    return replace(machine, base_bytes=machine.base_bytes + libraries) if machine.base_bytes else machine
+    if not machine.base_bytes or not writes_answers(config):
+        return machine
+    scores = set(score_words(config.metrics.metrics))
+    libraries = sum(size for words, size in SCORES_BYTES.items() if scores & {AUTO, *words})
+    return replace(machine, base_bytes=machine.base_bytes + libraries)
 
 
 def target_machine(name: str, budget: int | str = AUTO) -> Machine:
@@ -66,22 +77,29 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
     Raises:
         UserError: no such machine, or a field is missing or wrong.
     """
-    known = read_settings_file(MACHINES_FILE)
-    about: Mapping[str, Any] | None = known.get(name)
-    if about is None and Path(name).is_file():
-        about = read_settings_file(Path(name))
-    if about is None:
-        told = "--target = {name}, is not a file and not known{near}; allowed: {known} or a YAML file"
-        raise UserError(say(told, name=name, near=nearest(name, known), known=join(", ", known)))
+    machines = read_settings_file(MACHINES_FILE)
+    if name not in machines and not Path(name).is_file():
+        raise UserError(
+            "--target = {name}, is not a file and not known{near}; allowed: {known} or a YAML file",
+            name=name,
+            near=nearest(name, machines),
+            known=join(", ", machines),
+        )
+    facts = machines[name] if name in machines else read_settings_file(Path(name))
     try:
-        available, base = parse_size(about["available"]), parse_size(about["base"]) if about["base"] else 0
-        named = (*DTYPES, *({FLOAT16} & about["rates"].keys()))
-        rates = tuple((dtype, float(about["rates"][dtype])) for dtype in named)
-        machine = Machine(available, available, base, rates, is_another=True)
-        if "ram" in about:
-            machine = replace(machine, installed_bytes=parse_size(about["ram"]))
-        elif base:
-            machine = replace(machine, installed_bytes=available)
+        available = parse_size(facts["available"])
+        base = parse_size(facts["base"]) if facts["base"] else 0
+        dtypes = (*DTYPES, *({FLOAT16} & facts["rates"].keys()))
+        machine = Machine(
+            available if budget == AUTO else min(int(budget), available),
+            available,
+            base,
+            tuple((dtype, float(facts["rates"][dtype])) for dtype in dtypes),
+            speed_class=str(facts.get("class", AVX2.name if base else "cuda")),
+            is_another=True,
+        )
+        if base or "ram" in facts:
+            machine = replace(machine, installed_bytes=parse_size(facts.get("ram", facts["available"])))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             "--target = {name}, {error} is missing or wrong; needed: available and base (sizes), rates (float32 "
@@ -89,4 +107,4 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
             name=name,
             error=error,
         ) from None
-    return machine if budget == AUTO else replace(machine, budget_bytes=min(int(budget), available))
+    return machine

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from language import say
-from memory.batch_size import effective_batch, machine_rows
 from memory.estimate.precision import FLOAT16, Precision
-from memory.estimate.time import typical_seconds
+from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
-from model.shapes import weight_counts
+from memory.step_work import effective_batch, machine_rows
 from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.fields import AUTO, counted
@@ -37,27 +36,39 @@ def remarks_on(
     Args:
         earlier: the plan of the run that is resumed. kept_precision: its dtypes, where they are to be kept.
     """
-    yield from _rows(config, choice, machine)
-    yield from _optimizer(config, work, choice, machine)
-    yield from _offload(work, choice)
-    if size := mapped_bytes(work, choice, machine):
+    yield from _of_rows(config, choice, machine)
+    yield from _of_optimizer(config, work, choice, machine)
+    if choice.offloaded_blocks:
+        sentence = (
+            "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
+            "is in use; results are identical"
+        )
+        if choice.weights_in == FILE:
+            sentence = (
+                "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
+                "results are identical"
+            )
+        total = work.model.num_layers + work.model.num_decoder_layers
+        yield say(sentence, away=choice.offloaded_blocks, total=total)
+    mapped = mapped_bytes(work, choice, machine)
+    if mapped:
         yield say(
             "{size} of frozen weights stay mapped from their file: the system may drop and read them again, and the peak "
             "does not count them",
-            size=format_size(size),
+            size=format_size(mapped),
         )
-    yield from _dtypes(config, choice, machine, kept_precision)
+    yield from _of_dtypes(config, choice, machine, kept_precision)
     if earlier is not None and earlier.kernels and not choice.kernels:
         yield say("the run used compiled kernels, which are not available now: results differ in the last digits")
     if machine.no_kernels and not choice.kernels and config.run.compiled_kernels is not False:
         yield say("running without compiled kernels: {missing}", missing=machine.no_kernels)
 
 
-def _rows(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
+def _of_rows(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """How many rows a step has, where nobody has chosen them, and how many pass at once."""
     train = config.train
-    is_product = AUTO not in (train.batch_size_per_gpu, train.gradient_accumulation_steps)
-    if train.effective_batch_size == AUTO and not is_product:
+    steps = choice.gradient_accumulation_steps
+    if train.effective_batch_size == AUTO and AUTO in (train.batch_size_per_gpu, train.gradient_accumulation_steps):
         rows = effective_batch(config, machine)
         sentence = (
             "{rows} per step, over all micro-batches and processes, by the RAM of the machine; "
@@ -74,26 +85,25 @@ def _rows(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[s
             "the micro-batches need {passes} passes over the model, with gradients kept in between",
             passes=choice.accumulation_passes,
         )
-    times = choice.gradient_accumulation_steps
-    if train.gradient_accumulation_steps not in (AUTO, times):
+    if train.gradient_accumulation_steps not in (AUTO, steps):
         yield say(
             "--gradient_accumulation_steps = {asked}, becomes {times} here: {rows} per step in micro-batches of {micro}",
             asked=train.gradient_accumulation_steps,
-            times=times,
-            rows=counted(choice.batch_size_per_gpu * times, "row"),
+            times=steps,
+            rows=counted(choice.batch_size_per_gpu * steps, "row"),
             micro=choice.batch_size_per_gpu,
         )
 
 
-def _optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
+def _of_optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:
     """What would learn faster, where nobody has named an optimizer and weights are random."""
     train = config.train
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
     is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
-    if not is_random or not is_open or weight_counts(config.model)["total"] > FASTER_UP_TO:
+    if not is_random or not is_open or work.counts["total"] > FASTER_UP_TO:
         return
     faster = replace(work, optimizer=FASTER)
-    times = typical_seconds(faster, choice, machine) / typical_seconds(work, choice, machine)
+    times = predict_seconds(faster, choice, machine) / predict_seconds(work, choice, machine)
     if times < MOST_SLOWER:
         yield say(
             "{optimizer} uses the least memory; at this size --optimizer={faster} reaches the same loss in a third of "
@@ -105,29 +115,11 @@ def _optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine: M
         )
 
 
-def _offload(work: Workload, choice: ExecutionPlan) -> Iterator[str]:
-    """Where offloaded weights are kept, if there are any."""
-    if not choice.offloaded_blocks:
-        return
-    sentence = (
-        "the weights of {away} of {total} blocks are offloaded to RAM and copied to the device while their block "
-        "is in use; results are identical"
-    )
-    if choice.weights_in == FILE:
-        sentence = (
-            "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
-            "results are identical"
-        )
-    total = work.model.num_layers + work.model.num_decoder_layers
-    yield say(sentence, away=choice.offloaded_blocks, total=total)
-
-
-def _dtypes(config: Config, choice: ExecutionPlan, machine: Machine, kept: Precision | None) -> Iterator[str]:
+def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, kept: Precision | None) -> Iterator[str]:
     """Why it computes in these dtypes: the class of the processor, or the run that is resumed."""
     compute = choice.compute
     kind = say(machine.speed_class)
     is_bf16_fast = machine.multiplies_fast("bfloat16")
-    usual = "bfloat16" if is_bf16_fast else "float32"
     if config.memory.mixed_precision == "fp16" and not machine.multiplies_fast(FLOAT16):
         yield say(
             "mixed_precision = fp16 from the preset, the file or config.py is not faster here; using {compute} instead",
@@ -142,11 +134,14 @@ def _dtypes(config: Config, choice: ExecutionPlan, machine: Machine, kept: Preci
             storage=choice.storage,
             compute=compute,
         )
-    elif kept is not None and compute not in (usual, FLOAT16):
-        sentence = "computing in {compute}, as the run did before, although it is slow here ({kind})"
-        if is_bf16_fast:
-            sentence = "computing in {compute}, as the run did before ({kind})"
-        yield say(sentence, compute=compute, kind=kind)
+    elif kept is not None and compute == "float32" and is_bf16_fast:
+        yield say("computing in {compute}, as the run did before ({kind})", compute=compute, kind=kind)
+    elif kept is not None and compute == "bfloat16" and not is_bf16_fast:
+        yield say(
+            "computing in {compute}, as the run did before, although it is slow here ({kind})",
+            compute=compute,
+            kind=kind,
+        )
     elif compute == FLOAT16 and not is_bf16_fast:
         yield say(
             "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and bf16 is not; "

@@ -6,17 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memory.batch_size import evaluation_batch
 from memory.estimate.precision import FLOAT16, Precision, asked_precision
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.step_work import kernels_of, scores_of
+from memory.step_work import evaluation_batch, kernels_of, scores_of
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
 
 # How a user may cut a step; an execution plan has fields of the same names.
-MICRO_BATCHES = ("batch_size_per_gpu", "eval_batch_size_per_gpu", "gradient_accumulation_steps")
 EVALUATION_BATCH = "eval_batch_size_per_gpu"
+MICRO_BATCHES = ("batch_size_per_gpu", EVALUATION_BATCH, "gradient_accumulation_steps")
 STEP_SETTINGS = (*MICRO_BATCHES, "memory_mode", "gradient_checkpointing")
 
 
@@ -36,20 +35,6 @@ def newly_asked(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
     """
     now = step_settings(config)
     return frozenset(name for name, value in now.items() if before.get(name, value) != value)
-
-
-def on_this_machine(config: Config, machine: Machine, earlier: ExecutionPlan) -> ExecutionPlan:
-    """The earlier plan with the kernels and scores of this machine.
-
-    A run that comes from a GPU had no compiled kernels to use, and keeps none of its bits here anyway.
-    """
-    leaves_gpu = earlier.scores > 0 and not machine.pads_attention
-    may_use_kernels = earlier.kernels or config.run.compiled_kernels is True or leaves_gpu
-    return replace(
-        earlier,
-        kernels=may_use_kernels and kernels_of(config, machine),
-        scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
-    )
 
 
 def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) -> Precision | None:
@@ -73,18 +58,26 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
 def choice_to_keep(
     config: Config, machine: Machine, work: Workload, earlier: ExecutionPlan, anew: Collection[str]
 ) -> ExecutionPlan | None:
-    """The earlier plan with the evaluation of now; None where the step has other rows, or is asked to be cut or save otherwise.
+    """The earlier plan with the kernels, scores and evaluation of now; None where steps are to be cut or to save otherwise.
 
     Args:
         anew: settings that this start changes, see `newly_asked`.
     """
-    for name in anew:
-        if name == EVALUATION_BATCH:
-            rows = evaluation_batch(config, machine, earlier.batch_size_per_gpu)
-            earlier = replace(earlier, eval_batch_size_per_gpu=rows)
-        elif name not in MICRO_BATCHES or getattr(config.train, name) != getattr(earlier, name):
+    # A run that comes from a GPU had no compiled kernels to use, and keeps none of its bits here anyway.
+    leaves_gpu = earlier.scores > 0 and not machine.pads_attention
+    may_use_kernels = earlier.kernels or config.run.compiled_kernels is True or leaves_gpu
+    kept = replace(
+        earlier,
+        kernels=may_use_kernels and kernels_of(config, machine),
+        scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
+    )
+    if EVALUATION_BATCH in anew:
+        kept = replace(kept, eval_batch_size_per_gpu=evaluation_batch(config, machine, earlier.batch_size_per_gpu))
+    values = step_settings(config)
+    for name in {*anew} - {EVALUATION_BATCH}:
+        if name not in MICRO_BATCHES or values[name] != getattr(earlier, name):
             return None
-    rows = earlier.batch_size_per_gpu * earlier.gradient_accumulation_steps
+    rows = kept.batch_size_per_gpu * kept.gradient_accumulation_steps
     # Where a micro-batch is bound by its tokens, there are more micro-batches than its rows alone would make.
-    is_full = work.step_shapes.max_tokens is not None or work.rows > rows - earlier.batch_size_per_gpu
-    return earlier if rows >= work.rows and is_full else None
+    is_full = work.step_shapes.max_tokens is not None or work.rows > rows - kept.batch_size_per_gpu
+    return kept if rows >= work.rows and is_full else None

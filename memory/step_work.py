@@ -1,27 +1,38 @@
-"""The work of a step, and what settings and machine decide about how it is computed, before any plan."""
+"""The work of a step: how many rows, how long, into which micro-batches it may be cut; and what is decided before any plan."""
 
 from __future__ import annotations
 
 import math
 
 from limits import LEAST_SCORES, MOST_SCORES
-from memory.batch_size import effective_batch
 from memory.estimate.workload import Machine, Workload, adapted_by, trained_counts
 from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
 
+SMALL_MACHINE_BYTES = 13 * 1000**3
+SMALL_MACHINE_ROWS = 8
+ROWS = 32
+LEAST_EVALUATION_ROWS = 2  # Of an evaluation batch on a small machine; twice that elsewhere.
 SCORES_SHARE = 256  # Bytes of the budget for each score: some 12 of them are in use at a time.
 
 
 def make_work(config: Config, machine: Machine, source_tokens: int | None, target_tokens: int | None) -> Workload:
     """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
     train = config.train
-    source_tokens = source_tokens or config.data.max_seq_len
-    if target_tokens is None:
-        target_tokens = _longest_target(config, source_tokens)
-    trains_a_part = train.freeze or config.lora.lora_rank
+    data = config.data
+    answers = 2 if data.objective == PREFERENCES else 1
+    source_tokens = source_tokens or data.max_seq_len
+    if target_tokens is None and not config.model.is_text:
+        # A decoder without text reads what the encoder reads.
+        target_tokens = source_tokens if config.model.num_decoder_layers else 0
+    elif target_tokens is None and data.max_target_len != AUTO:
+        target_tokens = answers * int(data.max_target_len)
+    elif target_tokens is None:
+        # Of a span objective a share of the tokens is masked, and each span of them adds a sentinel.
+        span_share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length)
+        target_tokens = answers * math.ceil(source_tokens * (span_share if data.objective == "span" else 1))
     return Workload(
         config.model,
         rows=math.ceil(effective_batch(config, machine) / machine.num_processes),
@@ -31,28 +42,48 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         optimizer=train.optimizer,
         hold_gradients=train.max_grad_norm > 0,
         sample_rows=train.sample_rows,
-        answers=_answers(config),
-        trained=trained_counts(config) if trains_a_part else None,
+        answers=answers,
+        trained=trained_counts(config),
         adapted=adapted_by(config),
     )
 
 
-def _answers(config: Config) -> int:
-    return 2 if config.data.objective == PREFERENCES else 1
+def effective_batch(config: Config, machine: Machine) -> int:
+    """Rows of one step over all processes.
+
+    The number given, else the product of both sizes given by hand times the processes. Left to auto it follows from the RAM
+    of the machine alone, so that the same flags train the same model beside other programs and on several processes; it is
+    raised to the least that keeps the one size given.
+    """
+    train = config.train
+    if train.effective_batch_size != AUTO:
+        return int(train.effective_batch_size)
+    sizes = [int(size) for size in (train.batch_size_per_gpu, train.gradient_accumulation_steps) if size != AUTO]
+    least = machine.num_processes * math.prod(sizes)
+    return least if len(sizes) == 2 else max(machine_rows(machine), least)
 
 
-def _longest_target(config: Config, source_tokens: int) -> int:
-    data = config.data
-    if not config.model.is_text:
-        # A decoder without text reads what the encoder reads.
-        return source_tokens if config.model.num_decoder_layers else 0
-    if data.max_target_len != AUTO:
-        return _answers(config) * int(data.max_target_len)
-    share = 1.0
-    if data.objective == "span":
-        # A share of the tokens is masked, and each span of them adds a sentinel.
-        share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length)
-    return _answers(config) * math.ceil(source_tokens * share)
+def machine_rows(machine: Machine) -> int:
+    """Rows of a step by the RAM of the machine."""
+    return SMALL_MACHINE_ROWS if machine.installed_bytes < SMALL_MACHINE_BYTES else ROWS
+
+
+def micro_batches(config: Config, rows: int) -> list[int]:
+    """Rows of a micro-batch that the settings allow, where a step has so many; the smallest first."""
+    train = config.train
+    if train.batch_size_per_gpu != AUTO:
+        return [min(int(train.batch_size_per_gpu), rows)]
+    if train.gradient_accumulation_steps != AUTO:
+        return [math.ceil(rows / int(train.gradient_accumulation_steps))]
+    return sorted({math.ceil(rows / parts) for parts in range(1, rows + 1)})
+
+
+def evaluation_batch(config: Config, machine: Machine, batch_size: int) -> int:
+    """Rows of an evaluation batch beside training micro-batches of so many."""
+    if config.train.eval_batch_size_per_gpu != AUTO:
+        return int(config.train.eval_batch_size_per_gpu)
+    is_small = machine.available_bytes < SMALL_MACHINE_BYTES
+    return max(batch_size, LEAST_EVALUATION_ROWS if is_small else 2 * LEAST_EVALUATION_ROWS)
 
 
 def scores_of(machine: Machine) -> int:

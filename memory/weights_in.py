@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
-from language import say
 from memory.estimate.disk import is_in_memory
 from memory.estimate.workload import DEVICE, FILE, RAM, Machine
 from settings.declared import Config
@@ -13,53 +11,26 @@ from settings.errors import UserError
 from settings.fields import AUTO
 
 
-class WeightOffload(NamedTuple):
-    """Where the weights of blocks that do not run are kept.
-
-    Args:
-        weights_in: one of `WEIGHTS_IN`.
-        offloaded_blocks: how many blocks are kept there; the others stay on the device.
-    """
-
-    weights_in: str
-    offloaded_blocks: int
-
-
 def weights_folder(config: Config) -> Path:
     """The folder for the file of offloaded weights."""
     return Path(config.run.output_dir if config.memory.weights_dir == AUTO else config.memory.weights_dir)
 
 
-def no_disk_at(folder: Path) -> str:
-    """The refusal of a folder whose files are themselves in memory."""
-    return say(
-        "--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir "
-        "to a folder on a disk",
-        folder=folder,
-    )
-
-
-def weights_in_to_try(config: Config, machine: Machine, settled: WeightOffload | None = None) -> list[str]:
+def weights_in_to_try(config: Config, machine: Machine) -> list[str]:
     """Those of `WEIGHTS_IN` that settings and machine allow, the simplest first.
 
-    Args:
-        settled: where the weights of a run are kept already.
+    Raises:
+        UserError: a file is asked for, in a folder whose files are in memory.
     """
-    if settled is not None:
-        return [settled.weights_in]
     requested = config.memory.weights_in
-    if requested == RAM:
-        return [RAM if machine.host_bytes else DEVICE]
-    if requested == DEVICE:
-        return [DEVICE]
-    is_on_disk = machine.is_another or not is_in_memory(weights_folder(config))
-    if requested == FILE:
-        if not is_on_disk:
-            raise UserError(no_disk_at(weights_folder(config)))
-        return [FILE]
-    allowed = [DEVICE]
-    if machine.host_bytes:
-        allowed.append(RAM)
-    if is_on_disk:
-        allowed.append(FILE)
-    return allowed
+    folder = weights_folder(config)
+    is_on_disk = machine.is_another or not is_in_memory(folder)
+    if requested == FILE and not is_on_disk:
+        raise UserError(
+            "--weights_in = file, would be in {folder}, whose files are themselves in memory; set --weights_dir "
+            "to a folder on a disk",
+            folder=folder,
+        )
+    is_possible = {DEVICE: True, RAM: machine.host_bytes > 0, FILE: is_on_disk}
+    allowed = [name for name, possible in is_possible.items() if possible and requested in (AUTO, name)]
+    return allowed or [DEVICE]  # Where the device computes in the RAM, its weights are there.

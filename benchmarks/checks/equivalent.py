@@ -13,13 +13,6 @@ SAME: dict[tuple[str, str, str, str], str] = {
         "memory/estimate/blocks.py", "is_fused: bool = False", "False", "True",
     ): "who counts for a GPU says it; on a CPU nobody looks at it",
     (
-        "memory/estimate/time.py", "rate = machine.rate(choice.compute) * pace.evaluation * _efficiency(pace, choice, work.model.d_model",
-        "machine.rate(choice.compute) * pace.evaluation", "machine.rate(choice.compute) // pace.evaluation",
-    ): "the share is 1.0 of every class that has been measured",
-    (
-        "memory/probe.py", "return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:20]", "True", "False",
-    ): "the facts stand in one order anyway; another name costs one probe",
-    (
         "training/checkpoints/folder.py", "named = self.folder / name_of(step) if type(step) is int and step >= 0 else None", "0", "1",
     ): "no checkpoint is of step 0",
 }  # fmt: skip

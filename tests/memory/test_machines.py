@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memory.batch_size import effective_batch
 from memory.machines import MACHINES_FILE, target_machine
+from memory.step_work import effective_batch
 from settings.declared import ROOT
 from settings.errors import UserError
 from settings.fields import read_settings_file

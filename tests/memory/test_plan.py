@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from devices import processor
 from devices.processor import AMX_BF16, AVX512, Processor
-from memory.batch_size import effective_batch, table_guess
 from memory.estimate.peaks import peak_of, predict
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder
 from memory.machines import target_machine
 from memory.plan import NEARLY, outcomes, plan
-from memory.step_work import make_work
+from memory.step_work import effective_batch, make_work
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
@@ -48,18 +47,20 @@ def settings_of(**flags: Any) -> Config:
     return load("train", {"train_file": "x", **{name: str(value) for name, value in flags.items()}})
 
 
-@pytest.mark.parametrize(("installed", "guess"), [(12.9 * GB, (1, 2, 8)), (13.1 * GB, (2, 4, 16))])
-def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(
-    installed: float, guess: tuple[int, int, int]
-) -> None:
-    assert table_guess(int(installed)) == guess
-    rows = guess[0] * guess[2]
+@pytest.mark.parametrize(("installed", "rows"), [(12.9 * GB, 8), (13.1 * GB, 32)])
+def test_the_rows_of_a_step_follow_from_the_ram_of_the_machine_alone(installed: float, rows: int) -> None:
     for available, processes in ((5 * GB, 1), (14 * GB, 2), (5 * GB, 3)):
         made = plan(settings_of(), machine(3 * GIB, available, processes=processes, installed=installed))
         assert made.effective_batch_size == rows
         assert made.reasons[0].startswith(f"{rows} rows per step") and "by the RAM" in made.reasons[0]
     named = plan(settings_of(effective_batch_size=4), machine(3 * GIB, installed=installed))
     assert not any("rows per step" in reason for reason in named.reasons), "nothing is left to say"
+
+
+@pytest.mark.parametrize(("available", "rows"), [(12.9 * GB, 2), (13.1 * GB, 4)])
+def test_an_evaluation_batch_has_at_least_the_rows_of_the_old_table(available: float, rows: int) -> None:
+    made = plan(settings_of(batch_size_per_gpu=1), machine(3 * GIB, int(available)))
+    assert made.choice.eval_batch_size_per_gpu == rows
 
 
 @pytest.mark.parametrize(

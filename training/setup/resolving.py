@@ -19,14 +19,12 @@ from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
 from data.prepare.task import decide, file_problems, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
-from memory.batch_size import effective_batch
-from memory.estimate.precision import BFLOAT16, FLOAT32, Precision
+from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
-from memory.step_work import make_work
-from memory.weights_in import WeightOffload
+from memory.step_work import effective_batch, make_work
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
@@ -169,15 +167,14 @@ def resolve(
     done: int = 0,
     earlier: ExecutionPlan | None = None,
     anew: Collection[str] = (),
-    precision: Precision | None = None,
-    offload: WeightOffload | None = None,
+    running: ExecutionPlan | None = None,
 ) -> RunSpec:
     """Decide all that a run needs.
 
     Args:
         rows: that it reads; None: those of prepared data, or as long as the settings allow.
         done: steps so far. earlier: how they were done; kept where it still fits. anew: settings that ask for another way.
-        precision: of a run that continues in another way; None: as settings and machine say. offload: where its weights are kept, likewise.
+        running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
@@ -187,7 +184,7 @@ def resolve(
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
         planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, anew=anew, precision=precision, offload=offload, mapped=mapped_base(config),
+        evaluation=rows.evaluation, earlier=earlier, anew=anew, running=running, mapped=mapped_base(config),
     )  # fmt: skip
     spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done)
     if spec.steps is None:

@@ -11,9 +11,9 @@ import pytest
 
 import devices
 from devices.base import Device
-from memory.batch_size import effective_batch
 from memory.budget import FLAG, Budget
 from memory.probe import KILLED, ProbeRequest, ProbeResult
+from memory.step_work import effective_batch
 from settings.errors import DoesNotFit
 from settings.loading import load
 from tests.training.setups import opened
