@@ -39,8 +39,8 @@ STEPS_AHEAD = 2  # Within which another look is taken, and a smaller plan runs.
 DRIFT_SHARE = 0.25  # Of the margin below a limit: small things of the system take so much, and it is no smaller budget.
 UNTRIMMED_SHARE = 0.85  # Of the budget, above which freed memory is not kept; a plan that keeps it begins below 0.8.
 LESS_AFTER_ERROR = 0.3  # Of temporary memory: so much less the next plan takes after an out-of-memory error.
-GROWTH_STEPS = 96  # That are looked at for growth.
-GROWTH_PARTS = 4  # In which they are looked at.
+GROWTH_STEPS = 96  # The last steps, which are looked at for growth.
+GROWTH_PARTS = 4  # Of these steps.
 LEAST_GROWTH = 0.005  # Of the budget from part to part: less is noise.
 FORESIGHT = 200  # Steps within which growth would reach the budget.
 # What the user fixed is given up where nothing else fits.
@@ -140,7 +140,7 @@ class MemoryController:
         if record is not None:
             self._report_cleanup(step, record)
         self._shares.append(self._monitor.plan_pressure())
-        if not self._device.is_separate_memory:  # Whose peak is of the whole run.
+        if not self._device.is_separate_memory:  # The peak of such a device is of the whole run, not of this plan.
             # What other phases held, such as the training of a tokenizer, says nothing of the steps.
             of_steps = min(self._monitor.phase_peaks.get("train", 0), self._monitor.counted_peak_bytes)
             self._peak = max(self._peak, of_steps)
@@ -172,8 +172,7 @@ class MemoryController:
         """Free the failed step and take a smaller plan; the caller runs the same rows again, or ends if `exhausted`."""
         shortage = free_failed(error, self._device)
         story = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
-        temporary = self.plan.peak_bytes - self.budget.used()
-        size = int(self.plan.peak_bytes - LESS_AFTER_ERROR * temporary)
+        size = int(self.plan.peak_bytes - LESS_AFTER_ERROR * (self.plan.peak_bytes - self.budget.used()))
         if not self._shrink(step, size, "out of memory", story, shortage):
             self._give_up(story)
 
@@ -253,11 +252,12 @@ class MemoryController:
         fixed = sum(part for name, part in present.components.items() if name in FIXED)
         held = max(fixed, self.budget.used())  # What no plan gives back.
         temporary = max(1, present.peak_bytes - fixed)
-        ratio = max(1.0, (self._peak - held) / temporary)  # Measured to planned.
+        ratio = max(1.0, (self._peak - held) / temporary)  # Of what steps have taken to what was planned for them.
         relaxed = self._config.changed(**dict.fromkeys(FIXED_BY_USER, AUTO))
         limits = [size]
+        # The margin is used where no plan fits otherwise, unless the present one already does with it.
         if held + ratio * temporary - DRIFT_SHARE * self._margin() > size + self._margin():
-            limits.append(size + self._margin())  # Where no plan fits otherwise, nor does the present one.
+            limits.append(size + self._margin())
         for limit in limits:
             most = min(int(fixed + (limit - held) / ratio), present.peak_bytes - 1)
             if most > self._too_little:

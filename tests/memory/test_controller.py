@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,67 +49,58 @@ def undisturbed(folder: Path) -> list[float]:
     return run(folder, "undisturbed")
 
 
-class Short:
-    """Lets a pass fail while a micro-batch has more rows than fit, from one step on.
+def fail_above(
+    patched: pytest.MonkeyPatch, most_rows: int, step: int, flavour: str = "cpu", after_updates: int = 0
+) -> list[int]:
+    """Let passes run out of memory while a micro-batch has more rows, from one step on. Returns the rows of those that do.
 
     Args:
-        flavour: of the error. most_rows: that fit. step: the first that may fail.
-        after_updates: weights that are handed over before it fails.
+        flavour: of the error. after_updates: weights that are updated before it.
     """
+    gradients = Blockwise.gradients
+    passes = count(1)
+    failed = list[int]()
 
-    def __init__(self, flavour: str, most_rows: int, step: int, after_updates: int = 0) -> None:
-        self.flavour, self.most_rows, self.step, self.after_updates = flavour, most_rows, step, after_updates
-        self.passes = self.failures = 0
-        self.gradients = Blockwise.gradients
+    def run_out(blockwise, micro_batches, total_labels, update, *rest, **named):
+        rows = max(len(micro_batch.source.lengths) for micro_batch in micro_batches)
+        updates = count()
+        plain = update.apply
 
-    def __call__(self, blockwise, micro_batches, total_labels, update, *rest, **named):
-        self.passes += 1
-        handed_over, plain = 0, update.apply
-
-        def failing(weights):
-            nonlocal handed_over
-            if handed_over == self.after_updates:
-                self.failures += 1
-                raise OUT_OF_MEMORY[self.flavour](2**30)
-            handed_over += 1
+        def apply(weights):
+            if next(updates) == after_updates:
+                failed.append(rows)
+                raise OUT_OF_MEMORY[flavour](2**30)
             plain(weights)
 
-        most = max(len(micro_batch.source.lengths) for micro_batch in micro_batches)
-        if most > self.most_rows and self.passes >= self.step:
-            update.apply = failing
+        if next(passes) >= step and rows > most_rows:
+            update.apply = apply
         try:
-            return self.gradients(blockwise, micro_batches, total_labels, update, *rest, **named)
+            return gradients(blockwise, micro_batches, total_labels, update, *rest, **named)
         finally:
             update.apply = plain
 
-
-def put_in(monkeypatch: pytest.MonkeyPatch, short: Short) -> None:
-    monkeypatch.setattr(Blockwise, "gradients", lambda blockwise, *args, **named: short(blockwise, *args, **named))
+    patched.setattr(Blockwise, "gradients", run_out)
+    return failed
 
 
 def test_the_same_step_runs_again_in_a_smaller_way(folder, undisturbed, monkeypatch):
-    short = Short("cpu", most_rows=3, step=3)
-    put_in(monkeypatch, short)
-    assert run(folder, "again") == pytest.approx(undisturbed, rel=1e-5) and short.failures >= 1
+    failed = fail_above(monkeypatch, most_rows=3, step=3)
+    assert run(folder, "again") == pytest.approx(undisturbed, rel=1e-5) and failed
     steps, records = events(folder, "again", "step"), events(folder, "again", "recovery")
     assert steps[1]["batch_size_per_gpu"] == ROWS and steps[2]["batch_size_per_gpu"] <= 3
-    assert (
-        len(records) == short.failures
-        and records[0]["step"] == 3
-        and "effective batch unchanged" in records[0]["report"]
-    )
+    assert len(records) == len(failed) and records[0]["step"] == 3
+    assert "effective batch unchanged" in records[0]["report"]
 
 
 def test_weights_that_are_changed_are_taken_back_from_the_last_checkpoint(folder, undisturbed, monkeypatch):
-    short = Short("cpu", most_rows=4, step=5, after_updates=2)
-    put_in(monkeypatch, short)
+    failed = fail_above(monkeypatch, most_rows=4, step=5, after_updates=2)
     assert run(folder, "changed") == pytest.approx(undisturbed, rel=1e-5)
     records = [e for e in events(folder, "changed", "recovery") if e["reason"] == "rolled back"]
-    assert short.failures >= 1 and [record["step"] for record in records] == [4] * short.failures
+    assert failed and [record["step"] for record in records] == [4] * len(failed)
 
 
 def test_with_nothing_left_the_run_is_saved_and_says_what_helps(folder, monkeypatch):
-    put_in(monkeypatch, Short("python", most_rows=0, step=4))
+    fail_above(monkeypatch, most_rows=0, step=4, flavour="python")
     with pytest.raises(DoesNotFit) as caught:
         LowMemTrainer(configuration(folder, "nothing_left", save_steps=100)).train()
     for part in ("phase train", "nothing more can be reduced", "--memory_budget", "step 3 is saved"):
@@ -299,11 +291,11 @@ def test_a_run_that_cannot_shrink_uses_the_margin_and_ends_above_the_limit(lost:
 def test_a_search_in_vain_is_not_repeated() -> None:
     tried = list[int]()
 
-    def count(config: Config, budget: Budget) -> Plan:
+    def remember(config: Config, budget: Budget) -> Plan:
         tried.append(budget.limit())
         return none_fits(config, budget)
 
-    now = Scripted(BUDGET, make_plan=count)
+    now = Scripted(BUDGET, make_plan=remember)
     now.limit = now.first.peak_bytes - 20 * MIB
     now.step(now.first.peak_bytes)
     searches = len(tried)
