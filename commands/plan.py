@@ -176,10 +176,11 @@ def _machine(config: Config) -> Machine:
 def _found(config: Config, done: int, tree_bytes: int) -> _Found:
     machine = with_libraries(_machine(config), config)
     machine = replace(machine, base_bytes=machine.base_bytes + tree_bytes) if machine.base_bytes else machine
+    rows = Rows.known(config, machine)
     try:
-        spec = _counted(resolve(config, machine, done=done))
+        spec = _counted(resolve(config, machine, rows, done=done))
     except DoesNotFit as error:
-        raise DoesNotFit(*error.problems, *_assumed(Rows.known(config, machine), config)) from None
+        raise DoesNotFit(*error.problems, *_assumed(rows, config)) from None
     plan_of = partial(_plan_of, spec)
     modes = dict[str, Plan | None]()
     for mode in MODES:
@@ -249,12 +250,13 @@ def _plan_of(spec: RunSpec, config: Config) -> Plan:
     machine = spec.machine
     if asked != AUTO:
         machine = replace(machine, budget_bytes=min(machine.budget_bytes, int(asked)))
-    if spec.rows.sample is not None:
-        return resolve(config, machine, Rows.of_sample(config, machine, spec.rows.sample)).plan
-    is_known = spec.rows.lengths is not None and config.data == spec.asked.data
-    if is_known and config.train.effective_batch_size == spec.asked.train.effective_batch_size:
-        return resolve(config, machine, spec.rows).plan
-    return resolve(config, machine).plan
+    rows = spec.rows
+    is_known = rows.lengths is not None and config.data == spec.asked.data
+    if rows.sample is not None:
+        rows = Rows.of_sample(config, machine, rows.sample)
+    elif not is_known or config.train.effective_batch_size != spec.asked.train.effective_batch_size:
+        rows = Rows.known(config, machine)
+    return resolve(config, machine, rows).plan
 
 
 def _as_json(config: Config, found: _Found, told: list[str]) -> dict[str, Any]:

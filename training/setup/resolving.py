@@ -1,4 +1,4 @@
-"""`resolve(config, machine)` decides all settings that were left `auto`; torch is not imported.
+"""`resolve(config, machine, rows)` decides all settings that were left `auto`; torch is not imported.
 
 Three things meet here: what was asked for (`Config`), what there is (`Machine`), and the rows that will be read (`Rows`). A
 run that starts, one that goes on and the command `plan` all come through `resolve`, so that what is planned is what is done.
@@ -162,7 +162,7 @@ class RunSpec:
 def resolve(
     config: Config,
     machine: Machine,
-    rows: Rows | None = None,
+    rows: Rows,
     *,
     done: int = 0,
     earlier: ExecutionPlan | None = None,
@@ -172,14 +172,13 @@ def resolve(
     """Decide all that a run needs.
 
     Args:
-        rows: that it reads; None: those of prepared data, or as long as the settings allow.
+        rows: that it reads.
         done: steps so far. earlier: how they were done; kept where it still fits. anew: settings that ask for another way.
         running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
     """
-    rows = rows or Rows.known(config, machine)
-    # no more samples than rows that are held out, where these are prepared
+    # No more samples than rows that are held out, where these are prepared
     most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(

@@ -43,7 +43,7 @@ def values_of(thing: Any) -> list[Any]:
 
 def test_nothing_decided_is_auto(config: Config) -> None:
     prepare(config)
-    spec = resolve(config, MACHINE)
+    spec = resolve(config, MACHINE, Rows.known(config, MACHINE))
     parts = [getattr(spec, member.name) for member in dataclasses.fields(spec) if member.name != "asked"]
     assert not [value for value in values_of(parts) if isinstance(value, str) and value == AUTO]
     decided = spec.settings.train
@@ -53,11 +53,11 @@ def test_nothing_decided_is_auto(config: Config) -> None:
 
 def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
     """What the command plan looks up by itself is what a run has in its hands."""
-    assert resolve(config, MACHINE).rows.sample is not None
+    assert resolve(config, MACHINE, Rows.known(config, MACHINE)).rows.sample is not None
     made = prepare(config)
     train, validation = (StepLoader(split, made.objective, config) for split in (made.train_dir, made.validation_dir))
     run = resolve(config, MACHINE, Rows.ahead(config, MACHINE, made, train, validation))
-    planned = resolve(config, MACHINE)
+    planned = resolve(config, MACHINE, Rows.known(config, MACHINE))
     assert (planned.plan, planned.steps) == (run.plan, run.steps)
     assert (
         planned.rows.sample is None and planned.rows.count == train.num_rows and planned.plan.seconds_total is not None
@@ -66,17 +66,18 @@ def test_the_plan_of_prepared_data_is_that_of_its_run(config: Config) -> None:
 
 def test_a_run_that_goes_on_has_as_many_steps(config: Config) -> None:
     prepare(config)
-    first = resolve(config, MACHINE)
-    later = resolve(first.settings, dataclasses.replace(MACHINE, budget_bytes=GIB), done=3, earlier=first.plan.choice)
+    first = resolve(config, MACHINE, Rows.known(config, MACHINE))
+    machine = dataclasses.replace(MACHINE, budget_bytes=GIB)
+    later = resolve(first.settings, machine, first.rows, done=3, earlier=first.plan.choice)
     assert later.steps == first.steps and later.plan.choice == first.plan.choice
     assert (later.plan.seconds_total or 0) < (first.plan.seconds_total or 0)
 
 
 def test_rows_that_are_not_prepared_are_like_a_sample_of_them(config: Config) -> None:
     """With a margin where the sample may miss something; here it is all there is."""
-    sampled = resolve(config, MACHINE)
+    sampled = resolve(config, MACHINE, Rows.known(config, MACHINE))
     prepare(config)
-    known = resolve(config, MACHINE)
+    known = resolve(config, MACHINE, Rows.known(config, MACHINE))
     assert (sampled.rows.source_tokens, sampled.rows.target_tokens) == (45, 10)
     assert (sampled.rows.held_out, known.rows.held_out) == (1, 2)
     assert known.rows.count is not None and sampled.rows.count == pytest.approx(known.rows.count, rel=0.05)
