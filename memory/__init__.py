@@ -1,4 +1,5 @@
 """Whether a run fits: `budget` says what there is, `plan` chooses, `probe` measures the choice, `controller` keeps the run to it.
-`estimate` has the formulas, `observe` what the system tells, `cleanup` gives back what nobody uses.
+`answers` says how a model is held that answers, and for how many rows. `estimate` has the formulas, `observe` what the
+system tells, `cleanup` gives back what nobody uses.
 Imports devices and settings alone; engine, training and commands import from here.
 """
