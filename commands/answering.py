@@ -25,7 +25,7 @@ def note(text: str) -> None:
 
 
 def answering(config: Config, model: ModelFolders, searches: bool = True, ranks: bool = False) -> Config:
-    """Config with the settings of answers saved in the model's folder, unless flags override them; the user is told which.
+    """Config with the settings of answers saved in the model's folder, unless flags override them; says which.
 
     Args:
         model: what its adapter says goes before. searches: whether there is a beam search here. ranks: whether answers are

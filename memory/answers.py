@@ -1,8 +1,8 @@
 """How a model is held while it answers, and what answering so many rows takes.
 
 A model is held by the first of `rungs` that fits: in the dtype that is computed fastest, in narrower ones, at last with
-weights in a file. What is held at the highest is one formula for all work: what stands all the time, what comes and goes,
-and a share of the latter that malloc keeps. So many rows are taken together as are the `largest` number that fits.
+weights in a file. What is held at the highest is one formula for all work: what stands all the time, what comes and
+goes, and a share of the latter that malloc keeps. So many rows are taken together as are the `largest` number that fits.
 
 Shapes: B rows, G beams of each, S source tokens, T tokens of an answer, V vocabulary.
 """
@@ -27,8 +27,8 @@ from settings.fields import AUTO
 from units import MIB
 
 DTYPES = (FLOAT32, BFLOAT16, INT8)  # of weights at rest, from the fastest to the smallest
-# Of the budget, what the least work may take with malloc "fast": gaps between tensors of prompts of many lengths make the
-# heap grow by a tenth over some dozens of them.
+# Of the budget, what the least work may take with malloc "fast": gaps between tensors of prompts of many lengths make
+# the heap grow by a tenth over some dozens of them.
 FAST_SHARE = 0.8
 LIBRARIES_BYTES = 8 * MIB  # what libraries allocate at the first products, and small objects of Python
 WIDENED_BYTES = 4 * MIB  # of narrow weights, which a CPU widens in pieces
@@ -78,10 +78,10 @@ class HeldModel:
 
     @classmethod
     def of(cls, shape: T5ModelConfig, storage: str, compute: str, base_bytes: int) -> HeldModel:
-        """A model with all weights in memory, in these dtypes of weights and products, on a CPU without compiled kernels.
+        """A model with all weights in memory, in these dtypes, on a CPU without compiled kernels.
 
         Args:
-            storage: any dtype of a folder; those that nothing computes in are loaded as fp32.
+            storage: of weights; those dtypes of folders that nothing computes in are loaded as fp32. compute: of products.
         """
         loaded = storage if storage in (*COMPUTE_DTYPES, INT8) else FLOAT32
         return cls(shape, ExecutionPlan(1, 1, 1, 0, 1, loaded, compute, LOSS_CHUNK_BYTES, "small"), base_bytes)
@@ -114,7 +114,7 @@ class HeldModel:
         return self.peak({highest: passing[highest]}, {"keys and values": cache})
 
     def measuring(self, rows: int, source_tokens: int, target_tokens: int) -> dict[str, int]:
-        """Measuring the loss of a batch whose longest row has so many tokens; without a target the encoder alone reads."""
+        """Measuring the loss of a batch with such a longest row; without a target the encoder alone reads."""
         return self.peak(self._forward(rows, source_tokens, target_tokens))
 
     def peak(self, passing: dict[str, int], lasting: dict[str, int] | None = None) -> dict[str, int]:
@@ -137,16 +137,16 @@ class HeldModel:
         return parts | {"allocator slack": int(max(SLACK * size, gaps) + MARGIN * sum(parts.values()))}
 
     def _forward(self, rows: int, source_tokens: int, target_tokens: int) -> dict[str, int]:
-        """What comes and goes while a batch passes through all blocks and the head; without a target through the encoder."""
+        """What comes and goes while a batch passes through the model; without a target through the encoder."""
         shape = self.shape if target_tokens else replace(self.shape, num_decoder_layers=0, head="none")
         shapes = Shapes.longest(rows, source_tokens, target_tokens)
         work = Workload(shape, rows, source_tokens, target_tokens, False, "adafactor", evaluation=shapes)
         return evaluation_parts(work, replace(self.plan, eval_batch_size_per_gpu=rows), Machine(0, 0))
 
     def _step_bytes(self, batch: AnswerBatch) -> int:
-        """Scores and weights of a tile of attention, the masks of beams, and the logits (B G, V) in fp32 with what is made of them.
+        """Scores and weights of a tile of attention, the masks of beams, and the logits (B G, V) in fp32.
 
-        That is log-probabilities, or sorted scores with their positions and probabilities.
+        Of the logits log-probabilities are made, or sorted scores with their positions and probabilities.
         """
         answers = batch.rows * batch.beams
         row = batch.beams * self.shape.num_heads * max(batch.source_tokens, batch.beams * batch.new_tokens)
@@ -157,7 +157,7 @@ class HeldModel:
 
 
 def storage_dtypes(stored: str, compute: str, requested: str) -> list[str]:
-    """Dtypes in which the weights may be held, the fastest first; those that round the weights only where the user names none.
+    """Dtypes in which weights may be held, the fastest first; rounding ones only where the user names none.
 
     Args:
         stored: in the model's folder. compute: of products. requested: `mixed_precision`.
@@ -172,7 +172,7 @@ def storage_dtypes(stored: str, compute: str, requested: str) -> list[str]:
 
 
 def rungs(model: HeldModel, dtypes: list[str], stored: str, weights_in: list[str]) -> Iterator[HeldModel]:
-    """The ways to hold a model, fastest first: all weights in memory, at last in a file those of as few blocks as suffice.
+    """The ways to hold a model, fastest first: all weights in memory, at last those of some blocks in a file.
 
     Args:
         dtypes: as of `storage_dtypes`. stored: in the model's folder. weights_in: where weights may be.

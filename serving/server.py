@@ -106,7 +106,8 @@ def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserv
     """How many rows, and tokens of them, a budget holds; None where not even one of the longest fits.
 
     Args:
-        longest: the most rows, the longest prompt and answer. reserved_bytes: of requests beside those that are being answered.
+        longest: the most rows, the longest prompt and answer.
+        reserved_bytes: of requests beside those that are being answered.
     """
     one = longest.source_tokens + longest.new_tokens
 

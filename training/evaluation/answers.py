@@ -49,7 +49,7 @@ class AnswerBudget:
         return sum(self.predict(batch).values()) <= self.budget_bytes
 
     def rows(self, batch: AnswerBatch) -> int:
-        """The most rows of a batch that fit, by what has been measured too: at least one where the prediction says so; else 0."""
+        """The most rows that fit, by what has been measured too: at least one where the prediction says so; else 0."""
 
         def fits(rows: int) -> bool:
             return sum(self.predict(replace(batch, rows=rows)).values()) + self.excess_bytes <= self.budget_bytes
