@@ -38,7 +38,7 @@ DOUBT = 1.5
 SAVING_MODES = ("low", "ultra")
 # Share of the budget within which freed memory is kept for the next step: a little speed is not worth a probe.
 ROOMY = 0.8
-KEPT = "as the run did before"
+AS_BEFORE = "as the run did before"
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,15 @@ def plan(
     work = make_work(config, machine, source_tokens, target_tokens)
     work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped)
     ladders = [Ladder(config, machine, work, running.precision if running else None, running)]
-    kept_precision = None
+    earlier_precision = None
     choice = None
-    rung: str = say(KEPT)
+    rung: str = say(AS_BEFORE)
     if earlier is not None:
-        kept_precision = precision_to_keep(config, machine, earlier)
-        if kept_precision is not None:
-            ladders.insert(0, Ladder(config, machine, work, kept_precision))
-            kept = choice_to_keep(config, machine, work, earlier, anew)
-            families = ladders[0].as_before(kept) if kept else []
+        earlier_precision = precision_to_keep(config, machine, earlier)
+        if earlier_precision is not None:
+            ladders.insert(0, Ladder(config, machine, work, earlier_precision))
+            before = choice_to_keep(config, machine, work, earlier, anew)
+            families = ladders[0].as_before(before) if before else []
             choice = next(filter(None, map(Search(ladders[0]).first_within, families)), None)
     if choice is None:
         saves = config.memory.memory_mode in SAVING_MODES
@@ -247,7 +247,7 @@ def plan(
         phases={phase: sum(parts.values()) for phase, parts in phases.items()},
         seconds=predict_seconds(work, choice, machine.as_measured()),
         num_blocks=work.model.num_layers + work.model.num_decoder_layers,
-        reasons=tuple(remarks_on(config, work, choice, machine, earlier, kept_precision)),
+        reasons=tuple(remarks_on(config, work, choice, machine, earlier, earlier_precision)),
         phase_parts=phases,
         rung=rung,
     )

@@ -29,12 +29,12 @@ def remarks_on(
     choice: ExecutionPlan,
     machine: Machine,
     earlier: ExecutionPlan | None = None,
-    kept_precision: Precision | None = None,
+    earlier_precision: Precision | None = None,
 ) -> Iterator[str]:
     """What a user should know of a plan.
 
     Args:
-        earlier: the plan of the run that is resumed. kept_precision: its dtypes, where they are to be kept.
+        earlier: the plan of the run that is resumed. earlier_precision: its dtypes, where they are to be kept.
     """
     yield from _of_rows(config, choice, machine)
     yield from _of_optimizer(config, work, choice, machine)
@@ -57,7 +57,7 @@ def remarks_on(
             "does not count them",
             size=format_size(mapped),
         )
-    yield from _of_dtypes(config, choice, machine, kept_precision)
+    yield from _of_dtypes(config, choice, machine, earlier_precision)
     if earlier is not None and earlier.kernels and not choice.kernels:
         yield say("the run used compiled kernels, which are not available now: results differ in the last digits")
     if machine.no_kernels and not choice.kernels and config.run.compiled_kernels is not False:
@@ -115,7 +115,7 @@ def _of_optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine
         )
 
 
-def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, kept: Precision | None) -> Iterator[str]:
+def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, began: Precision | None) -> Iterator[str]:
     """Why it computes in these dtypes: the class of the processor, or the run that is resumed."""
     compute = choice.compute
     kind = say(machine.speed_class)
@@ -125,18 +125,18 @@ def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, kept: Pr
             "mixed_precision = fp16 from the preset, the file or config.py is not faster here; using {compute} instead",
             compute=compute,
         )
-    if kept is not None and kept != choice.precision:
+    if began is not None and began != choice.precision:
         yield say(
             "the run used {began_storage} storage and {began_compute} compute, which no longer fits here: it "
             "continues with {storage} storage and {compute} compute",
-            began_storage=kept.storage,
-            began_compute=kept.compute,
+            began_storage=began.storage,
+            began_compute=began.compute,
             storage=choice.storage,
             compute=compute,
         )
-    elif kept is not None and compute == "float32" and is_bf16_fast:
+    elif began is not None and compute == "float32" and is_bf16_fast:
         yield say("computing in {compute}, as the run did before ({kind})", compute=compute, kind=kind)
-    elif kept is not None and compute == "bfloat16" and not is_bf16_fast:
+    elif began is not None and compute == "bfloat16" and not is_bf16_fast:
         yield say(
             "computing in {compute}, as the run did before, although it is slow here ({kind})",
             compute=compute,

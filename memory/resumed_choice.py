@@ -66,18 +66,18 @@ def choice_to_keep(
     # A run that comes from a GPU had no compiled kernels to use, and keeps none of its bits here anyway.
     leaves_gpu = earlier.scores > 0 and not machine.pads_attention
     may_use_kernels = earlier.kernels or config.run.compiled_kernels is True or leaves_gpu
-    kept = replace(
+    choice = replace(
         earlier,
         kernels=may_use_kernels and kernels_of(config, machine),
         scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
     )
     if EVALUATION_BATCH in anew:
-        kept = replace(kept, eval_batch_size_per_gpu=evaluation_batch(config, machine, earlier.batch_size_per_gpu))
+        choice = replace(choice, eval_batch_size_per_gpu=evaluation_batch(config, machine, earlier.batch_size_per_gpu))
     values = step_settings(config)
     for name in {*anew} - {EVALUATION_BATCH}:
         if name not in MICRO_BATCHES or values[name] != getattr(earlier, name):
             return None
-    rows = kept.batch_size_per_gpu * kept.gradient_accumulation_steps
+    rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps
     # Where a micro-batch is bound by its tokens, there are more micro-batches than its rows alone would make.
-    is_full = work.step_shapes.max_tokens is not None or work.rows > rows - kept.batch_size_per_gpu
-    return kept if rows >= work.rows and is_full else None
+    is_full = work.step_shapes.max_tokens is not None or work.rows > rows - choice.batch_size_per_gpu
+    return choice if rows >= work.rows and is_full else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.processor import AVX2
 from memory.machines import MACHINES_FILE, target_machine
 from memory.step_work import effective_batch
 from settings.declared import ROOT
@@ -35,6 +36,9 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
     assert machine.installed_bytes == 3 * GIB, "what is available, where nothing is said of the RAM"
     path.write_text("available: 3G\nram: 64G\nbase: 200M\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
     assert target_machine(str(path), GIB).installed_bytes == 64 * GIB
+    assert machine.speed_class == AVX2.name and target_machine("gpu_8gb").speed_class == "cuda"
+    path.write_text("available: 3G\nbase: 200M\nclass: mps\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
+    assert target_machine(str(path)).speed_class == "mps", "its times are those of its class"
     path.write_text("available: 3G\n")
     with pytest.raises(UserError, match="missing or wrong"):
         target_machine(str(path))
