@@ -210,15 +210,18 @@ class MemoryController:
         if needs - DRIFT_SHARE * self._margin() > soon and soon < self.plan.budget_bytes:
             story = say(
                 "{size} will be left ({why}), and the plan needs {planned}",
-                size=format_size(soon), why=say(budget.binding), planned=peak,
-            )  # fmt: skip
+                size=format_size(soon),
+                why=say(budget.binding),
+                planned=peak,
+            )
             limits.append((soon, "budget", story))
         growth = int(limit * growth_of(self._shares))
         if growth and needs > self.plan.peak_bytes:  # A heap that fills up to what was planned is left alone.
             story = say(
                 "memory grows by {pace} per step and would reach the budget in {steps}",
-                pace=format_size(growth), steps=counted(max(0, limit - needs) // growth, "step"),
-            )  # fmt: skip
+                pace=format_size(growth),
+                steps=counted(max(0, limit - needs) // growth, "step"),
+            )
             limits.append((limit - FORESIGHT * growth, "growth", story))
         return limits
 
@@ -241,8 +244,11 @@ class MemoryController:
         rows = smaller.choice.batch_size_per_gpu
         report = say(
             "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch unchanged",
-            story=story, micro=rows, times=smaller.choice.gradient_accumulation_steps, recomputed=smaller.recomputed(),
-        )  # fmt: skip
+            story=story,
+            micro=rows,
+            times=smaller.choice.gradient_accumulation_steps,
+            recomputed=smaller.recomputed(),
+        )
         self._report_recovery(step, "train", reason, report, old.choice.batch_size_per_gpu, rows, shortage)
         self._log.plan(self.plan)
         return True
@@ -291,7 +297,15 @@ class MemoryController:
     ) -> None:
         shortage = shortage or Shortage(None, free_host_bytes())
         self._log.event(
-            "recovery", report, step=step, phase=phase, reason=reason, old_batch_size=before, batch_size=rows,
+            "recovery",
+            report,
+            step=step,
+            phase=phase,
+            reason=reason,
+            old_batch_size=before,
+            batch_size=rows,
             gradient_accumulation_steps=self.plan.choice.gradient_accumulation_steps,
-            needed_bytes=shortage.needed_bytes, free_bytes=shortage.free_bytes, report=report,
-        )  # fmt: skip
+            needed_bytes=shortage.needed_bytes,
+            free_bytes=shortage.free_bytes,
+            report=report,
+        )

@@ -80,8 +80,17 @@ def machine(budget: int) -> Machine:
 
 CASES: list[tuple[dict[str, Any], int]] = [
     ({"model_preset": "t5-base", "optimizer": "adamw", "mixed_precision": "no"}, 2 * GIB),
-    ({"model_preset": "t5-small", "max_seq_len": 2048, "batch_size_per_gpu": 16, "effective_batch_size": 32, "objective": "pairs"}, GIB),
-]  # fmt: skip
+    (
+        {
+            "model_preset": "t5-small",
+            "max_seq_len": 2048,
+            "batch_size_per_gpu": 16,
+            "effective_batch_size": 32,
+            "objective": "pairs",
+        },
+        GIB,
+    ),
+]
 
 
 def test_kernels_that_are_asked_for_and_not_there_are_refused() -> None:

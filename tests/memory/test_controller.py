@@ -146,8 +146,16 @@ def test_another_memory_mode_gives_the_same_losses(folder, undisturbed):
 # --- the looks, after steps whose memory a test scripts
 
 CONFIG = load(
-    "train", {"train_file": "x", "effective_batch_size": "16", "max_seq_len": "512", "vocab_size": "2048", "mixed_precision": "no", "weights_in": "device"}
-)  # fmt: skip
+    "train",
+    {
+        "train_file": "x",
+        "effective_batch_size": "16",
+        "max_seq_len": "512",
+        "vocab_size": "2048",
+        "mixed_precision": "no",
+        "weights_in": "device",
+    },
+)
 LEAST = CONFIG.changed(effective_batch_size=1, memory_mode="ultra")
 MARGIN = 32 * MIB
 BUDGET = 2 * GIB
@@ -204,9 +212,16 @@ class Scripted(ProcessTree):
         self.first = replace(self.first, choice=replace(self.first.choice, malloc=malloc))
         self.fixed = sum(self.first.components[name] for name in ("base", "weights", "optimizer state"))
         self.controller = MemoryController(
-            config, self.first, self.measure(), make_plan, self.measure,
-            device=device or FakeDevice(), monitor=self.monitor, log=self, clock=lambda: self.seconds,
-        )  # fmt: skip
+            config,
+            self.first,
+            self.measure(),
+            make_plan,
+            self.measure,
+            device=device or FakeDevice(),
+            monitor=self.monitor,
+            log=self,
+            clock=lambda: self.seconds,
+        )
 
     def measure(self) -> Budget:
         margin = 0 if self.by_user else max(MARGIN, int(self.limit / 0.95) - self.limit)

@@ -180,9 +180,13 @@ def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
-    layers=st.integers(1, 8), source=st.integers(16, 512), target=st.integers(16, 512), batch_size=st.integers(1, 8),
-    micro_batches=st.integers(1, 4), kept=st.integers(0, 4),
-)  # fmt: skip
+    layers=st.integers(1, 8),
+    source=st.integers(16, 512),
+    target=st.integers(16, 512),
+    batch_size=st.integers(1, 8),
+    micro_batches=st.integers(1, 4),
+    kept=st.integers(0, 4),
+)
 def test_more_work_never_takes_less(
     layers: int, source: int, target: int, batch_size: int, micro_batches: int, kept: int
 ) -> None:

@@ -100,8 +100,10 @@ def test_a_resumed_run_rests_where_it_fits_now_and_computes_as_it_did() -> None:
     again = plan(config, roomy, source_tokens=64, target_tokens=32, earlier=tight.choice).choice
     assert again.offloaded_blocks == 0 and again.batch_size_per_gpu == tight.choice.batch_size_per_gpu
     assert (again.storage, again.compute, again.loss_chunk_bytes) == (
-        tight.choice.storage, tight.choice.compute, tight.choice.loss_chunk_bytes,
-    )  # fmt: skip
+        tight.choice.storage,
+        tight.choice.compute,
+        tight.choice.loss_chunk_bytes,
+    )
 
 
 def test_adapters_over_a_base_in_a_file_take_any_number_of_rows() -> None:

@@ -55,9 +55,11 @@ def with_form_of(config: Config, base: Path | None) -> Config:
 
 def _flags_of(form: LoraSettings) -> dict[str, Any]:
     return {
-        "lora_rank": form.rank, "lora_alpha": form.alpha, "lora_targets": ",".join(form.targets),
+        "lora_rank": form.rank,
+        "lora_alpha": form.alpha,
+        "lora_targets": ",".join(form.targets),
         "lora_tokens": None if form.tokens is None else "{}-{}".format(*form.tokens),
-    }  # fmt: skip
+    }
 
 
 def form_problems(settings: LoraSettings, base: Path) -> list[str]:

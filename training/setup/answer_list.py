@@ -158,8 +158,10 @@ def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
     size = tree.num_bytes * count // len(first)
     told = say(
         "answers come from {file}: about {count}, {size} in memory",
-        file=join(", ", (str(source.path) for source in sources)), count=f"{count:,}", size=format_size(size),
-    )  # fmt: skip
+        file=join(", ", (str(source.path) for source in sources)),
+        count=f"{count:,}",
+        size=format_size(size),
+    )
     return size, told
 
 
@@ -176,9 +178,11 @@ def describe(tree: AnswerTree, sources: Sequence[Source]) -> str:
     """What is said of a list of answers."""
     return say(
         "answers come from {file}: {count} of at most {longest} tokens, {size}",
-        file=join(", ", (str(source.path) for source in sources)), count=f"{tree.num_answers:,}", longest=tree.longest,
+        file=join(", ", (str(source.path) for source in sources)),
+        count=f"{tree.num_answers:,}",
+        longest=tree.longest,
         size=format_size(tree.num_bytes),
-    )  # fmt: skip
+    )
 
 
 def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | None = None) -> list[str]:

@@ -199,9 +199,13 @@ def with_head_of(config: Config, shape: T5ModelConfig) -> T5ModelConfig:
     names = [name for name in ("labels", "pooling", "head_kind") if config.given(name) or not is_same]
     has_decoder = asked.num_decoder_layers > 0 if config.given("num_decoder_layers") else is_same
     return dataclasses.replace(
-        shape, head=asked.head, num_decoder_layers=shape.num_decoder_layers if has_decoder else 0,
-        tie_word_embeddings=True, scale_decoder_outputs=True, **{name: getattr(asked, name) for name in names},
-    )  # fmt: skip
+        shape,
+        head=asked.head,
+        num_decoder_layers=shape.num_decoder_layers if has_decoder else 0,
+        tie_word_embeddings=True,
+        scale_decoder_outputs=True,
+        **{name: getattr(asked, name) for name in names},
+    )
 
 
 def _first_base(config: Config) -> tuple[Path | None, list[str]]:
@@ -267,9 +271,12 @@ def _taken(folder: Path) -> str:
     return say(
         "starting from {model}, the newest finished pretraining run ({weights} parameters, {tokens} tokens), with "
         "its architecture and tokenizer{sample}; {others}, or --finetune_from=none for random weights",
-        model=str(folder), weights=f"{weight_counts(shape)['total']:,}", tokens=f"{shape.vocab_size:,}", sample=sample,
+        model=str(folder),
+        weights=f"{weight_counts(shape)['total']:,}",
+        tokens=f"{shape.vocab_size:,}",
+        sample=sample,
         others=_others(),
-    )  # fmt: skip
+    )
 
 
 def _random(why: str, config: Config) -> str:
@@ -277,9 +284,11 @@ def _random(why: str, config: Config) -> str:
     return say(
         "starting from random weights, {why}: the model ({preset}) learns from this data only, with {tokenizer}; "
         "a few thousand pairs are not enough for that. {others}",
-        why=why, preset=config.model_preset, others=_others(),
+        why=why,
+        preset=config.model_preset,
+        others=_others(),
         tokenizer=say("a tokenizer trained on it") if given == AUTO else given,
-    )  # fmt: skip
+    )
 
 
 def _named_base(config: Config, named: str) -> Path:

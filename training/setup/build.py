@@ -88,9 +88,15 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     weight_store: WeightStore = offloaded or weight_store_for(storage, compute, tables)
     scaling = LossScaling(**(run.state.loss_scaling or {})) if compute == torch.float16 else None
     blockwise = Blockwise(
-        model, choice.saved_blocks, weight_store, loss, config.model.dropout_rate, objective_of(config, model),
-        scaling, between_blocks_dtype=between_blocks,
-    )  # fmt: skip
+        model,
+        choice.saved_blocks,
+        weight_store,
+        loss,
+        config.model.dropout_rate,
+        objective_of(config, model),
+        scaling,
+        between_blocks_dtype=between_blocks,
+    )
     reducer = Reducer(group.hosts) if group.size > 1 else None
     update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer)
     return Engine(blockwise, update, device, choice, group.all_reduce_sum)
@@ -113,9 +119,16 @@ def _make_model(run: ResolvedRun, storage: torch.dtype, device: Device, offloade
     home = None if run.base is None else home_of(run.base, config)
     if home is not None:
         model = hf_format.load(
-            home, dtype=storage, device=place, expect=config.model, allocate=allocate, filling=filling, seed=config.run.seed,
-            pieces=_pieces_of_new_tokens(run, home), maps=config.lora.lora_rank > 0 and offloaded is None and device.name == "cpu",
-        )  # fmt: skip
+            home,
+            dtype=storage,
+            device=place,
+            expect=config.model,
+            allocate=allocate,
+            filling=filling,
+            seed=config.run.seed,
+            pieces=_pieces_of_new_tokens(run, home),
+            maps=config.lora.lora_rank > 0 and offloaded is None and device.name == "cpu",
+        )
     elif offloaded is None:
         model = T5(config.model, place, storage).initialise(config.run.seed)
     else:

@@ -43,10 +43,14 @@ def headline(run: ResolvedRun) -> str:
     """What is trained, on what, in one line."""
     return say(
         "{run}: {rows} ({objective}), {steps}, {device}, {processes}; {budget}",
-        run=run.config.run.run_name, rows=counted(run.loader.num_rows, "row"), objective=run.spec.rows.objective,
-        steps=counted(run.spec.counted.max_steps, "step"), device=run.device.describe(),
-        processes=counted(run.group.size, "process"), budget=run.budget.describe(),
-    )  # fmt: skip
+        run=run.config.run.run_name,
+        rows=counted(run.loader.num_rows, "row"),
+        objective=run.spec.rows.objective,
+        steps=counted(run.spec.counted.max_steps, "step"),
+        device=run.device.describe(),
+        processes=counted(run.group.size, "process"),
+        budget=run.budget.describe(),
+    )
 
 
 def warnings_of(run: ResolvedRun) -> Iterator[str]:
@@ -105,9 +109,13 @@ def _open_folder(run: ResolvedRun) -> None:
     else:
         refuse(run.lock.acquire(run.run_dir))
         create_run(
-            config.run.output_dir, config.run.run_name, kind_of(config), overwrite=config.run.overwrite,
-            fill=lambda folder: settings.save(folder / SETTINGS_FILE), objective=run.prepared.objective,
-        )  # fmt: skip
+            config.run.output_dir,
+            config.run.run_name,
+            kind_of(config),
+            overwrite=config.run.overwrite,
+            fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+            objective=run.prepared.objective,
+        )
     with writing("output_dir", config.run.output_dir):
         keep_answer_list(run.run_dir, *filter(None, [run.listed_in]))
         run.lock.write_owner()

@@ -21,11 +21,29 @@ MODELS_DIR, HUB_PACKAGE = "models", "huggingface_hub"
 ADDRESS = re.compile(r"hf://(?:models/)?([\w.-]+/[\w.-]+)(?:@([^@\s]+))?")  # a model's, with its revision
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
 OWNERS = {
-    "flan-t5": "google", "t5-v1_1": "google", "mt5": "google", "umt5": "google", "byt5": "google", "t5-": "google-t5",
-    "ChatLM": "charent", "mengzi-t5": "Langboat", "codet5": "Salesforce",
-}  # fmt: skip
-FETCHED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "spiece.model", "special_tokens_map.json",
-         "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "generation_config.json")  # fmt: skip
+    "flan-t5": "google",
+    "t5-v1_1": "google",
+    "mt5": "google",
+    "umt5": "google",
+    "byt5": "google",
+    "t5-": "google-t5",
+    "ChatLM": "charent",
+    "mengzi-t5": "Langboat",
+    "codet5": "Salesforce",
+}
+FETCHED = (
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "spiece.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
 PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
 
 
@@ -36,8 +54,9 @@ def how_to_fetch(name: str, folder: Path) -> str:
         "if it is a checkpoint on the Hugging Face hub, download it (or add --allow_download=True) and give "
         "{folder}:\n  {fetch}\nfrom a mirror:\n  HF_ENDPOINT=https://hf-mirror.com {fetch}\nneeded: config.json, "
         "model.safetensors, and tokenizer.json or spiece.model; `convert` turns a pytorch_model.bin into one",
-        folder=folder, fetch=fetch,
-    )  # fmt: skip
+        folder=folder,
+        fetch=fetch,
+    )
 
 
 def name_on_hub(name: str) -> str:

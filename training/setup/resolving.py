@@ -81,9 +81,15 @@ class Rows:
         evaluation = evaluation_lengths(validation, config.train.eval_rows, processes)
         source, target = map(max, train.longest, validation.longest)
         return cls(
-            data.objective, source, target, train.longest_answer, train.num_rows, validation.num_rows,
-            _shapes(found, config.data.batch_tokens or None), _shapes(evaluation, None),
-        )  # fmt: skip
+            data.objective,
+            source,
+            target,
+            train.longest_answer,
+            train.num_rows,
+            validation.num_rows,
+            _shapes(found, config.data.batch_tokens or None),
+            _shapes(evaluation, None),
+        )
 
     @classmethod
     def of_sample(cls, config: Config, machine: Machine, sample: LengthEstimate) -> Rows:
@@ -96,9 +102,15 @@ class Rows:
         if not held_out and config.data.validation_file is None and not held_out_sources(config.data):
             held_out = max(1, sample.about_rows // HELD_OUT_ONE_IN)
         return cls(
-            sample.objective, *longest, longest[1], sample.about_rows, held_out or config.train.eval_rows,
-            _shapes(steps, config.data.batch_tokens or None), _shapes(evaluation, None), sample,
-        )  # fmt: skip
+            sample.objective,
+            *longest,
+            longest[1],
+            sample.about_rows,
+            held_out or config.train.eval_rows,
+            _shapes(steps, config.data.batch_tokens or None),
+            _shapes(evaluation, None),
+            sample,
+        )
 
     @classmethod
     def known(cls, config: Config, machine: Machine) -> Rows:
@@ -182,9 +194,17 @@ def resolve(
     most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
     chosen = plan(
-        planned, machine, source_tokens=rows.source_tokens, target_tokens=rows.target_tokens, shapes=rows.lengths,
-        evaluation=rows.evaluation, earlier=earlier, anew=anew, running=running, mapped=mapped_base(config),
-    )  # fmt: skip
+        planned,
+        machine,
+        source_tokens=rows.source_tokens,
+        target_tokens=rows.target_tokens,
+        shapes=rows.lengths,
+        evaluation=rows.evaluation,
+        earlier=earlier,
+        anew=anew,
+        running=running,
+        mapped=mapped_base(config),
+    )
     spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done)
     if spec.steps is None:
         return spec

@@ -79,16 +79,24 @@ class Steps:
 
         warmup = either(train.warmup_steps, min(10_000, steps // 10))
         return cls(
-            effective_batch_size, steps, warmup,
+            effective_batch_size,
+            steps,
+            warmup,
             either(train.eval_steps, max(1, min(1000, steps // 5))),
-            either(train.save_steps, max(1, min(1000, steps // 10))), _highest_rate(config, schedule, warmup, steps), schedule,
-        )  # fmt: skip
+            either(train.save_steps, max(1, min(1000, steps // 10))),
+            _highest_rate(config, schedule, warmup, steps),
+            schedule,
+        )
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
         return learning_rate(
-            step, schedule=self.lr_schedule, peak=self.learning_rate, warmup_steps=self.warmup_steps, max_steps=self.max_steps
-        )  # fmt: skip
+            step,
+            schedule=self.lr_schedule,
+            peak=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            max_steps=self.max_steps,
+        )
 
 
 def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> float:

@@ -44,9 +44,11 @@ def test_weights_and_state_count_as_they_are_stored() -> None:
 @pytest.mark.parametrize(
     ("flags", "checkpoints"),
     [
-        ({}, 4), ({"keep_latest_n_ckp": 5}, 7), ({"max_steps": 10, "save_steps": 100, "eval_steps": 100}, 1),
+        ({}, 4),
+        ({"keep_latest_n_ckp": 5}, 7),
+        ({"max_steps": 10, "save_steps": 100, "eval_steps": 100}, 1),
     ],
-)  # fmt: skip
+)
 def test_as_many_checkpoints_as_can_lie_together(flags: dict[str, object], checkpoints: int) -> None:
     need = disk_need(config_of(**flags), "float32")
     assert need.checkpoints == checkpoints

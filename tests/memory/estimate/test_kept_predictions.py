@@ -18,14 +18,27 @@ from settings.loading import load
 from units import GIB, MIB
 
 SHAPE = {
-    "vocab_size": 8192, "d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
-}  # fmt: skip
+    "vocab_size": 8192,
+    "d_model": 256,
+    "d_kv": 32,
+    "d_ff": 1024,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 8,
+}
 RATES = (("float32", 1.5e11), ("bfloat16", 4e11), ("float16", 4e11))
 CPU = Machine(GIB, GIB, 200 * MIB, RATES, speed_class=AVX512_BF16.name)
 CUDA = Machine(
-    4 * GIB, 8 * GIB, 0, RATES, pads_attention=True, fuses_attention=True, widens_whole=True, host_bytes=16 * GIB,
+    4 * GIB,
+    8 * GIB,
+    0,
+    RATES,
+    pads_attention=True,
+    fuses_attention=True,
+    widens_whole=True,
+    host_bytes=16 * GIB,
     speed_class="cuda",
-)  # fmt: skip
+)
 LORA = {"train_file": "x", "is_finetune": True, "lora_rank": 4, **SHAPE}
 EVEN = Workload(T5ModelConfig(**SHAPE), 8, 192, 64, True, "adafactor", sample_rows=2)
 ADAPTERS = replace(EVEN, trained=trained_counts(load("train", {name: str(value) for name, value in LORA.items()})))

@@ -51,9 +51,13 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     """The most that the tensors of a second step take, as torch's own allocator counts them."""
     t5 = T5(shape).initialise(0)
     blockwise = Blockwise(
-        t5, choice.saved_blocks, weight_store_for(torch.float32, torch.float32), LossSettings(choice.loss_chunk_bytes),
-        shape.dropout_rate, None if t5.label_head is None else LabelObjective(t5.label_head, None, shape.dropout_rate),
-    )  # fmt: skip
+        t5,
+        choice.saved_blocks,
+        weight_store_for(torch.float32, torch.float32),
+        LossSettings(choice.loss_chunk_bytes),
+        shape.dropout_rate,
+        None if t5.label_head is None else LabelObjective(t5.label_head, None, shape.dropout_rate),
+    )
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
     keys = torch.arange(choice.batch_size_per_gpu)
 
@@ -85,11 +89,14 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
 @pytest.mark.parametrize(
     ("batch_size", "saved", "flags"),
     [
-        (4, 5, {}), (4, 0, {"dropout_rate": 0.1}), (2, 3, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        (4, 5, {}),
+        (4, 0, {"dropout_rate": 0.1}),
+        (2, 3, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
         (4, 0, {"head": "token", "labels": "3", "num_decoder_layers": 0, "dropout_rate": 0.1}),
-        (2, 3, {"head": "sequence", "labels": "3", "num_decoder_layers": 0}), (2, 2, {"head": "sequence", "labels": "3"}),
+        (2, 3, {"head": "sequence", "labels": "3", "num_decoder_layers": 0}),
+        (2, 2, {"head": "sequence", "labels": "3"}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore")  # of the profiler
 def test_a_step_makes_the_tensors_that_are_predicted(
     batch_size: int, saved: int, flags: dict[str, Any], compiled: bool
