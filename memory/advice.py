@@ -77,7 +77,8 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
 def refusal(
     config: Config, machine: Machine, work: Workload, least: ExecutionPlan, least_peak: Callable[[Config], int]
 ) -> list[str]:
-    """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three changes.
+    """What is said where nothing fits: the phase, the batch, what is needed and what there is; then at most three
+    changes.
 
     Args:
         least: the execution plan that needs the least.

@@ -2,7 +2,8 @@
 
 A model is held by the first of `rungs` that fits: in the dtype that is computed fastest, in narrower ones, at last with
 weights in a file. What is held at the highest is one formula for all work: what stands all the time, what comes and
-goes, and a share of the latter that malloc keeps. So many rows are taken together as are the `largest` number that fits.
+goes, and a share of the latter that malloc keeps. So many rows are taken together as are the `largest` number that
+fits.
 
 Shapes: B rows, G beams of each, S source tokens, T tokens of an answer, V vocabulary.
 """
@@ -81,7 +82,8 @@ class HeldModel:
         """A model with all weights in memory, in these dtypes, on a CPU without compiled kernels.
 
         Args:
-            storage: of weights; those dtypes of folders that nothing computes in are loaded as fp32. compute: of products.
+            storage: of weights; those dtypes of folders that nothing computes in are loaded as fp32. compute: of
+                products.
         """
         loaded = storage if storage in (*COMPUTE_DTYPES, INT8) else FLOAT32
         return cls(shape, ExecutionPlan(1, 1, 1, 0, 1, loaded, compute, LOSS_CHUNK_BYTES, "small"), base_bytes)

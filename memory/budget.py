@@ -1,7 +1,7 @@
 """What one rank may take: the least of what the user, the machine and its limits allow, on host and device.
 
-A margin stays free below a limit of the system, since overrunning that means being killed; the user's own figure is a promise
-and is taken unchanged.
+A margin stays free below a limit of the system, since overrunning that means being killed; the user's own figure is a
+promise and is taken unchanged.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
         warning = _too_much(requested, say("{what} allows {size} here, which is used instead", what=what, size=size))
     else:
         warning = say(
-            "--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the available "
+            "--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the "
+            "available "
             "memory: {instead}",
             size=format_size(requested),
             count=local_processes,

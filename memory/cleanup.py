@@ -1,10 +1,11 @@
-"""Memory that nobody uses is given back: by schedule, before large phases, under pressure, and after an out-of-memory error.
+"""Memory that nobody uses is given back: by schedule, before large phases, under pressure, and after an out-of-memory
+error.
 
-Four kinds of it stay behind: reference cycles, free pages inside malloc, Arrow's pool, cached blocks of the device. A light
-cleaning takes what is cheap to find, a full one everything. A cache that serves later steps whatever their shapes, as CUDA's
-does, is not emptied by schedule: its blocks would be allocated again in the next step. Objects that live as long as the run
-are set aside once (`settle`), so that no collection walks through them again. An error's traceback holds every tensor of the
-failed step: its frames are cleared before anything can be freed.
+Four kinds of it stay behind: reference cycles, free pages inside malloc, Arrow's pool, cached blocks of the device. A
+light cleaning takes what is cheap to find, a full one everything. A cache that serves later steps whatever their
+shapes, as CUDA's does, is not emptied by schedule: its blocks would be allocated again in the next step. Objects that
+live as long as the run are set aside once (`settle`), so that no collection walks through them again. An error's
+traceback holds every tensor of the failed step: its frames are cleared before anything can be freed.
 Source: Python gc documentation; malloc_trim(3); pyarrow MemoryPool.release_unused.
 """
 
@@ -117,7 +118,9 @@ def _release_arrow() -> None:
 
 
 class Shortage(NamedTuple):
-    """An out-of-memory error after everything was freed: what it needed (None: it does not say) and what was free, in bytes."""
+    """An out-of-memory error after everything was freed: what it needed (None: it does not say) and what was free, in
+    bytes.
+    """
 
     needed_bytes: int | None
     free_bytes: int

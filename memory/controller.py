@@ -1,11 +1,12 @@
-"""The memory controller keeps a run inside its budget: it looks after a step, and makes the run smaller where it has to.
+"""The memory controller keeps a run inside its budget: it looks after a step, and makes the run smaller where it has
+to.
 
-It collects what the run may hold from here on: its budget; the budget measured again, since others take memory and limits are
-lowered; less than that where memory grows from step to step, or is in use although it was cleaned. The least decides. Where the
-run needs more, by the measured peak of its steps, there is one answer: the fastest plan that holds no more, else the next
-smaller one, with the same effective batch and the same weights. What stays behind once everything is freed counts against every
-plan. After an out-of-memory error the answer is the same. Where nothing smaller is left and the run is over its limit, it is to
-be saved and ended.
+It collects what the run may hold from here on: its budget; the budget measured again, since others take memory and
+limits are lowered; less than that where memory grows from step to step, or is in use although it was cleaned. The least
+decides. Where the run needs more, by the measured peak of its steps, there is one answer: the fastest plan that holds
+no more, else the next smaller one, with the same effective batch and the same weights. What stays behind once
+everything is freed counts against every plan. After an out-of-memory error the answer is the same. Where nothing
+smaller is left and the run is over its limit, it is to be saved and ended.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Log(Protocol):
 def growth_of(shares: Sequence[float]) -> float:
     """How much more is held after each step, in shares of the budget; 0 where there is no growth.
 
-    Only the least of each part of the steps counts, and it has to rise every time: what comes and goes is no growth, nor is a
-    single step up.
+    Only the least of each part of the steps counts, and it has to rise every time: what comes and goes is no growth,
+    nor is a single step up.
     """
     if len(shares) < GROWTH_STEPS:
         return 0.0
@@ -135,7 +136,9 @@ class MemoryController:
             self.before("epoch", done)
 
     def after_step(self, step: int) -> bool:
-        """Clean if it is time, look once a second, and shrink where the run needs too much. Returns whether there is a new plan."""
+        """Clean if it is time, look once a second, and shrink where the run needs too much. Returns whether there is a
+        new plan.
+        """
         record = self.cleaner.after_step(step)
         if record is not None:
             self._report_cleanup(step, record)
@@ -243,7 +246,8 @@ class MemoryController:
         self.plan = replace(smaller, budget_bytes=min(self.budget.limit(), old.budget_bytes))
         rows = smaller.choice.batch_size_per_gpu
         report = say(
-            "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch unchanged",
+            "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch "
+            "unchanged",
             story=story,
             micro=rows,
             times=smaller.choice.gradient_accumulation_steps,

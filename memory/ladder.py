@@ -1,7 +1,7 @@
 """The ladder: how a training step may save memory, the fastest rung first; `memory.plan` takes one.
 
-A rung fixes what is kept and where. Within it a step is cut into micro-batches, and as many activations are kept, or as few
-weights offloaded, as the budget asks: `families` lists these execution plans. Settings fix fields of all rungs.
+A rung fixes what is kept and where. Within it a step is cut into micro-batches, and as many activations are kept, or as
+few weights offloaded, as the budget asks: `families` lists these execution plans. Settings fix fields of all rungs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ SOME = "recompute some blocks"
 NONE = "recompute all blocks"
 BY_FLAG: dict[bool | str, str] = {True: NONE, False: ALL}  # Of `gradient_checkpointing`, which stands over the mode.
 BY_MODE = {"ultra": NONE, "standard": ALL}
-# Dtypes of stored weights: what products are computed in, the narrower one beside it, or the narrowest, of a frozen base.
+# Dtypes of stored weights: what products are computed in, the narrower one beside it, or the narrowest, of a frozen
+# base.
 WIDE = "wide"
 NARROW = "narrow"
 NARROWEST = "narrowest"
-# Freed memory is kept for the next step, or not; in tight memory the loss has smaller chunks, too, and malloc may keep nothing.
+# Freed memory is kept for the next step, or not; in tight memory the loss has smaller chunks, too, and malloc may keep
+# nothing.
 REUSED = "freed memory reused"
 USUAL = "usual"
 TIGHT = "smaller loss chunks"
 MALLOCS = {REUSED: ("untrimmed",), USUAL: ("fast",), TIGHT: ("fast", "small")}
 FULL = Precision.of(FLOAT32, FLOAT32)
 SMALL_LOSS_CHUNK_BYTES = LOSS_CHUNK_BYTES // 4
-# From this d_model on, memory that is kept for the next step saves no time. Measured on AVX2: steps of models 192 and 256 wide
-# take 13 to 19% less time with it, those of 512 wide ones no less that could be measured.
+# From this d_model on, memory that is kept for the next step saves no time. Measured on AVX2: steps of models 192 and
+# 256 wide take 13 to 19% less time with it, those of 512 wide ones no less that could be measured.
 REUSED_BELOW = 512
 
 
@@ -138,7 +140,8 @@ class Ladder:
         self._families = cache(lambda rung: list(self._cut(rung)))
 
     def families(self, rung: Rung) -> list[list[ExecutionPlan]]:
-        """Its execution plans: a list for each way to cut the step, from the fastest plan to the one that takes the least.
+        """Its execution plans: a list for each way to cut the step, from the fastest plan to the one that takes the
+        least.
 
         Lists of small micro-batches come first.
         """

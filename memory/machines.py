@@ -1,7 +1,7 @@
 """The machine to plan for: this one, looked at without torch, or another one by name or file.
 
-What a run computes in and how it goes is decided by facts: the class of the processor, its threads, its memory. Speeds that
-were measured here stand beside them, for estimates of time.
+What a run computes in and how it goes is decided by facts: the class of the processor, its threads, its memory. Speeds
+that were measured here stand beside them, for estimates of time.
 """
 
 from __future__ import annotations

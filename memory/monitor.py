@@ -1,9 +1,9 @@
 """The run's memory now, and its peak, in all and phase by phase.
 
-A thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a step, before
-an evaluation), and both feed the same peaks. What is allocated and freed between two samples is known from the kernel's
-high water mark of this process, which is read and never reset. Only anonymous memory counts against the budget. The cost
-of sampling is counted too, so that it can be shown.
+A thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a step,
+before an evaluation), and both feed the same peaks. What is allocated and freed between two samples is known from the
+kernel's high water mark of this process, which is read and never reset. Only anonymous memory counts against the
+budget. The cost of sampling is counted too, so that it can be shown.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ class Monitor:
         """The last sample as one line, in the user's language."""
         last = self._last
         line = say(
-            "{mark} step {step} | phase {phase} | anonymous {anonymous} | file-backed {file} | peak {peak} | budget {budget} "
+            "{mark} step {step} | phase {phase} | anonymous {anonymous} | file-backed {file} | peak {peak} | budget "
+            "{budget} "
             "({share} in use)",
             mark=LINE_MARK,
             step=step,

@@ -1,11 +1,11 @@
 """The plan of a run: the first rung of `memory.ladder` that fits its budget, unless one below it is clearly faster.
 
-A rung below is faster where only there micro-batches are large enough. Modes low and ultra take the least memory that costs
-less than 5% of the speed. The effective batch is never touched. A resumed run keeps its plan where it fits, and its dtypes
-where any plan does.
+A rung below is faster where only there micro-batches are large enough. Modes low and ultra take the least memory that
+costs less than 5% of the speed. The effective batch is never touched. A resumed run keeps its plan where it fits, and
+its dtypes where any plan does.
 
-Times that decide are nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy machine;
-measured ones are for the user. Formulas of memory and time are in `memory.estimate`.
+Times that decide are nominal ones of the machine's class, so that the same plan comes out on a quiet and on a busy
+machine; measured ones are for the user. Formulas of memory and time are in `memory.estimate`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from settings.errors import DoesNotFit
 from units import format_size
 
 NEARLY = 1.05  # Times the seconds of the fastest plan that count as little.
-# Weights leave a device that holds a whole step where that makes it so many times faster: nominal speeds may be off by that.
+# Weights leave a device that holds a whole step where that makes it so many times faster: nominal speeds may be off by
+# that.
 DOUBT = 1.5
 SAVING_MODES = ("low", "ultra")
 # Share of the budget within which freed memory is kept for the next step: a little speed is not worth a probe.
@@ -52,8 +53,8 @@ class Plan:
         num_blocks: of the model.
         phase_parts: phase -> name -> bytes, of every phase.
         unprobed_peak_bytes: what was predicted for this choice before a probe measured it; None: there was none.
-        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.estimate.time`; None: its length
-            is not known.
+        seconds_total, seconds_low, seconds_high: of the whole run from here on, see `memory.estimate.time`; None: its
+            length is not known.
         rung: its name.
     """
 
@@ -167,7 +168,9 @@ class Search:
         return min(candidates, key=lambda candidate: self.peak(candidate.plan), default=None)
 
     def plans_of_least(self, rung: Rung, most_seconds: float = math.inf) -> list[ExecutionPlan]:
-        """Plans of a rung of which one takes the least memory: more rows are worth it where they let more be recomputed."""
+        """Plans of a rung of which one takes the least memory: more rows are worth it where they let more be
+        recomputed.
+        """
         plans = list[ExecutionPlan]()
         ends = list[tuple[tuple[str, bool], int, int]]()
         for family in self._ladder.families(rung):
@@ -206,8 +209,8 @@ def plan(
 
     Args:
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
-        earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where it
-            does not, its dtypes are, as long as any plan in them fits.
+        earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where
+            it does not, its dtypes are, as long as any plan in them fits.
         anew: settings of the step that this start changes.
         running: the choice of a run that is under way, whose dtypes and offloaded weights stay; None: it has not begun.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.

@@ -1,9 +1,9 @@
 """The plan checked by one or two of the largest steps in a child process, before the run begins.
 
-The child is a fresh interpreter that makes the same parts and sees rows of the planned worst lengths; where it needs more
-than the budget leaves beside the run, it ends and nothing of the run is harmed. What it measures above its own base replaces
-what the plan has predicted above the run's base, phase by phase. Results are kept by configuration and machine: a later run
-plans with the same figures, and does not probe again. Nothing here imports torch.
+The child is a fresh interpreter that makes the same parts and sees rows of the planned worst lengths; where it needs
+more than the budget leaves beside the run, it ends and nothing of the run is harmed. What it measures above its own
+base replaces what the plan has predicted above the run's base, phase by phase. Results are kept by configuration and
+machine: a later run plans with the same figures, and does not probe again. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURE = "training.probing:measure"  # It imports torch.
 KILLED = say("killed for its memory")
 LEAST_CORRECTION = 0.3  # A probe that measures less than this of the prediction did not do its work.
-# A probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure alone was
-# passed by 0.8% at the median and by 4 to 7% three times; with these three the median is the same and the most is under 3%.
+# A probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure
+# alone was passed by 0.8% at the median and by 4 to 7% three times; with these three the median is the same and the
+# most is under 3%.
 KEPT_SHARE = 0.25  # Of what the probe has taken off the prediction.
 SCATTER_BYTES = 3 * MIB  # What one run takes above another of the same flags.
 DRIFT = 0.04  # Of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next.
@@ -53,8 +54,8 @@ LAUNCHER_WORDS = (
     "OMPI_",
     "PMI_",
 )
-# Settings that do not change what a step takes. One that is missing here costs another probe, one that stood here wrongly a
-# wrong plan: so they are named, and not derived from what the child reads, which reads the seed, too.
+# Settings that do not change what a step takes. One that is missing here costs another probe, one that stood here
+# wrongly a wrong plan: so they are named, and not derived from what the child reads, which reads the seed, too.
 WITHOUT_EFFECT = {
     "run_name",
     "output_dir",
@@ -124,8 +125,8 @@ class ProbeRequest:
         steps: the micro-batches of each worst step; evaluation: the largest evaluation batch.
         base: model folder to start from; None: from scratch. local_rank: which of the machine's devices is meant.
         data: of the run; None: there is none, as where a model is only tried out.
-        computes_on: the card, or the processor. limit_bytes: of the device's own memory. host_bytes: what the child may hold of the
-            host's; 0: no limit.
+        computes_on: the card, or the processor. limit_bytes: of the device's own memory. host_bytes: what the child may
+            hold of the host's; 0: no limit.
     """
 
     config: Config
@@ -145,8 +146,8 @@ class ProbeResult:
     """What the child has measured.
 
     Args:
-        base_bytes: before the model was made. phases: phase -> most memory in it, host or device, whichever the budget is
-            about. step_seconds: of the last step.
+        base_bytes: before the model was made. phases: phase -> most memory in it, host or device, whichever the budget
+            is about. step_seconds: of the last step.
         seconds: the whole probe took. is_cached: read from an earlier probe. failed: why there are no figures; "" where
             there are.
     """
@@ -169,8 +170,9 @@ def probe(request: ProbeRequest, cache_dir: Path | None = None, time_limit: floa
 
     Args:
         cache_dir: where results are kept; None: nowhere.
-        time_limit: seconds of processor time, of each thread, after which the child is ended and nothing is known. A busy
-            machine does not use them up faster; where the system does not count them (Windows), seconds of the clock.
+        time_limit: seconds of processor time, of each thread, after which the child is ended and nothing is known. A
+            busy machine does not use them up faster; where the system does not count them (Windows), seconds of the
+            clock.
     Returns:
         the figures, or why there are none: the child was killed, failed, or took too long. It never raises for that.
     """
@@ -208,7 +210,9 @@ def facts_of(request: ProbeRequest) -> list[Any]:
 
 
 def write_result(path: Path, result: ProbeResult) -> None:
-    """Keep a result, with a fingerprint of its figures; where the cache cannot be written, the next run measures again."""
+    """Keep a result, with a fingerprint of its figures; where the cache cannot be written, the next run measures
+    again.
+    """
     figures = asdict(result)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,8 @@ class Usage:
     Args:
         anon_bytes: what the kernel cannot drop: heap, stacks, tensors, shared memory.
         file_bytes: what it can drop: mapped files.
-        peak_bytes: of a tree: the anonymous memory of its first process at a new high since the last look at it; 0: no new high.
+        peak_bytes: of a tree: the anonymous memory of its first process at a new high since the last look at it; 0: no
+            new high.
     """
 
     anon_bytes: int

@@ -16,8 +16,8 @@ from settings.declared import Config
 from settings.fields import AUTO, counted
 from units import format_size
 
-# Muon was measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its products
-# over each matrix are the larger a part of a step the fewer tokens that has, and its state needs memory.
+# Muon was measured with 1.4M to 10M weights (docs/benchmarks.md, quality; docs/recipes.md). It is not the default: its
+# products over each matrix are the larger a part of a step the fewer tokens that has, and its state needs memory.
 FASTER = "muon"
 FASTER_UP_TO = 30e6  # Weights.
 MOST_SLOWER = 2.0  # Times the seconds of a step, for a third of the steps.
@@ -45,7 +45,8 @@ def remarks_on(
         )
         if choice.weights_in == FILE:
             sentence = (
-                "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in use; "
+                "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in "
+                "use; "
                 "results are identical"
             )
         total = work.model.num_layers + work.model.num_decoder_layers
@@ -53,7 +54,8 @@ def remarks_on(
     mapped = mapped_bytes(work, choice, machine)
     if mapped:
         yield say(
-            "{size} of frozen weights stay mapped from their file: the system may drop and read them again, and the peak "
+            "{size} of frozen weights stay mapped from their file: the system may drop and read them again, and the "
+            "peak "
             "does not count them",
             size=format_size(mapped),
         )
@@ -87,7 +89,8 @@ def _of_rows(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterato
         )
     if train.gradient_accumulation_steps not in (AUTO, steps):
         yield say(
-            "--gradient_accumulation_steps = {asked}, becomes {times} here: {rows} per step in micro-batches of {micro}",
+            "--gradient_accumulation_steps = {asked}, becomes {times} here: {rows} per step in micro-batches of "
+            "{micro}",
             asked=train.gradient_accumulation_steps,
             times=steps,
             rows=counted(choice.batch_size_per_gpu * steps, "row"),
@@ -144,7 +147,8 @@ def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, began: P
         )
     elif compute == FLOAT16 and not is_bf16_fast:
         yield say(
-            "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and bf16 is not; "
+            "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and "
+            "bf16 is not; "
             "--mixed_precision=no computes in float32"
         )
     elif compute == "float32" and config.memory.mixed_precision != "no":

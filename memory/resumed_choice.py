@@ -20,7 +20,9 @@ STEP_SETTINGS = (*MICRO_BATCHES, "memory_mode", "gradient_checkpointing")
 
 
 def step_settings(config: Config) -> dict[str, Any]:
-    """How a start asks for its steps to be cut and to save memory, by setting: kept beside the plan that was made for it."""
+    """How a start asks for its steps to be cut and to save memory, by setting: kept beside the plan that was made for
+    it.
+    """
     values = config.as_dict()
     return {name: values[name] for name in STEP_SETTINGS}
 
@@ -49,7 +51,8 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
         return None
     if precision.compute == FLOAT16 and not machine.rate("float16"):
         raise UserError(
-            "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a GPU "
+            "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a "
+            "GPU "
             "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
         )
     return precision
@@ -58,7 +61,8 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
 def choice_to_keep(
     config: Config, machine: Machine, work: Workload, earlier: ExecutionPlan, anew: Collection[str]
 ) -> ExecutionPlan | None:
-    """The earlier plan with the kernels, scores and evaluation of now; None where steps are to be cut or to save otherwise.
+    """The earlier plan with the kernels, scores and evaluation of now; None where steps are to be cut or to save
+    otherwise.
 
     Args:
         anew: settings that this start changes, see `newly_asked`.

@@ -1,4 +1,6 @@
-"""The work of a step: how many rows, how long, into which micro-batches it may be cut; and what is decided before any plan."""
+"""The work of a step: how many rows, how long, into which micro-batches it may be cut; and what is decided before any
+plan.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,9 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
 def effective_batch(config: Config, machine: Machine) -> int:
     """Rows of one step over all processes.
 
-    The number given, else the product of both sizes given by hand times the processes. Left to auto it follows from the RAM
-    of the machine alone, so that the same flags train the same model beside other programs and on several processes; it is
-    raised to the least that keeps the one size given.
+    The number given, else the product of both sizes given by hand times the processes. Left to auto it follows from the
+    RAM of the machine alone, so that the same flags train the same model beside other programs and on several
+    processes; it is raised to the least that keeps the one size given.
     """
     train = config.train
     if train.effective_batch_size != AUTO:
@@ -98,7 +100,8 @@ def kernels_of(config: Config, machine: Machine) -> bool:
     """Whether compiled kernels compute; a fact of machine and settings, never of a stopwatch."""
     if config.run.compiled_kernels is True and not machine.has_kernels:
         raise UserError(
-            "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux and a C "
+            "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux "
+            "and a C "
             "compiler (apt install gcc); `doctor` says what is missing"
         )
     return machine.has_kernels and config.run.compiled_kernels is not False

@@ -1,7 +1,7 @@
 """What the system lets one rank take: available RAM, memory nodes, control groups and limits of the process.
 
-Every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others already
-use of it, so that the figures are comparable and the lowest one binds. What cannot be read limits nothing.
+Every limit is turned into the same figure, *what this process tree may hold in all*: the limit, less what others
+already use of it, so that the figures are comparable and the lowest one binds. What cannot be read limits nothing.
 Source: proc_meminfo(5), getrlimit(2), proc_pid_mountinfo(5); Linux admin-guide/cgroup-v2 and cgroup-v1/memory.
 """
 

@@ -1,9 +1,10 @@
 """Memory of one block at one micro-batch: what it saves for the backward pass, and what it works with beside that.
 
-Counted in tensors as `model/` makes them, so many numbers of width D, I and F for each token, at the highest of two or three
-moments: inside an attention and inside feed-forward. All figures are bytes.
+Counted in tensors as `model/` makes them, so many numbers of width D, I and F for each token, at the highest of two or
+three moments: inside an attention and inside feed-forward. All figures are bytes.
 
-Shapes: D d_model, I = H K inner width of attention, F d_ff; own tokens are those of the stack, source tokens those of the encoder.
+Shapes: D d_model, I = H K inner width of attention, F d_ff; own tokens are those of the stack, source tokens those of
+the encoder.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Block:
         return [own * self._d] * self._needs("wi", "wi_0", "wi_1") + [own * self._ff] * inner
 
     def _needs(self, *names: str) -> int:
-        """1 where the gradient of one of these matrices or its adapter needs the input, which frozen ones do not; else 0."""
+        """1 where the gradient of one of these matrices or its adapter needs the input, which frozen ones do not; else
+        0.
+        """
         targets = self.adapted.targets
         return int(not targets or any(name in targets for name in names))
 
@@ -143,7 +146,9 @@ class Block:
         return max(feed_forward, across, attention + self._attention(is_across=False, is_backward=True) - freed)
 
     def tile(self) -> int:
-        """The most that one attention takes in backward; with compiled kernels without the gradients that it returns."""
+        """The most that one attention takes in backward; with compiled kernels without the gradients that it
+        returns.
+        """
         attentions = (False, True) if self._is_decoder else (False,)
         return max(self._tile(is_across, is_backward=True) for is_across in attentions)
 

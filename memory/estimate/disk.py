@@ -1,7 +1,7 @@
 """Bytes that a run will write, and whether the disk holds them, known before its first step.
 
-A new checkpoint is whole before an old one goes, so that for a moment one more lies there than is kept, and the best one
-may lie beside the latest. The published model shares the files of its checkpoint (hard links).
+A new checkpoint is whole before an old one goes, so that for a moment one more lies there than is kept, and the best
+one may lie beside the latest. The published model shares the files of its checkpoint (hard links).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class DiskNeed:
     Args:
         checkpoint_bytes: of one checkpoint, all its files. checkpoints: that lie there together.
         log_bytes: of all steps; 0 where their number is not known.
-        file_bytes: of weights offloaded to a file while the run lasts. file_dir: its folder; None: that of the checkpoints.
+        file_bytes: of weights offloaded to a file while the run lasts. file_dir: its folder; None: that of the
+            checkpoints.
         daily_bytes: written into that file in a day of training; what wears a disk.
     """
 
@@ -123,7 +124,9 @@ def free_bytes(folder: str | Path) -> int:
 
 @cache
 def is_in_memory(folder: Path) -> bool:
-    """Whether files of a folder, which need not be there yet, are held in RAM, as on tmpfs; False where that is not known."""
+    """Whether files of a folder, which need not be there yet, are held in RAM, as on tmpfs; False where that is not
+    known.
+    """
     import psutil
 
     path = Path(os.path.realpath(folder))

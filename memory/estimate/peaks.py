@@ -1,8 +1,8 @@
 """The memory of each phase of a run at its highest: phase -> component -> bytes.
 
-What can be counted is counted: weights, gradients, the optimizer's state, checkpointed activations, saved blocks, logits, and a
-block's working memory (`memory.estimate.blocks`). What malloc keeps beyond its tensors is a share, fitted to measured runs. A
-probe corrects all that is temporary.
+What can be counted is counted: weights, gradients, the optimizer's state, checkpointed activations, saved blocks,
+logits, and a block's working memory (`memory.estimate.blocks`). What malloc keeps beyond its tensors is a share, fitted
+to measured runs. A probe corrects all that is temporary.
 
 Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V vocabulary; e bytes of the compute dtype.
 """
@@ -44,8 +44,9 @@ LOAD_BYTES = 8 * DRAWN_ELEMENTS  # Buffers while weights are filled: what is dra
 ID_BYTES = 8
 ROW_BYTES = 400  # Python's objects of a row while it is read, its lengths and key.
 ROUNDING_BYTES = 21  # Random bits of rounding to bf16, for each element of an update.
-# What malloc holds beyond the tensors in use. "small" maps nearly every tensor by itself, and rounds up. With the others it is
-# as much as `devices.malloc.HeapTrimmer` lets it hold, and with "fast" also what comes free within one block.
+# What malloc holds beyond the tensors in use. "small" maps nearly every tensor by itself, and rounds up. With the
+# others it is as much as `devices.malloc.HeapTrimmer` lets it hold, and with "fast" also what comes free within one
+# block.
 SMALL_SHARE = 0.015
 PIECES_SHARE = 1.1
 Parts = dict[str, int]
@@ -172,7 +173,9 @@ class StepEstimate:
         return phases
 
     def _loss(self) -> Parts:
-        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden states."""
+        """After forward: all checkpointed activations, saved blocks, one chunk of logits, the gradient of the hidden
+        states.
+        """
         model = self._work.model
         learns = self._work.learns
         trained = learns["embedding" if model.is_text and model.tie_word_embeddings else "head"]
@@ -326,7 +329,9 @@ class StepEstimate:
         return elements * (facts.update_bytes + (ROUNDING_BYTES if rounds else 0))
 
     def _copy_before_update(self, elements: int, is_block: bool) -> int:
-        """Weights and their state as they were, where a gradient of a scaled loss may overflow (`engine.optimizers.base`)."""
+        """Weights and their state as they were, where a gradient of a scaled loss may overflow
+        (`engine.optimizers.base`).
+        """
         if self._choice.compute != FLOAT16 or self._work.hold_gradients:
             return 0
         state = OPTIMIZERS[self._work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
@@ -419,7 +424,9 @@ def _block_in_compute_dtype(
 
 
 def _widened(shape: tuple[int, ...], storage: str, tokens: int) -> int:
-    """Elements of a quantized matrix that a product widens at a time (`model.quantization`), and of what it gives for them."""
+    """Elements of a quantized matrix that a product widens at a time (`model.quantization`), and of what it gives for
+    them.
+    """
     rows, columns = shape
     of_rows = min(rows, max(LEAST_WIDENED, WIDENED_ELEMENTS // columns))
     of_columns = min(columns, max(INT4_GROUP, WIDENED_ELEMENTS // rows)) if storage == INT4 else 0
@@ -428,7 +435,8 @@ def _widened(shape: tuple[int, ...], storage: str, tokens: int) -> int:
 
 def _logits(work: Workload, choice: ExecutionPlan, tokens: int, has_gradient: bool) -> int:
     """One chunk: fp32 logits, and beside them the product or the gradient where that is of another dtype; with compiled
-    kernels the product alone, which becomes the gradient."""
+    kernels the product alone, which becomes the gradient.
+    """
     model = work.model
     narrow = 0 if choice.compute == FLOAT32 else 2
     wide = 0 if choice.kernels and narrow else 4
@@ -445,7 +453,9 @@ def _chunk_tokens(work: Workload, choice: ExecutionPlan, tokens: int) -> int:
 
 
 def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradient: bool) -> int:
-    """A head over labels on one micro-batch: fp32 copies of its hidden states, what its layers save, and their gradients."""
+    """A head over labels on one micro-batch: fp32 copies of its hidden states, what its layers save, and their
+    gradients.
+    """
     model = work.model
     own = tokens.target if model.num_decoder_layers else tokens.source
     copies = int(choice.compute != FLOAT32)  # The hidden states themselves are counted as activations.

@@ -1,8 +1,8 @@
 """The dtypes of weights, products and activations between blocks, named in one place.
 
-A user asks for a precision by `mixed_precision`, and for that of the frozen weights under adapters by `lora_base`; the device says
-which products are fast. Here the words become dtype names, and these become words again, in which a run that goes on asks
-for what it has. `devices.base.dtype_of` makes torch's dtypes of the names.
+A user asks for a precision by `mixed_precision`, and for that of the frozen weights under adapters by `lora_base`; the
+device says which products are fast. Here the words become dtype names, and these become words again, in which a run
+that goes on asks for what it has. `devices.base.dtype_of` makes torch's dtypes of the names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Precision(NamedTuple):
 
     @classmethod
     def of(cls, storage: str, compute: str) -> Precision:
-        """What passes between blocks is as narrow as the stored weights, and fp32 with fp16 products, whose range is too small."""
+        """What passes between blocks is as narrow as the stored weights, and fp32 with fp16 products, whose range is
+        too small.
+        """
         between_blocks = compute
         if (storage, compute) == (BFLOAT16, FLOAT32):
             between_blocks = BFLOAT16

@@ -55,7 +55,8 @@ class Shapes:
     """Lengths of the rows of many steps, as one process sees them.
 
     Args:
-        sources, targets: (S, R) whole numbers, tokens of row r of step s, in the order in which micro-batches are cut; 0 is no row.
+        sources, targets: (S, R) whole numbers, tokens of row r of step s, in the order in which micro-batches are cut;
+            0 is no row.
         is_complete: whether every step of the run is among them.
         max_tokens: most tokens of a micro-batch; None: any.
     """
@@ -112,12 +113,16 @@ class Shapes:
         return Tokens(*tokens)
 
     def count(self, batch_size: int) -> int:
-        """Micro-batches of the step that has the most of them; more than its rows alone ask for where tokens bound one."""
+        """Micro-batches of the step that has the most of them; more than its rows alone ask for where tokens bound
+        one.
+        """
         return int(self._sums(self.sources, batch_size).shape[1])
 
     @remembered
     def together(self, batch_size: int, count: int, sizes: Sizes) -> Tokens:
-        """Tokens of at most `count` micro-batches of one step, filled up; of all, where there are so many by their rows."""
+        """Tokens of at most `count` micro-batches of one step, filled up; of all, where there are so many by their
+        rows.
+        """
         largest = self.largest_micro_batch(batch_size, sizes)
         is_whole_step = count * batch_size >= self.rows
         tokens = list[int]()
@@ -132,7 +137,9 @@ class Shapes:
 
     @remembered
     def padded_tokens(self, batch_size: int) -> int:
-        """Tokens of the largest step whose rows are as long as the longest of their micro-batch (`data.batches.collate`)."""
+        """Tokens of the largest step whose rows are as long as the longest of their micro-batch
+        (`data.batches.collate`).
+        """
         counts = self._over_micro_batches(np.add, self.sources > 0, batch_size)
         total = 0
         for side in (self.sources, self.targets):
@@ -142,7 +149,8 @@ class Shapes:
         return total
 
     def worst_steps(self, batch_size: int, together: int = 1) -> list[list[MicroBatchRows]]:
-        """The micro-batches of the step with the most tokens, of the one with the largest micro-batch, and with the largest pass.
+        """The micro-batches of the step with the most tokens, of the one with the largest micro-batch, and with the
+        largest pass.
 
         Args:
             together: micro-batches of a pass.
@@ -196,7 +204,9 @@ class Shapes:
 
     @cached_property
     def _most_rows(self) -> int:
-        """Rows of the micro-batch that has the most of them, where tokens alone bound one: larger sizes are cut alike."""
+        """Rows of the micro-batch that has the most of them, where tokens alone bound one: larger sizes are cut
+        alike.
+        """
         numbers = self._cut_by_tokens(self.rows) + self.rows * np.arange(len(self.sources))[:, None]
         return int(np.bincount(numbers[self.sources > 0]).max())
 
@@ -235,7 +245,8 @@ def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
     Args:
         sums: tokens of micro-batches, any shape, at least one. largest: that may come; not below any of them.
     Returns:
-        ascending; the sums themselves, at least 16, where they are so few, else multiples of 16, the last at least `largest`.
+        ascending; the sums themselves, at least 16, where they are so few, else multiples of 16, the last at least
+        `largest`.
     """
     # Products of 5 to 11 rows differ in their last bit with the number of threads (MKL, fp32); those of 16 do not.
     values, counts = np.unique(np.maximum(np.append(sums, largest), LEAST_FILLED), return_counts=True)

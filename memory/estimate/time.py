@@ -1,9 +1,10 @@
 """The time of a step, and of what is left of a run.
 
-A step takes the time of its products, at the rate of the machine's class, of the values between them, of passes over the
-weights, and a fixed time for each block; a forward alone takes its share of that. Nominal rates rank execution plans, so that the same one
-comes out on a busy machine; measured ones tell the user the time, until the first steps tell it better. What differs between
-classes of processors is in `PACES`: a calibration (`benchmarks.time_promise`) changes these numbers and nothing else.
+A step takes the time of its products, at the rate of the machine's class, of the values between them, of passes over
+the weights, and a fixed time for each block; a forward alone takes its share of that. Nominal rates rank execution
+plans, so that the same one comes out on a busy machine; measured ones tell the user the time, until the first steps
+tell it better. What differs between classes of processors is in `PACES`: a calibration (`benchmarks.time_promise`)
+changes these numbers and nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from settings.fields import AUTO
 
 MALLOC_SPEED = {"small": 0.73, "fast": 1.0, "untrimmed": 1.15}  # "small" has the system zero every tensor again.
 WIDE = 512  # From this d_model on, fewer tokens fill a product.
-# Passes over weights of four bytes: over the trained ones in an update, and in each further accumulation pass, which adds to
-# all gradients; over all where they are widened for the products, quantized ones a piece at a time in the cache.
+# Passes over weights of four bytes: over the trained ones in an update, and in each further accumulation pass, which
+# adds to all gradients; over all where they are widened for the products, quantized ones a piece at a time in the
+# cache.
 UPDATE_PASSES = 6
 ACCUMULATING_PASSES = 2
 WIDENING_PASSES = 12
@@ -52,11 +54,12 @@ class Pace:
         efficiency: share of the rate of products that a step reaches in large micro-batches.
         half_tokens: of a micro-batch at which it reaches half of that, at a d_model of up to `WIDE`.
         memory_rate: bytes a second of passes over weights.
-        block_seconds: of a block and a micro-batch, forward or back, whatever its size. update_seconds: of a block's update
-            likewise.
-        value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts, softmax,
-            dropout, loss), so that it grows with the threads; 0: they are a part of `efficiency`.
-        spread: share by which a run may take longer, or less, than predicted from measured rates; from nominal ones twice that.
+        block_seconds: of a block and a micro-batch, forward or back, whatever its size. update_seconds: of a block's
+            update likewise.
+        value_flops: fp32 products in whose time a forward gets through one value between its products (norms, casts,
+            softmax, dropout, loss), so that it grows with the threads; 0: they are a part of `efficiency`.
+        spread: share by which a run may take longer, or less, than predicted from measured rates; from nominal ones
+            twice that.
     """
 
     efficiency: float = 0.5
@@ -88,7 +91,9 @@ PACES = {
 
 @dataclass(frozen=True)
 class Amount:
-    """What some rows come to: their number, tokens of both sides, and sums over rows of squares and products of lengths."""
+    """What some rows come to: their number, tokens of both sides, and sums over rows of squares and products of
+    lengths.
+    """
 
     rows: float
     source: float
@@ -177,7 +182,9 @@ def predict_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, pac
 
 
 def _passes(work: Workload, choice: ExecutionPlan) -> float:
-    """Times a step takes what a forward does: forward, back to what comes before, gradients of what learns, recomputation."""
+    """Times a step takes what a forward does: forward, back to what comes before, gradients of what learns,
+    recomputation.
+    """
     num_blocks = work.model.num_layers + work.model.num_decoder_layers
     return 2 + min(1.0, work.learns["total"] / work.counts["total"]) + 1 - choice.saved_blocks / num_blocks
 

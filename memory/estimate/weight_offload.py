@@ -1,8 +1,9 @@
 """Weights at rest, and the blocks of which they are offloaded: how many bytes, where, and how long moving them takes.
 
-The matrices of an offloaded block are in a file, or in the RAM beside a device, and here only while the block works: in one of
-a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where it is trained,
-however many rows pass through it, as long as one accumulation pass takes them all; that runs beside the computation.
+The matrices of an offloaded block are in a file, or in the RAM beside a device, and here only while the block works: in
+one of a few slots, each as large as the largest block. A step brings each of them twice, and takes it back once where
+it is trained, however many rows pass through it, as long as one accumulation pass takes them all; that runs beside the
+computation.
 """
 
 from __future__ import annotations

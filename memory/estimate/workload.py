@@ -24,11 +24,12 @@ class TrainedWeights:
     """How many weights are trained.
 
     Args:
-        parts: part -> weights: "embedding"; "head" of either kind; "encoder" and "decoder", the widest block of each stack with
-            its adapters; and "total".
+        parts: part -> weights: "embedding"; "head" of either kind; "encoder" and "decoder", the widest block of each
+            stack with its adapters; and "total".
         adapters: weights beside the model's own, in fp32.
         matrices: of the matrices of blocks.
-        factors: rows and columns of all matrices, and numbers of vectors. shared_factors: those outside of the matrices of blocks.
+        factors: rows and columns of all matrices, and numbers of vectors. shared_factors: those outside of the matrices
+            of blocks.
         turn_flops: of one turn of Muon over the matrices of blocks.
     """
 
@@ -95,7 +96,8 @@ def adapted_by(config: Config) -> Adapted:
 HEADS = ("head", "label head", "label bias")  # Roles of weights.
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
 COMPILED_BYTES = 26 * MIB  # Products in bf16 that oneDNN and torch keep compiled (`devices.environment`).
-# Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a file.
+# Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a
+# file.
 DEVICE = "device"
 RAM = "ram"
 FILE = "file"
@@ -109,9 +111,11 @@ class Machine:
     Args:
         budget_bytes: what the process tree of one rank may take.
         available_bytes: what is free, for the old table of first guesses.
-        installed_bytes: RAM of the whole machine, or the limit of its container where that is less; it decides the rows of a step.
+        installed_bytes: RAM of the whole machine, or the limit of its container where that is less; it decides the rows
+            of a step.
         base_bytes: the process before the model is built, data and tokenizer loaded.
-        rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which decide.
+        rates: dtype name ("float32", "bfloat16") -> nominal FLOP/s of matrix products of such a machine: facts, which
+            decide.
         speed_class: of what computes, see `memory.estimate.time`.
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
