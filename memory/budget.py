@@ -106,8 +106,7 @@ def host_budget(flag: int | str, local_processes: int = 1, *, root: Path = ROOT,
     else:
         warning = say(
             "--memory_budget = {size}, applies to each of {count} processes: {count} x {size} = {all} exceeds the "
-            "available "
-            "memory: {instead}",
+            "available memory: {instead}",
             size=format_size(requested),
             count=local_processes,
             all=format_size(local_processes * requested),

@@ -196,8 +196,7 @@ class Monitor:
         last = self._last
         line = say(
             "{mark} step {step} | phase {phase} | anonymous {anonymous} | file-backed {file} | peak {peak} | budget "
-            "{budget} "
-            "({share} in use)",
+            "{budget} ({share} in use)",
             mark=LINE_MARK,
             step=step,
             phase=say(last.phase),

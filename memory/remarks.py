@@ -46,8 +46,7 @@ def remarks_on(
         if choice.weights_in == FILE:
             sentence = (
                 "the weights of {away} of {total} blocks are offloaded to a file and loaded while their block is in "
-                "use; "
-                "results are identical"
+                "use; results are identical"
             )
         total = work.model.num_layers + work.model.num_decoder_layers
         yield say(sentence, away=choice.offloaded_blocks, total=total)
@@ -55,8 +54,7 @@ def remarks_on(
     if mapped:
         yield say(
             "{size} of frozen weights stay mapped from their file: the system may drop and read them again, and the "
-            "peak "
-            "does not count them",
+            "peak does not count them",
             size=format_size(mapped),
         )
     yield from _of_dtypes(config, choice, machine, earlier_precision)
@@ -148,8 +146,7 @@ def _of_dtypes(config: Config, choice: ExecutionPlan, machine: Machine, began: P
     elif compute == FLOAT16 and not is_bf16_fast:
         yield say(
             "computing in float16 with a scaled loss and a float32 residual stream, because fp16 is fast here and "
-            "bf16 is not; "
-            "--mixed_precision=no computes in float32"
+            "bf16 is not; --mixed_precision=no computes in float32"
         )
     elif compute == "float32" and config.memory.mixed_precision != "no":
         yield say("computing in float32, because bf16 is slow here ({kind})", kind=kind)

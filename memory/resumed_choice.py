@@ -52,8 +52,7 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
     if precision.compute == FLOAT16 and not machine.rate("float16"):
         raise UserError(
             "--is_keep_training = True, the run computes in fp16, which is not trained in on this device; allowed: a "
-            "GPU "
-            "with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
+            "GPU with fp16 tensor cores; resume it there, or start another run with --mixed_precision=auto"
         )
     return precision
 

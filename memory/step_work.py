@@ -101,7 +101,6 @@ def kernels_of(config: Config, machine: Machine) -> bool:
     if config.run.compiled_kernels is True and not machine.has_kernels:
         raise UserError(
             "--compiled_kernels = True, there are none here; allowed: auto or False, or a CPU with AVX2 under Linux "
-            "and a C "
-            "compiler (apt install gcc); `doctor` says what is missing"
+            "and a C compiler (apt install gcc); `doctor` says what is missing"
         )
     return machine.has_kernels and config.run.compiled_kernels is not False
