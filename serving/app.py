@@ -230,8 +230,9 @@ class Api:
 
     def gauges(self) -> list[tuple[str, str, int]]:
         """What there is now."""
-        engine, monitor = self.engine, self.engine.monitor
-        latest = monitor.latest()
+        engine = self.engine
+        monitor = engine.monitor
+        sample = monitor.sample()
         return [
             ("queue_length", "answers that wait", engine.waiting),
             ("queue_limit", "answers that may wait", engine.queue_limit),
@@ -239,10 +240,10 @@ class Api:
             ("running_rows_limit", "answers that may be written at once", engine.capacity.rows),
             ("running_tokens", "tokens that those being written may need", engine.tokens),
             ("running_tokens_limit", "tokens that fit into the budget", engine.capacity.tokens),
-            ("memory_bytes", "anonymous memory of the process", int(latest.get("anon_bytes", 0))),
+            ("memory_bytes", "anonymous memory of the process", sample.anon_bytes),
             ("memory_peak_bytes", "the most that it was", monitor.peak_bytes),
             ("memory_budget_bytes", "memory budget", monitor.budget_bytes),
-            ("device_bytes", "memory held on a device of its own", int(latest.get("device_bytes", 0))),
+            ("device_bytes", "memory held on a device of its own", sample.device_bytes),
         ]
 
 
