@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,15 +35,17 @@ from units import format_size
 
 LOOK_SECONDS = 1.0  # Between two looks.
 PRESSURE = 0.97  # Share of the budget in use from which memory is cleaned at once.
-REST_FACTOR = 100.0  # Times what a cleaning took, before the next one: they stay under 1% of the run.
-STEPS_AHEAD = 2  # Within which another look is taken, and a smaller plan runs.
-DRIFT_SHARE = 0.25  # Of the margin below a limit: small things of the system take so much, and it is no smaller budget.
-UNTRIMMED_SHARE = 0.85  # Of the budget, above which freed memory is not kept; a plan that keeps it begins below 0.8.
-LESS_AFTER_ERROR = 0.3  # Of temporary memory: so much less the next plan takes after an out-of-memory error.
-GROWTH_STEPS = 96  # The last steps, which are looked at for growth.
-GROWTH_PARTS = 4  # Of these steps.
-LEAST_GROWTH = 0.005  # Of the budget from part to part: less is noise.
-FORESIGHT = 200  # Steps within which growth would reach the budget.
+REST_FACTOR = 100.0  # A rest of so many times what a cleaning took keeps cleanings under 1% of the run.
+STEPS_AHEAD = 2  # A look and the change to a smaller plan take two steps.
+DRIFT_SHARE = 0.25  # A fall below this share of the margin is no smaller budget: small programs come and go.
+UNTRIMMED_SHARE = (
+    0.85  # Above this share of the budget freed memory is not kept; a plan that keeps it begins below 0.8.
+)
+LESS_AFTER_ERROR = 0.3  # After an out-of-memory error the next plan takes this share of temporary memory less.
+GROWTH_STEPS = 96  # So many last steps are looked at for growth.
+GROWTH_PARTS = 4  # They are cut into so many parts.
+LEAST_GROWTH = 0.005  # Less than this share of the budget from part to part is noise.
+FORESIGHT = 200  # Growth is answered where it would reach the budget within so many steps.
 # What the user fixed is given up where nothing else fits.
 FIXED_BY_USER = ("memory_mode", "gradient_checkpointing", "batch_size_per_gpu", "gradient_accumulation_steps")
 ADVICE = "a larger --memory_budget, a smaller --max_seq_len or a smaller --model_preset"
@@ -55,6 +57,20 @@ class Log(Protocol):
     def event(self, name: str, sentence: str = "", /, **fields: Any) -> None: ...
     def memory(self, step: int, phase: str) -> None: ...
     def plan(self, plan: Plan) -> None: ...
+
+
+class Target(NamedTuple):
+    """What a run may hold from here on.
+
+    Args:
+        size: in bytes. margin: bytes above it that may be held where no plan fits otherwise.
+        reason: in a word. sentence: for the user.
+    """
+
+    size: int
+    reason: str
+    sentence: str
+    margin: int = 0
 
 
 def growth_of(shares: Sequence[float]) -> float:
@@ -108,18 +124,21 @@ class MemoryController:
         self._shape = shape
         self._clock = clock
         self._first_budget = plan.budget_bytes
-        self._too_little = 0  # Bytes in which no plan fits.
-        self._peak = 0  # Measured, of the steps under this plan.
-        self._shares = deque[float](maxlen=GROWTH_STEPS)  # Of the budget, held after steps under this plan.
-        self._looked = self._rest_until = clock()
-        self._available = budget.available_bytes
-        self._fall = 0  # Of what is available, at the last look.
+        self._largest_unfit_bytes = 0  # No plan fits into so many bytes.
+        self._unanswered_bytes = 0  # The last target for which there was no smaller plan.
+        self._peak_bytes = 0  # Measured, of the steps under this plan.
+        self._bytes_after_steps = deque[int](maxlen=GROWTH_STEPS)  # Held after the steps under this plan.
+        self._last_look = clock()
+        self._rest_until = self._last_look
+        self._available_bytes = budget.available_bytes
+        self._last_fall_bytes = 0  # What was available less at the last look than at the one before.
 
     @property
     def allowed_bytes(self) -> int:
         """What the run may reach: its budget, and where others have lowered that, the margin below the limit."""
         budget = self.plan.budget_bytes
-        return max(budget, min(self._first_budget, budget + self._margin()))
+        margin = 0 if self._device.is_separate_memory else self.budget.margin_bytes
+        return max(budget, min(self._first_budget, budget + margin))
 
     def before(self, what: str, step: int) -> None:
         """Clean before a phase that needs much memory, as "epoch" or "evaluation"."""
@@ -142,33 +161,37 @@ class MemoryController:
         record = self.cleaner.after_step(step)
         if record is not None:
             self._report_cleanup(step, record)
-        self._shares.append(self._monitor.plan_pressure())
-        if not self._device.is_separate_memory:  # The peak of such a device is of the whole run, not of this plan.
+        self._bytes_after_steps.append(self._monitor.plan_bytes())
+        if not self._device.is_separate_memory:  # The peak of such a device is that of the whole run.
             # What other phases held, such as the training of a tokenizer, says nothing of the steps.
-            of_steps = min(self._monitor.phase_peaks.get("train", 0), self._monitor.counted_peak_bytes)
-            self._peak = max(self._peak, of_steps)
+            self._peak_bytes = max(self._peak_bytes, self._monitor.counted_phase_peaks.get("train", 0))
         now = self._clock()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._last_look < LOOK_SECONDS:
             return False
-        self._looked = now
-        needs = max(self._peak or self.plan.peak_bytes, self.budget.used())
-        limits = self._limits(needs)
-        if now >= self._rest_until and (needs > min(limits)[0] or self._monitor.pressure() > PRESSURE):
+        self._last_look = now
+        needs = max(self._peak_bytes or self.plan.peak_bytes, self.budget.used())
+        targets = self._targets(needs)
+        target = min(targets)
+        # A plan is chosen by what is held once everything is freed, however short ago that was.
+        is_new = needs > target.size and target.size != self._unanswered_bytes
+        is_pressed = needs > target.size or self._monitor.pressure() > PRESSURE
+        if is_new or (is_pressed and now >= self._rest_until):
             self._report_cleanup(step, self.cleaner.under_pressure())
             self._monitor.sample()
             self._rest_until = self._clock() + REST_FACTOR * (self._clock() - now)
             share = self.budget.used() / self.allowed_bytes  # A smaller plan frees no RAM beside a GPU.
             if share > PRESSURE:
                 in_use = say("{share} of the budget is in use, and cleanup did not help", share=f"{share:.0%}")
-                limits.append((int(PRESSURE * self.allowed_bytes), "pressure", in_use))
-        size, reason, story = min(limits)
-        if needs <= size:
+                target = min(target, Target(int(PRESSURE * self.allowed_bytes), "pressure", in_use))
+        if needs <= target.size:
             return False
-        if self._shrink(step, size, reason, story):
+        if self._shrink(step, target):
             return True
+        self._unanswered_bytes = target.size
         # A moment above its own budget is no end of a run; above a limit of the system it may be.
-        if self.budget.used() > self.allowed_bytes or (reason == "budget" and needs > size + self._margin()):
-            self._give_up(story)
+        is_over_limit = target.reason == "budget" and needs > target.size + target.margin
+        if is_over_limit or self.budget.used() > self.allowed_bytes:
+            self._give_up(target.sentence)
         return False
 
     def after_out_of_memory(self, error: BaseException, step: int) -> None:
@@ -176,7 +199,7 @@ class MemoryController:
         shortage = free_failed(error, self._device)
         story = shortage.describe("train", self.plan.choice.batch_size_per_gpu, self._shape)
         size = int(self.plan.peak_bytes - LESS_AFTER_ERROR * (self.plan.peak_bytes - self.budget.used()))
-        if not self._shrink(step, size, "out of memory", story, shortage):
+        if not self._shrink(step, Target(size, "out of memory", story), shortage):
             self._give_up(story)
 
     def after_evaluation_out_of_memory(self, error: BaseException, step: int) -> None:
@@ -191,95 +214,112 @@ class MemoryController:
         report = say("{story}; evaluating the same rows again with micro-batch {micro}", story=story, micro=rows // 2)
         self._report_recovery(step, "evaluation", "out of memory", report, rows, rows // 2, shortage)
 
-    def _limits(self, needs: int) -> list[tuple[int, str, str]]:
-        """What the run may hold from here on, in bytes, and why: in a word, and in a sentence."""
+    def _targets(self, needs: int) -> list[Target]:
+        """What the run may hold from here on, by its budget, by what others leave, and by its growth."""
         budget = self._measure()
-        limit = budget.limit()
-        if limit < self.budget.limit():
+        if budget.limit() < self.budget.limit():
             self.budget = budget
             self._monitor.watch(max(budget.host_bytes, 1), from_now=True)
-        fall = self._available - budget.available_bytes
-        steady_fall = max(0, min(fall, self._fall))  # A single fall is a lowered limit, or a program that has started.
-        self._available = budget.available_bytes
-        self._fall = fall
-        left = budget.available_bytes - STEPS_AHEAD * steady_fall
-        soon = limit
-        if not budget.is_on_device:  # A smaller plan frees no RAM beside a GPU.
-            soon = min(limit, left - margin_of(left))
-        peak = format_size(needs)
         share = UNTRIMMED_SHARE if self.plan.choice.malloc == "untrimmed" else 1.0
-        story = say("steps take {peak}, and the budget is {budget}", peak=peak, budget=format_size(self.allowed_bytes))
-        limits: list[tuple[int, str, str]] = [(int(share * self.allowed_bytes), "peak", story)]
-        if needs - DRIFT_SHARE * self._margin() > soon and soon < self.plan.budget_bytes:
-            story = say(
+        sentence = say(
+            "steps take {peak}, and the budget is {budget}",
+            peak=format_size(needs),
+            budget=format_size(self.allowed_bytes),
+        )
+        targets = [Target(int(share * self.allowed_bytes), "peak", sentence)]
+        left = self._left_soon(budget)
+        if needs - DRIFT_SHARE * left.margin > left.size and left.size < self.plan.budget_bytes:
+            sentence = say(
                 "{size} will be left ({why}), and the plan needs {planned}",
-                size=format_size(soon),
+                size=format_size(left.size),
                 why=say(budget.binding),
-                planned=peak,
+                planned=format_size(needs),
             )
-            limits.append((soon, "budget", story))
-        growth = int(limit * growth_of(self._shares))
-        if growth and needs > self.plan.peak_bytes:  # A heap that fills up to what was planned is left alone.
-            story = say(
-                "memory grows by {pace} per step and would reach the budget in {steps}",
-                pace=format_size(growth),
-                steps=counted(max(0, limit - needs) // growth, "step"),
-            )
-            limits.append((limit - FORESIGHT * growth, "growth", story))
-        return limits
+            targets.append(left._replace(sentence=sentence))
+        growth = self._growth(budget.limit(), needs)
+        if growth is not None:
+            targets.append(growth)
+        return targets
 
-    def _margin(self) -> int:
-        """What may be held above a limit of the system, where no plan fits otherwise."""
-        return 0 if self._device.is_separate_memory else self.budget.margin_bytes
+    def _left_soon(self, budget: Budget) -> Target:
+        """What others will leave in two steps, if they go on taking; at most the limit of now."""
+        limit = Target(budget.limit(), "budget", "", 0 if budget.is_on_device else budget.margin_bytes)
+        fall = self._available_bytes - budget.available_bytes
+        # A single fall is a lowered limit, or a program that has started.
+        steady_fall = max(0, min(fall, self._last_fall_bytes))
+        self._available_bytes = budget.available_bytes
+        self._last_fall_bytes = fall
+        if budget.is_on_device:  # A smaller plan frees no RAM beside a GPU.
+            return limit
+        left = budget.available_bytes - STEPS_AHEAD * steady_fall
+        margin = margin_of(left)
+        return min(limit, Target(left - margin, "budget", "", margin))
 
-    def _shrink(self, step: int, size: int, reason: str, story: str, shortage: Shortage | None = None) -> bool:
-        """Go on by the fastest plan within a size, or else the next smaller one. Returns whether there is one."""
+    def _growth(self, limit: int, needs: int) -> Target | None:
+        """What the run may hold so that memory that grows does not reach the limit; None: it does not grow.
+
+        A heap that fills up to what was planned is left alone.
+        """
+        peak = self._device.memory_peak_bytes() if self._device.is_separate_memory else needs
+        growth = int(limit * growth_of([size / limit for size in self._bytes_after_steps]))
+        if not growth or peak <= self.plan.peak_bytes:
+            return None
+        sentence = say(
+            "memory grows by {pace} per step and would reach the budget in {steps}",
+            pace=format_size(growth),
+            steps=counted(max(0, limit - peak) // growth, "step"),
+        )
+        return Target(limit - FORESIGHT * growth, "growth", sentence)
+
+    def _shrink(self, step: int, target: Target, shortage: Shortage | None = None) -> bool:
+        """Go on by the fastest plan within a target, or else the next smaller one. Returns whether there is one."""
         old = self.plan
-        smaller = self._smaller_plan(size, reason)
-        # What was held until now is answered, and no reason for the next plan.
-        self._peak = 0
-        self._shares.clear()
-        if not self._device.is_separate_memory:
-            self._monitor.watch(self._monitor.budget_bytes, from_now=True)
+        smaller = self._smaller_plan(target)
         if smaller is None:
             return False
+        # What was held until now is answered, and no reason for the next plan.
+        self._peak_bytes = 0
+        self._unanswered_bytes = 0
+        self._bytes_after_steps.clear()
+        if not self._device.is_separate_memory:
+            self._monitor.watch(self._monitor.budget_bytes, from_now=True)
         self.plan = replace(smaller, budget_bytes=min(self.budget.limit(), old.budget_bytes))
         rows = smaller.choice.batch_size_per_gpu
         report = say(
             "{story}; continuing with micro-batch {micro} x accumulation {times}, {recomputed}, effective batch "
             "unchanged",
-            story=story,
+            story=target.sentence,
             micro=rows,
             times=smaller.choice.gradient_accumulation_steps,
             recomputed=smaller.recomputed(),
         )
-        self._report_recovery(step, "train", reason, report, old.choice.batch_size_per_gpu, rows, shortage)
+        self._report_recovery(step, "train", target.reason, report, old.choice.batch_size_per_gpu, rows, shortage)
         self._log.plan(self.plan)
         return True
 
-    def _smaller_plan(self, size: int, reason: str) -> Plan | None:
+    def _smaller_plan(self, target: Target) -> Plan | None:
         present = self.plan
         fixed = sum(part for name, part in present.components.items() if name in FIXED)
-        held = max(fixed, self.budget.used())  # What no plan gives back.
+        held = max(fixed, self.budget.used())  # No plan gives this back.
         temporary = max(1, present.peak_bytes - fixed)
-        ratio = max(1.0, (self._peak - held) / temporary)  # Of what steps have taken to what was planned for them.
+        ratio = max(1.0, (self._peak_bytes - held) / temporary)  # Measured to planned.
         relaxed = self._config.changed(**dict.fromkeys(FIXED_BY_USER, AUTO))
-        limits = [size]
-        # The margin is used where no plan fits otherwise, unless the present one already does with it.
-        if held + ratio * temporary - DRIFT_SHARE * self._margin() > size + self._margin():
-            limits.append(size + self._margin())
+        limits = [target.size]
+        # The margin below a limit is a second try; it is skipped where the present plan already fits with it.
+        if held + ratio * temporary - DRIFT_SHARE * target.margin > target.size + target.margin:
+            limits.append(target.size + target.margin)
         for limit in limits:
             most = min(int(fixed + (limit - held) / ratio), present.peak_bytes - 1)
-            if most > self._too_little:
+            if most > self._largest_unfit_bytes:
                 for config in (self._config, relaxed):
                     with suppress(DoesNotFit):
                         return self._make_plan(config, self.budget.child(most))
-                self._too_little = most
+                self._largest_unfit_bytes = most
         rows = present.choice.batch_size_per_gpu
         if not present.choice.saved_blocks:
             rows //= 2
         # A run that takes more than its plan said needs smaller shapes, whatever the formulas say of them.
-        if rows and reason != "budget":
+        if rows and target.reason != "budget":
             most = max(self.budget.limit(), present.peak_bytes)
             with suppress(DoesNotFit):
                 next_smaller = relaxed.changed(batch_size_per_gpu=rows, gradient_checkpointing=True)

@@ -74,8 +74,8 @@ class Monitor:
         self.device: Device | HostAlone = device
         self.peak_bytes = 0
         self.counted_peak_bytes = 0  # What counts against the budget as it is now; see `watch`.
-        self.counted_phase = ""  # The phase in which that was held.
         self.phase_peaks: dict[str, int] = {}
+        self.counted_phase_peaks: dict[str, int] = {}  # What counts against the budget as it is now.
         self.cost_seconds = 0.0  # Processor time that sampling took.
         self._interval_seconds = interval_seconds
         self._start = time.monotonic()
@@ -95,6 +95,7 @@ class Monitor:
         with self._lock:
             self.budget_bytes = budget_bytes
             self.counted_peak_bytes = 0 if from_now else self.peak_bytes
+            self.counted_phase_peaks = {} if from_now else dict(self.phase_peaks)
 
     def watch_device(self, device: Device, budget_bytes: int | None) -> None:
         """Sample this device from now on, which was not known before; its budget as of `device_budget_bytes`."""
@@ -149,11 +150,10 @@ class Monitor:
             phase = phase or self._phase
             self._last = Sample(phase, anonymous, max(0, usage.file_bytes - pinned), on_device, anonymous + shared)
             highest = max(anonymous, usage.peak_bytes) + shared
-            if highest > self.counted_peak_bytes:
-                self.counted_peak_bytes = highest
-                self.counted_phase = phase
             self.peak_bytes = max(self.peak_bytes, highest)
-            self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), highest)
+            self.counted_peak_bytes = max(self.counted_peak_bytes, highest)
+            for peaks in (self.phase_peaks, self.counted_phase_peaks):
+                peaks[phase] = max(peaks.get(phase, 0), highest)
             self.cost_seconds += time.thread_time() - start
             return self._last
 
@@ -167,10 +167,15 @@ class Monitor:
 
     def plan_pressure(self) -> float:
         """The same of the memory that the plan is about: the device's where it has its own, else the host's."""
+        budget = self.device_budget_bytes if self.device.is_separate_memory else None
+        return self.plan_bytes() / (budget or self.budget_bytes)
+
+    def plan_bytes(self) -> int:
+        """What was held at the last sample of the memory that the plan is about."""
         if self.device.is_separate_memory and self.device_budget_bytes:
             # Idle blocks are the backend's to use again; only what tensors hold presses.
-            return (self._last.device_bytes - self.device.memory_idle_bytes()) / self.device_budget_bytes
-        return self._last.host_bytes / self.budget_bytes
+            return self._last.device_bytes - self.device.memory_idle_bytes()
+        return self._last.host_bytes
 
     def record(self, step: int, phase: str | None = None) -> dict[str, Any]:
         """Take a sample and give it the fields of a `memory` event in metrics.jsonl."""

@@ -9,7 +9,6 @@ Source: proc_pid_status(5), RssAnon, RssFile, RssShmem, VmHWM.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import time
@@ -22,8 +21,9 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/")
-LISTING_SECONDS = 0.5  # The children are listed anew after this long,
-LISTING_SHARE = 0.001  # and never so often that the listing takes more than this share of the time.
+LISTING_SECONDS = 0.5  # Children are listed at most this often.
+LISTING_SHARE = 0.001  # Listing takes at most this share of the time.
+SETTLED_SECONDS = 0.05  # A child just forked by vfork or posix_spawn still shows the memory of its parent.
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,11 @@ def tree_pids(pid: int, root: Path = ROOT) -> list[int]:
             pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
         return pids
     for parent in pids:  # The list grows while it is walked.
-        for path in glob.glob(f"{root}/proc/{parent}/task/*/children"):
-            pids += [child for child in map(int, text_of(Path(path)).split()) if child not in pids]
+        folder = root / f"proc/{parent}/task"
+        with suppress(OSError):  # The process has ended.
+            for thread in os.listdir(folder):
+                children = map(int, text_of(folder / thread / "children").split())
+                pids += [child for child in children if child not in pids]
     return pids
 
 
@@ -111,21 +114,19 @@ class ProcessTree:
         self.pid = os.getpid() if pid is None else pid
         self.root = root
         self._last = _resident(self.pid, root)
-        self._listed: list[int] = []
-        self._children: list[int] = []
+        self._first_listed: dict[int, float] = {}  # By process ID.
         self._next_listing = 0.0
 
     def usage(self) -> Usage:
-        """Memory now. A new child counts from the second listing that finds it, about a second after its start."""
+        """Memory now. A new child counts from the first call that comes a moment after the one that listed it."""
         now = time.monotonic()
         if now >= self._next_listing:
             start = time.thread_time()
-            listed = tree_pids(self.pid, self.root)[1:]
-            # A child just forked by vfork or posix_spawn still shows the memory of its parent.
-            self._children = [pid for pid in listed if pid in self._listed]
-            self._listed = listed
+            children = tree_pids(self.pid, self.root)[1:]
+            self._first_listed = {pid: self._first_listed.get(pid, now) for pid in children}
             self._next_listing = now + max(LISTING_SECONDS, (time.thread_time() - start) / LISTING_SHARE)
-        processes = [_resident(pid, self.root) for pid in (self.pid, *self._children)]
+        settled = [pid for pid, listed in self._first_listed.items() if now - listed >= SETTLED_SECONDS]
+        processes = [_resident(pid, self.root) for pid in (self.pid, *settled)]
         usage = _usage(processes)
         before = self._last
         self._last = processes[0]

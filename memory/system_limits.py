@@ -72,14 +72,23 @@ def host_limits(local_processes: int = 1, *, root: Path = ROOT, pid: int | None 
     """
     pid = pid or os.getpid()
     pids = set(tree_pids(pid, root))
-    mark = _rank_mark(pid, root)
-    if local_processes > 1 and mark:
-        everyone = [int(path.name) for path in root.glob("proc/[0-9]*")]
-        pids.update(other for other in everyone if _rank_mark(other, root) == mark)
+    if local_processes > 1:
+        pids.update(_other_ranks(pid, root))
     ranks = usage_of(list(pids), root).anon_bytes
     own = usage_of([pid], root).anon_bytes
     limits = [Limit(limit.what, limit.for_holder(ranks) // local_processes) for limit in shared_limits(pid, root)]
     return limits + [Limit(limit.what, limit.for_holder(own)) for limit in process_limits(pid, root)]
+
+
+def _other_ranks(pid: int, root: Path) -> list[int]:
+    """The processes of the launcher that has started this rank."""
+    mark = _rank_mark(pid, root)
+    if mark:
+        everyone = [int(path.name) for path in root.glob("proc/[0-9]*")]
+        return [other for other in everyone if _rank_mark(other, root) == mark]
+    # A launcher that forks its ranks, as of a notebook, marks them where the system does not show it.
+    parent = re.search(r"^PPid:\s+(\d+)", text_of(root / f"proc/{pid}/status"), re.MULTILINE)
+    return tree_pids(int(parent[1]), root)[1:] if parent and int(parent[1]) > 1 else []
 
 
 def _rank_mark(pid: int, root: Path) -> list[str]:
@@ -176,7 +185,10 @@ def group_limits(pid: int, root: Path = ROOT) -> list[SystemLimit]:
         if PurePosixPath(path).is_relative_to(top):
             group /= PurePosixPath(path).relative_to(top)
         for level in (group, *group.parents):
-            numbers = _group_numbers(root / f"{folder}/{level}".lstrip("/"))
+            level_folder = root / f"{folder}/{level}".lstrip("/")
+            if level != group and text_of(level_folder / "memory.use_hierarchy").strip() == "0":
+                break  # Groups of version 1 from here on do not count their children.
+            numbers = _group_numbers(level_folder)
             pages = sum(numbers[f"total_{name}"] or numbers[name] for name in FILE_PAGES)
             used = max(0, sum(numbers[name] for name in GROUP_USAGE) - pages)
             # Where two names stand for one figure the later name is shown.

@@ -358,8 +358,10 @@ class StepEstimate:
             pieces = 0  # It is trimmed just before.
         elif phase in ("encoder backward", "last update"):
             pieces = self._small_tensors(ENCODER) + self._one_update()
-            if phase == "encoder backward" and self._last_stack == ENCODER and self._saved_blocks[ENCODER]:
-                # What came free since the trim before the loss takes the place of the last block's graph.
+            is_first = phase == "encoder backward" and self._last_stack == ENCODER and self._saved_blocks[ENCODER]
+            if is_first and self._machine.num_processes == 1 and not self._work.adapted.targets:
+                # What came free since the trim before the loss takes the place of the last block's graph; adapters free
+                # too little, and with several processes the graph waits for its gradients.
                 pieces = max(0, pieces - self._saved(1, 0))
         else:
             pieces = self._small_tensors(self._last_stack)

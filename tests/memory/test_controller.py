@@ -202,6 +202,7 @@ class Scripted(ProcessTree):
         super().__init__()
         self.limit = limit
         self.by_user = by_user
+        self.available = 0  # What the system would give; 0: as the limit says.
         self.frees = frees
         self.seconds = 0.0
         self.steps = 0
@@ -225,7 +226,7 @@ class Scripted(ProcessTree):
 
     def measure(self) -> Budget:
         margin = 0 if self.by_user else max(MARGIN, int(self.limit / 0.95) - self.limit)
-        available = self.limit + (GIB if self.by_user else margin)
+        available = self.available or self.limit + (GIB if self.by_user else margin)
         return ScriptedBudget(self.limit, None, available, (), "test group", margin, script=self)
 
     def usage(self) -> Usage:
@@ -340,6 +341,49 @@ def test_others_that_go_on_taking_make_the_run_smaller_before_they_have_taken_it
         now.limit -= fall * MIB
         changes.append(now.step(now.controller.plan.peak_bytes))
     assert changes == [turn == answered for turn in range(3)] and not now.is_ended
+
+
+def test_a_second_fall_right_after_a_cleaning_is_answered_by_a_plan_too() -> None:
+    """What malloc keeps for the next step is freed again before a plan is chosen."""
+    now = Scripted(BUDGET, frees=200 * MIB)
+    for lost in (100, 200):
+        now.limit = now.first.peak_bytes - lost * MIB
+        assert now.step(now.controller.plan.peak_bytes, now.fixed + 200 * MIB)
+    assert now.reasons == ["budget", "budget"] and not now.is_ended
+
+
+def test_an_evaluation_after_a_smaller_plan_is_no_peak_of_a_step() -> None:
+    now = Scripted(BUDGET)
+    now.limit = now.first.peak_bytes - 100 * MIB
+    assert now.step(now.first.peak_bytes)
+    now.held = 2 * BUDGET
+    now.monitor.sample("evaluation")
+    assert not now.step(now.controller.plan.peak_bytes, times=3) and now.reasons == ["budget"]
+
+
+def test_others_that_take_more_beside_a_budget_of_the_user_use_the_margin_first() -> None:
+    """What will be left holds the least plan, though not with the margin that a limit of the system asks for."""
+    least = planned(LEAST, Budget(GIB, None, GIB, (), "", 0)).peak_bytes
+    now = Scripted(least + MIB, by_user=True, config=LEAST, make_plan=none_fits)
+    for left in (100, 85, 70):
+        now.available = least + left * MIB
+        now.step(least)
+    assert not now.is_ended and not now.reasons
+    for left in (40, 10):
+        now.available = least + left * MIB
+        now.step(least)
+    assert now.is_ended
+
+
+def test_growth_of_a_card_is_answered() -> None:
+    card = FakeDevice(8 * GIB)
+    now = Scripted(BUDGET, device=card)
+    card.peak_bytes = now.first.peak_bytes + MIB
+    level = now.first.peak_bytes - 100 * MIB
+    while not now.reasons and now.steps < 120:
+        level += 4 * MIB
+        now.step(level, level)
+    assert now.reasons == ["growth"]
 
 
 def test_pressure_is_answered_by_cleaning_first() -> None:

@@ -62,7 +62,7 @@ def test_what_was_held_before_the_machine_had_less_is_not_held_against_the_new_b
     assert (monitor.counted_peak_bytes, monitor.peak_bytes) == (300 * MIB, 700 * MIB)
     monitor.sample("train")
     assert monitor.counted_peak_bytes == 500 * MIB, "and so it is over"
-    assert monitor.counted_phase == "train"
+    assert monitor.counted_phase_peaks["train"] == 500 * MIB
 
 
 def test_peaks_are_kept_by_phase():
