@@ -78,7 +78,7 @@ def embed(config: Config) -> None:
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    trained = load_trained(config, model, AnswerBatch(1, 1, 1), reads_files=is_of_files)
+    trained = load_trained(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
     ids = ShortIds()

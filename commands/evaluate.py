@@ -15,10 +15,9 @@ import numpy as np
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-import devices
 from commands.answering import find_answering
 from commands.generate import cut_note
-from commands.loading import Trained, bytes_before, does_not_hold, load_trained, rows_to_measure, watched
+from commands.loading import Trained, does_not_hold, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
@@ -28,7 +27,8 @@ from data.shards.store import PAIRS, VALIDATION
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
-from memory.budget import measure_budget
+from memory.budget import host_budget
+from memory.processes import ProcessTree
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
 from settings.declared import Config, places
 from settings.errors import UserError
@@ -42,7 +42,7 @@ from training.evaluation.samples import SHOWN, References, Sample, generate_metr
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
 from training.processes.group import Group
-from training.processes.launch import num_processes
+from training.processes.launch import local_processes, num_processes
 from training.report.log_files import plain
 from training.report.progress import Progress
 from training.setup.answer_list import unlisted_note, with_answers
@@ -198,10 +198,10 @@ def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepar
         UserError: the data are not usable. DoesNotFit: the budget does not hold the child that prepares them.
     """
     config = _data_settings(config, model)
-    budget = measure_budget(config.memory.memory_budget, devices.pick(config.run.device))
-    parts = {"base": bytes_before(budget), "preparation": PREPARING_BYTES}
-    if sum(parts.values()) > budget.limit():
-        raise does_not_hold(budget.limit(), say("the preparation of the rows"), parts)
+    total = host_budget(config.memory.memory_budget, local_processes()).host_bytes
+    parts = {"base": ProcessTree().usage().anon_bytes, "preparation": PREPARING_BYTES}
+    if sum(parts.values()) > total:
+        raise does_not_hold(total, say("the preparation of the rows"), parts)
     prepared = checked_in_child(prepare_evaluation, config, (VALIDATION,))
     loader = StepLoader(prepared.validation_dir, prepared.objective, config, config.memory.ultra_low_mem is True)
     return config, prepared, loader

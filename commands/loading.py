@@ -313,18 +313,18 @@ def _hold(config: Config, device: Device, budget: Budget, model: HeldModel, leas
     model = replace(model, plan=replace(model.plan, kernels=kernels() is not None, scores=scores))
     ways = list(rungs(model, dtypes, stored, weights_in_to_try(config, Machine(total, total))))
     held = first_that_fits(ways, total, lambda way: way.answering(least))
-    if held is None:  # What the answers lack is said once the prompts are known.
-        tight = (way for way in ways if way.plan.malloc == "small")
-        held = first_that_fits(tight, total, lambda way: {"base": way.base_bytes, "weights": way.weight_bytes})
     if held is None:
-        smallest = min(ways, key=lambda way: way.weight_bytes)
-        raise DoesNotFit(
-            "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of the program; raise it to {least} or more, or try --mixed_precision=bf16",
-            total_bytes=format_size(total),
-            size=format_size(smallest.weight_bytes),
-            base_bytes=format_size(model.base_bytes),
-            least=typed_size(sum(smallest.answering(least).values())),
-        )
+        # The least way leaves the most memory to prompts; what the longest of them lacks is said once they are known.
+        held = min(ways, key=lambda way: way.weight_bytes)
+        if held.base_bytes + held.weight_bytes > total:
+            raise DoesNotFit(
+                "--memory_budget = {total_bytes}, does not hold the model's {size} of weights beside {base_bytes} of the "
+                "program; raise it to {least} or more, or try --mixed_precision=bf16",
+                total_bytes=format_size(total),
+                size=format_size(held.weight_bytes),
+                base_bytes=format_size(model.base_bytes),
+                least=typed_size(sum(held.answering(least).values())),
+            )
     if requested == AUTO and held.plan.storage not in (stored, compute):
         text = "weights rounded to {dtype}, as {budget} of memory does not hold them as they are; --mixed_precision=no forbids that"
         note(say(text, dtype=WORDS[held.plan.storage], budget=format_size(total)))
