@@ -27,16 +27,16 @@ from settings.declared import GenerateConfig, T5ModelConfig
 from settings.fields import AUTO
 from units import MIB
 
-DTYPES = (FLOAT32, BFLOAT16, INT8)  # of weights at rest, from the fastest to the smallest
+DTYPES = (FLOAT32, BFLOAT16, INT8)  # Weights at rest, from the fastest to the smallest.
 # Of the budget, what the least work may take with malloc "fast": gaps between tensors of prompts of many lengths make
 # the heap grow by a tenth over some dozens of them.
 FAST_SHARE = 0.8
-LIBRARIES_BYTES = 8 * MIB  # what libraries allocate at the first products, and small objects of Python
-WIDENED_BYTES = 4 * MIB  # of narrow weights, which a CPU widens in pieces
-SLACK = 0.2  # share of what comes and goes that malloc holds as well
-GAPS_BYTES = 8 * HEAP_BELOW  # the most that malloc "fast" holds of it in gaps of the heap
-MARGIN = 0.02  # by which the same work takes more in one run than in another
-CHOICE_BYTES = 48  # of a token that a list of answers allows: id and position on the host and on the device, and score
+LIBRARIES_BYTES = 8 * MIB  # Libraries at the first products, and small objects of Python.
+WIDENED_BYTES = 4 * MIB  # Pieces of narrow weights that a CPU widens.
+SLACK = 0.2  # Malloc keeps this share of what comes and goes.
+GAPS_BYTES = 8 * HEAP_BELOW  # Malloc "fast" keeps at most so many bytes in gaps of the heap.
+MARGIN = 0.02  # The same work takes so much more in one run than in another.
+CHOICE_BYTES = 48  # A token that a list of answers allows: id and position on host and device, and score.
 
 
 @dataclass(frozen=True)

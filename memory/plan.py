@@ -33,9 +33,8 @@ from settings.errors import DoesNotFit
 from units import format_size
 
 NEARLY = 1.05  # Times the seconds of the fastest plan that count as little.
-# Weights leave a device that holds a whole step where that makes it so many times faster: nominal speeds may be off by
-# that.
-DOUBT = 1.5
+# Weights are offloaded for speed only where a step becomes so many times faster: nominal speeds may be that wrong.
+OFFLOAD_GAIN = 1.5
 SAVING_MODES = ("low", "ultra")
 # Share of the budget within which freed memory is kept for the next step: a little speed is not worth a probe.
 ROOMY = 0.8
@@ -124,7 +123,7 @@ class Search:
                     continue  # A base in 8 bits is less exact: it is the last means.
                 gain = 1.0 if saves else NEARLY
                 if rung.weights_in != best.rung.weights_in and best.plan.accumulation_passes == 1:
-                    gain = DOUBT
+                    gain = OFFLOAD_GAIN
                 most_seconds = self.seconds(best.plan) / gain
             plan = self.fastest_on(rung, most_seconds)
             if plan is not None:
@@ -199,7 +198,7 @@ def plan(
     source_tokens: int | None = None,
     target_tokens: int | None = None,
     earlier: ExecutionPlan | None = None,
-    anew: Collection[str] = (),
+    changed: Collection[str] = (),
     running: ExecutionPlan | None = None,
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
@@ -211,7 +210,7 @@ def plan(
         source_tokens, target_tokens: longest row that can occur; None: as the settings allow.
         earlier: the choice of the run that is resumed; kept where it fits, so that it computes in the same order; where
             it does not, its dtypes are, as long as any plan in them fits.
-        anew: settings of the step that this start changes.
+        changed: settings of the step that this start changes.
         running: the choice of a run that is under way, whose dtypes and offloaded weights stay; None: it has not begun.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
         mapped: of a frozen base, as `Workload` has it.
@@ -229,7 +228,7 @@ def plan(
         earlier_precision = precision_to_keep(config, machine, earlier)
         if earlier_precision is not None:
             ladders.insert(0, Ladder(config, machine, work, earlier_precision))
-            before = choice_to_keep(config, machine, work, earlier, anew)
+            before = choice_to_keep(config, machine, work, earlier, changed)
             families = ladders[0].as_before(before) if before else []
             choice = next(filter(None, map(Search(ladders[0]).first_within, families)), None)
     if choice is None:

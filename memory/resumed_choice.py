@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memory.estimate.precision import FLOAT16, Precision, asked_precision
+from memory.estimate.precision import FLOAT16, Precision, requested_precision
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.step_work import evaluation_batch, kernels_of, scores_of
 from settings.declared import Config
@@ -27,7 +27,7 @@ def step_settings(config: Config) -> dict[str, Any]:
     return {name: values[name] for name in STEP_SETTINGS}
 
 
-def newly_asked(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
+def changed_step_settings(config: Config, before: Mapping[str, Any]) -> frozenset[str]:
     """Which of the step's settings this start gives another value than the one that the run's plan was made for.
 
     A value that is repeated, as by a restart, is none of them: the run may have had to take less since.
@@ -46,7 +46,7 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
         UserError: the run computes in what this device does not.
     """
     precision = earlier.precision
-    requested = asked_precision(config, machine.multiplies_fast)
+    requested = requested_precision(config, machine.multiplies_fast)
     if requested not in (AUTO, precision.mixed_precision) and not config.lora.lora_rank:
         return None
     if precision.compute == FLOAT16 and not machine.rate("float16"):
@@ -58,13 +58,13 @@ def precision_to_keep(config: Config, machine: Machine, earlier: ExecutionPlan) 
 
 
 def choice_to_keep(
-    config: Config, machine: Machine, work: Workload, earlier: ExecutionPlan, anew: Collection[str]
+    config: Config, machine: Machine, work: Workload, earlier: ExecutionPlan, changed: Collection[str]
 ) -> ExecutionPlan | None:
     """The earlier plan with the kernels, scores and evaluation of now; None where steps are to be cut or to save
     otherwise.
 
     Args:
-        anew: settings that this start changes, see `newly_asked`.
+        changed: settings that this start changes, see `changed_step_settings`.
     """
     # A run that comes from a GPU had no compiled kernels to use, and keeps none of its bits here anyway.
     leaves_gpu = earlier.scores > 0 and not machine.pads_attention
@@ -74,10 +74,10 @@ def choice_to_keep(
         kernels=may_use_kernels and kernels_of(config, machine),
         scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
     )
-    if EVALUATION_BATCH in anew:
+    if EVALUATION_BATCH in changed:
         choice = replace(choice, eval_batch_size_per_gpu=evaluation_batch(config, machine, earlier.batch_size_per_gpu))
     values = step_settings(config)
-    for name in {*anew} - {EVALUATION_BATCH}:
+    for name in {*changed} - {EVALUATION_BATCH}:
         if name not in MICRO_BATCHES or values[name] != getattr(earlier, name):
             return None
     rows = choice.batch_size_per_gpu * choice.gradient_accumulation_steps

@@ -15,7 +15,7 @@ from typing import Any
 
 from language import say
 from memory.estimate.precision import dtype_bytes
-from memory.estimate.weight_offload import away_bytes, taken_bytes
+from memory.estimate.weight_offload import offloaded_bytes, written_back_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Workload, state_bytes, trained_counts
 from model.shapes import token_range
 from settings.declared import Config
@@ -100,10 +100,10 @@ def disk_need(config: Config, storage: str, choice: ExecutionPlan | None = None,
     if steps and AUTO not in (train.save_steps, train.eval_steps):
         saves = 1 + steps // int(train.save_steps) + steps // int(train.eval_steps)
         checkpoints = min(checkpoints, saves)
-    file_bytes = away_bytes(work, choice) if choice is not None and choice.weights_in == FILE else 0
+    file_bytes = offloaded_bytes(work, choice) if choice is not None and choice.weights_in == FILE else 0
     daily_bytes = 0
     if choice is not None and file_bytes and step_seconds:
-        daily_bytes = int(taken_bytes(work, choice) * DAY_SECONDS / step_seconds)
+        daily_bytes = int(written_back_bytes(work, choice) * DAY_SECONDS / step_seconds)
     return DiskNeed(
         weights + state_bytes(work) + config.model.vocab_size * TOKEN_BYTES + BESIDE_BYTES,
         checkpoints,

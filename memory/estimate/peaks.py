@@ -276,11 +276,11 @@ class StepEstimate:
     # --- Parts of several phases
 
     def _stream_bytes(self) -> int:
-        """A token of the residual stream."""
+        """Bytes of one token of the residual stream."""
         return self._work.model.d_model * self._blocks[ENCODER].stream
 
     def _narrow_bytes(self) -> int:
-        """A number of what passes between recomputed blocks."""
+        """Bytes of one number of an activation between recomputed blocks."""
         return dtype_bytes(self._choice.precision.between_blocks)
 
     def _saved(self, encoder: int, decoder: int) -> int:
@@ -370,7 +370,7 @@ class StepEstimate:
     def _small_tensors(self, stack: Stack) -> int:
         """Of a block at work, the tensors in the heap: its graph, tiles of attention, its gradients and casts.
 
-        With adapters as without: what the graph does not keep of frozen matrices comes and goes all the same.
+        Frozen matrices count too: their temporaries are made and freed all the same.
         """
         count = self._choice.micro_batches_per_pass
         block = replace(self._blocks[stack], adapted=NO_ADAPTERS)

@@ -65,7 +65,7 @@ class Precision(NamedTuple):
 
 
 def dtype_bytes(name: str) -> int:
-    """Bytes of one number; with int4 of a table, which is in int8 there."""
+    """Bytes of one number. Tables of an int4 model are stored in int8; `matrix_bytes` has its packed matrices."""
     return NUMBER_BYTES[name]
 
 
@@ -77,7 +77,7 @@ def matrix_bytes(shape: tuple[int, ...], name: str) -> int:
     return rows * columns * dtype_bytes(name)
 
 
-def asked_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
+def requested_precision(config: Config, multiplies_fast: Callable[[str], bool]) -> str:
     """The value of `mixed_precision`; fp16 of a preset, a file or `config.py` is auto where fp16 products are not fast.
 
     Raises:
@@ -102,7 +102,7 @@ def precisions(config: Config, multiplies_fast: Callable[[str], bool]) -> list[P
     Raises:
         UserError: what is asked for is not faster there.
     """
-    requested = asked_precision(config, multiplies_fast)
+    requested = requested_precision(config, multiplies_fast)
     fast = BFLOAT16 if multiplies_fast(BFLOAT16) else FLOAT32
     compute = fast
     if requested == "fp16" or (requested == AUTO and fast == FLOAT32 and multiplies_fast(FLOAT16)):

@@ -35,7 +35,7 @@ def piece_bytes(work: Workload, choice: ExecutionPlan, stack: Stack) -> int:
     return sum(-(-size // PIECE_ALIGNMENT) * PIECE_ALIGNMENT for size in sizes)
 
 
-def away_bytes(work: Workload, choice: ExecutionPlan) -> int:
+def offloaded_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """Bytes of all offloaded weights."""
     return sum(count * piece_bytes(work, choice, stack) for stack, count in offloaded_in(work, choice).items())
 
@@ -67,8 +67,8 @@ def mapped_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int
 
 def resident_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """All weights of the model at rest that are not offloaded."""
-    total = work.counts["total"] * dtype_bytes(choice.storage) - away_bytes(work, choice)
-    if choice.storage == INT4:  # Which matrices of blocks alone are packed in.
+    total = work.counts["total"] * dtype_bytes(choice.storage) - offloaded_bytes(work, choice)
+    if choice.storage == INT4:  # Only matrices of blocks are packed in int4; tables stay in int8.
         for stack, matrices in work.block_matrices.items():
             depth = work.model.num_decoder_layers if stack == DECODER else work.model.num_layers
             total -= depth * sum(rows * columns - matrix_bytes((rows, columns), INT4) for rows, columns in matrices)
@@ -81,7 +81,7 @@ def slots_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     return (SLOTS + (machine.num_processes > 1)) * largest
 
 
-def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
+def written_back_bytes(work: Workload, choice: ExecutionPlan) -> int:
     """What a step writes back: the blocks that are trained themselves, not by adapters."""
     if work.learning.adapters:
         return 0
@@ -92,4 +92,4 @@ def taken_bytes(work: Workload, choice: ExecutionPlan) -> int:
 def moving_seconds(work: Workload, choice: ExecutionPlan, machine: Machine, copy_rate: float) -> tuple[float, float]:
     """Seconds of copying: to the device for a pass through all blocks, and back for what is trained."""
     read, write = machine.disk_rates if choice.weights_in == FILE else (copy_rate, copy_rate)
-    return away_bytes(work, choice) / read, taken_bytes(work, choice) / write
+    return offloaded_bytes(work, choice) / read, written_back_bytes(work, choice) / write

@@ -20,7 +20,7 @@ EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")
 def planned(earlier: ExecutionPlan, anew: tuple[str, ...] = (), **flags: Any) -> Plan:
     config = load("train", {"train_file": "x", "model_preset": "tiny", "effective_batch_size": 16, **flags})
     machine = Machine(8 * GIB, 8 * GIB, rates=RATES)
-    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, anew=anew)
+    return plan(config, machine, source_tokens=64, target_tokens=32, earlier=earlier, changed=anew)
 
 
 @pytest.mark.parametrize(("precision", "storage"), [("no", "float32"), ("bf16", "bfloat16")])

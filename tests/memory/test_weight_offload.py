@@ -10,7 +10,7 @@ import torch
 
 import devices
 from engine.weight_offload.store import offloaded_store
-from memory.estimate.weight_offload import PIECE_ALIGNMENT, away_bytes, resident_bytes, slots_bytes
+from memory.estimate.weight_offload import PIECE_ALIGNMENT, offloaded_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import BASE_BYTES, DEVICE, FILE, RAM, ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from memory.step_work import make_work
@@ -88,7 +88,7 @@ def test_what_a_quantized_base_takes_is_what_is_planned(away: int, storage: str,
     filling_up = held + small - resident_bytes(work, choice)  # of matrices in the file, to whole pages
     assert 0 <= filling_up <= 10 * PIECE_ALIGNMENT * away
     if store is not None:
-        assert away_bytes(work, choice) == sum(store.buffers.sizes)
+        assert offloaded_bytes(work, choice) == sum(store.buffers.sizes)
         assert slots_bytes(work, choice, machine) == 2 * max(size for size in store.buffers.sizes)
         store.close()
 

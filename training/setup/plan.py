@@ -18,7 +18,7 @@ from memory.estimate.peaks import CORRECTION, predict
 from memory.estimate.workload import BASE_BYTES, ExecutionPlan, Machine
 from memory.plan import Plan
 from memory.probe import ProbeData, ProbeRequest, ProbeResult, correction_of, for_later_steps, probe
-from memory.resumed_choice import newly_asked
+from memory.resumed_choice import changed_step_settings
 from memory.system_limits import free_host_bytes
 from memory.weights_in import weights_folder
 from settings.consistency import writes_answers
@@ -97,8 +97,8 @@ def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     """Decide all that is auto, for this machine; a run that goes on keeps its choice where it still fits."""
     machine = machine_of(run.device, run.budget, run.base_bytes, run.group.size, weights_folder(run.config))
     earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
-    anew = newly_asked(run.config, run.state.asked or {})
-    spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, anew=anew)
+    changed = changed_step_settings(run.config, run.state.asked or {})
+    spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
     # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted.
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.offloaded_blocks
     probes = is_near if run.config.memory.probe == AUTO else run.config.memory.probe

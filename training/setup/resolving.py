@@ -178,14 +178,14 @@ def resolve(
     *,
     done: int = 0,
     earlier: ExecutionPlan | None = None,
-    anew: Collection[str] = (),
+    changed: Collection[str] = (),
     running: ExecutionPlan | None = None,
 ) -> RunSpec:
     """Decide all that a run needs.
 
     Args:
         rows: that it reads.
-        done: steps so far. earlier: how they were done; kept where it still fits. anew: settings that ask for another way.
+        done: steps so far. earlier: how they were done; kept where it still fits. changed: settings that ask for another way.
         running: how the steps of a run that is under way are done: its dtypes and offloaded weights stay.
     Raises:
         DoesNotFit: no way fits the machine's budget. UserError: settings that this machine cannot follow.
@@ -201,7 +201,7 @@ def resolve(
         shapes=rows.lengths,
         evaluation=rows.evaluation,
         earlier=earlier,
-        anew=anew,
+        changed=changed,
         running=running,
         mapped=mapped_base(config),
     )
