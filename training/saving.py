@@ -38,7 +38,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
     write = partial(
         write_checkpoint,
         model=engine.model,
-        optimizer=engine.optimizer,
+        optimizer=engine.update.optimizer,
         tokenizer=live.run.tokenizer,
         state=live.checkpoint_state(),
         answers=live.decoding if engine.model.config.is_text else None,
@@ -65,7 +65,7 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
     Memory: a forward without gradients.
     """
     tensors = chain(
-        engine.blockwise.weight_store.each_loaded(engine.model.parameters()), engine.optimizer.state.values()
+        engine.blockwise.weight_store.each_loaded(engine.model.parameters()), engine.update.optimizer.state.values()
     )
     loss = torch.zeros(())
     try:

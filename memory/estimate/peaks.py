@@ -158,7 +158,7 @@ class StepEstimate:
         saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
         self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
         self._gradient_bytes = 4 if work.learning.adapters else dtype_bytes(choice.compute)
-        self._holds_gradients = work.hold_gradients or choice.accumulation_passes > 1
+        self._holds_gradients = work.hold_gradients or choice.accumulation_passes > 1 or choice.compute == FLOAT16
         self._is_alone = choice.micro_batches_per_pass == 1
 
     def phases(self) -> dict[str, Parts]:
@@ -261,13 +261,13 @@ class StepEstimate:
             size = min(matrix, learns)
             side = min(model.d_model, size // model.d_model)
             turned = (size + 3 * side**2) * (2 if self._choice.compute == "bfloat16" else 4)
-        return self._update_bytes(elements) + turned + self._copy_before_update(max(elements, matrix), is_block=True)
+        return self._update_bytes(elements) + turned
 
     def _last_update(self) -> Parts:
         """The update of embedding and head after the pass; where gradients are held, all of them are there."""
         table = self._work.model.vocab_size * self._work.model.d_model
         most = self._work.learns["total"] if self._holds_gradients and self._updates_together else table
-        update = self._update_bytes(min(self._most_updated, most)) + self._copy_before_update(table, is_block=False)
+        update = self._update_bytes(min(self._most_updated, most))
         return {"gradients": self._gradients(0), "one update": update}
 
     # --- Parts of several phases
@@ -324,13 +324,6 @@ class StepEstimate:
             return elements * facts.compiled_update_bytes
         rounds = self._choice.storage != FLOAT32 and not self._choice.kernels
         return elements * (facts.update_bytes + (ROUNDING_BYTES if rounds else 0))
-
-    def _copy_before_update(self, elements: int, is_block: bool) -> int:
-        """Weights and their state as they were, where a gradient of a scaled loss may overflow (`engine.optimizers.base`)."""
-        if self._choice.compute != FLOAT16 or self._work.hold_gradients:
-            return 0
-        state = OPTIMIZERS[self._work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
-        return elements * dtype_bytes(self._choice.storage) + state
 
     # --- What malloc keeps
 

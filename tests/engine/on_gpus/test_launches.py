@@ -67,8 +67,6 @@ def test_updates_are_made_together_and_nobody_waits_for_them(optimizer: str, max
     )
     assert found.waits.total() == 1
     assert found.launches < plain.launches + (400 if max_grad_norm == 0 else 0)
-    clips = any(name == "_foreach_mul_" and "bfloat16" in dtypes for name, dtypes in found.seen)  # gradients, scaled
-    assert clips == (max_grad_norm > 0)
 
 
 def test_a_layer_starts_as_many_kernels_as_the_next() -> None:

@@ -68,8 +68,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
                 target, m, labels = source, n, torch.ones(n if shape.head == "token" else len(keys)).long()
             micro_batches.append(MicroBatch(torch.ones(n).long(), torch.ones(m).long(), labels, source, target))
         update.begin(Step(number, 1e-3))
-        blockwise.gradients(micro_batches, 10, update)
-        update.finish()
+        update.finish(blockwise.gradients(micro_batches, 10, update))
 
     step(1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
