@@ -3,8 +3,9 @@
     apply(weights):   all-reduce over the processes -> norm -> update -> free the gradients
     finish(loss):     read loss and norm, the one wait for a GPU in a step -> update what was held until then
 
-All gradients are held where clipping or a loss scale has to know their norm before any weight changes. Otherwise a step whose
-gradients are not finite has spoiled weights by the time that anybody knows.
+All gradients are held where clipping or a loss scale has to know their norm before any weight changes, and where the plan says
+that they are all there anyway. Otherwise a step whose gradients are not finite has spoiled weights by the time that anybody
+knows.
 
 Norms are Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
 anyway.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -53,7 +54,8 @@ class OptimizerInBackward:
         self.scaling = scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
         self.reducer = reducer
-        self.holds_gradients = max_grad_norm > 0 or scaling is not None
+        self.needs_norm = max_grad_norm > 0 or scaling is not None  # Of all gradients, before any weight changes.
+        self.holds_gradients = self.needs_norm
         self.begin(Step(1, 0.0))
 
     def begin(self, step: Step) -> None:
@@ -62,6 +64,7 @@ class OptimizerInBackward:
         self.step = replace(step, number=step.number - skipped_steps)
         self.has_changed_weights = False
         self.seconds = 0.0  # Time of the step's updates on the host, without waiting for weights.
+        self._waited_before = self.weight_store.waited_seconds()
         self._held: list[nn.Parameter] = []
         self._norms: list[Tensor] = []
         if self.reducer is not None:
@@ -100,6 +103,16 @@ class OptimizerInBackward:
             weight.grad = None
         self._held = []
         return loss_value, norm
+
+    def abort(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
+        """This process cannot finish the step: see `Reducer.abort`."""
+        if self.reducer is not None:
+            self.reducer.abort(order, zero_gradients)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time that the step has waited for weights which are stored elsewhere."""
+        return self.weight_store.waited_seconds() - self._waited_before
 
     def _take(self, weights: Weights) -> None:
         """Update weights whose gradients are final, or hold them until `finish`."""

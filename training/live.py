@@ -115,7 +115,7 @@ class LiveRun:
     def close(self) -> None:
         """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""
         if hasattr(self, "engine"):
-            self.engine.close()
+            self.engine.blockwise.weight_store.close()
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""

@@ -85,9 +85,7 @@ class Recorder:
             figures["skipped_at_loss_scale"] = update.scaling.scale
         if live.device.name == "cpu":  # elsewhere the host is done before the device is, or waits for it in a move
             figures["update_seconds"] = round(update.seconds, 4)
-            figures |= (
-                {"weights_wait_seconds": round(live.engine.waited_seconds, 4)} if plan.choice.offloaded_blocks else {}
-            )
+            figures |= {"weights_wait_seconds": round(update.waited_seconds, 4)} if plan.choice.offloaded_blocks else {}
         left, time_left = self._renewal.after_step(seconds), ""
         if left is not None:
             figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}

@@ -285,6 +285,14 @@ class ExecutionPlan:
         return Precision.of(self.storage, self.compute)
 
     @property
+    def holds_gradients(self) -> bool:
+        """Whether updates wait for the end of backward, because several passes leave all gradients there anyway.
+
+        Offloaded weights are updated in backward all the same, which has just brought them.
+        """
+        return self.accumulation_passes > 1 and not self.offloaded_blocks
+
+    @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of one step on one rank."""
         return self.micro_batches_per_pass * self.accumulation_passes

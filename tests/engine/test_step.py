@@ -16,7 +16,7 @@ from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Done, Engine, NotFinite, Outcome, OutOfMemory
+from engine.step import Done, Engine, NotFinite, OutOfMemory
 from engine.weights import weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
@@ -66,7 +66,9 @@ def weights_of(engine: Engine) -> list[Tensor]:
     return [weight.detach().clone() for weight in engine.model.parameters()]
 
 
-def run(engine: Engine, number: int = 1, batches: Sequence[Batch] = (rows(1), rows(2))) -> tuple[Outcome, bool]:
+def run(
+    engine: Engine, number: int = 1, batches: Sequence[Batch] = (rows(1), rows(2))
+) -> tuple[Done | OutOfMemory | NotFinite, bool]:
     """What a step comes to, and whether it has changed weights."""
     before = weights_of(engine)
     outcome = engine.step(Step(number, 1e-2), batches, 10 * len(batches))
@@ -150,14 +152,20 @@ def test_a_step_that_is_not_done_does_not_move_the_scale(elsewhere: tuple[float,
     assert scaling == LossScaling(2.0**40)
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_several_passes_make_the_step_of_one(together: int) -> None:
+@pytest.mark.parametrize(("together", "offloaded"), [(1, 0), (2, 0), (2, 5)])
+def test_several_passes_make_the_step_of_one(together: int, offloaded: int) -> None:
     batches = [rows(seed) for seed in range(5)]
-    plan = replace(PLAN, accumulation_passes=-(-5 // together), micro_batches_per_pass=together)
+    passes = -(-5 // together)
+    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=together, offloaded_blocks=offloaded)
     cut, whole = engine_of(plan=plan), engine_of()
     assert losses_of(cut, (1,), batches) == pytest.approx(losses_of(whole, (1,), batches))
     for ours, other in zip(weights_of(cut), weights_of(whole), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_several_passes_are_held() -> None:
+    plan = replace(PLAN, accumulation_passes=2, micro_batches_per_pass=1)
+    assert run(engine_of(plan=plan, objective=Spoiled(gradient=NAN))) == (NotFinite(False), False)
 
 
 def test_a_process_without_rows_has_no_loss() -> None:
