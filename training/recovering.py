@@ -46,13 +46,16 @@ def slow_down(live: LiveRun, number: int) -> None:
 
 def give_up(live: LiveRun) -> NoReturn:
     """End a run for which nothing is left to shrink, by a DoesNotFit that says what helps."""
-    told = live.controller.exhausted or say("another process cannot reduce its memory any further")
+    reason = live.controller.exhausted or say("another process cannot reduce its memory any further")
     if live.checkpoints.latest():
-        told = say(
+        reason = say(
             "{story}; step {step} is saved in {folder}; continue with\n  {command}",
-            story=told, step=live.last_good, folder=live.run.run_dir, command=resume_command(live.config),
-        )  # fmt: skip
-    raise DoesNotFit(told)
+            story=reason,
+            step=live.last_good,
+            folder=live.run.run_dir,
+            command=resume_command(live.config),
+        )
+    raise DoesNotFit(reason)
 
 
 def _after_out_of_memory(live: LiveRun, outcome: OutOfMemory, number: int) -> None:
@@ -76,48 +79,52 @@ def _pass_over(live: LiveRun, outcome: NotFinite, number: int) -> None:
     divergence.skip(number)
     rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
-    further = (
-        say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS) if len(rows) > SHOWN_ROWS else ""
-    )
+    named_rows = say("row {shown} of the training data", shown=shown)
     if len(rows) > 1:
+        further = ""
+        if len(rows) > SHOWN_ROWS:
+            further = say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS)
         named_rows = say("rows {shown}{further} of the training data", shown=shown, further=further)
-    else:
-        named_rows = say("row {shown} of the training data", shown=shown)
     report = say("step {step}: inf or nan; skipped {rows}", step=number, rows=named_rows)
     live.log.event("recovery", report, step=number, reason="not finite", rows=rows, report=report)
     if divergence.in_a_row >= MOST_IN_A_ROW:
         if live.state.step == live.last_good:  # No rate changes what the weights of the checkpoint give.
-            _end_diverged(live, number, is_hopeless=True)
+            if not live.has_saved:
+                _refuse_model(live)
+            _end_diverged(live, number)
         slow_down(live, number)
     elif outcome.has_changed_weights:
         live.roll_back(CHANGED)
 
 
-def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoReturn:
-    """Publish what is good, and say what to change: of a model that gives no finite loss, or of a rate of which no part has helped."""
-    train, base = live.config.train, live.run.base
-    if is_hopeless and not live.has_saved:
-        what = say(
-            "the losses of {most_in_a_row} batches in a row are inf or nan before a weight was changed",
-            most_in_a_row=MOST_IN_A_ROW,
-        )
-        told = say(
-            "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
-            base=base,
+def _refuse_model(live: LiveRun) -> NoReturn:
+    """End a run whose model gives no finite numbers as it was loaded or drawn."""
+    base = live.run.base
+    what = say(
+        "the losses of {most_in_a_row} batches in a row are inf or nan before a weight was changed",
+        most_in_a_row=MOST_IN_A_ROW,
+    )
+    if live.controller.plan.choice.compute == "float16":
+        raise UserError(
+            "--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; start "
+            "again with --mixed_precision=bf16",
             what=what,
         )
-        if live.controller.plan.choice.compute == "float16":
-            told = say(
-                "--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; start "
-                "again with --mixed_precision=bf16",
-                what=what,
-            )
-        elif base is None:
-            told = say(
-                "--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor",
-                what=what,
-            )
-        raise UserError(told)
+    if base is None:
+        raise UserError(
+            "--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor",
+            what=what,
+        )
+    raise UserError(
+        "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
+        base=base,
+        what=what,
+    )
+
+
+def _end_diverged(live: LiveRun, number: int) -> NoReturn:
+    """Publish what is good, and say what to change: no part of the learning rate has helped."""
+    train = live.config.train
     last = live.checkpoints.named_best() or live.checkpoints.latest()
     ending = say("no model is published")
     if last is not None:
