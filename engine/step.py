@@ -87,7 +87,7 @@ class Engine:
     def apply_plan(self, plan: ExecutionPlan) -> None:
         """Save blocks, chunk the loss, hold gradients and trim the heap as a plan says, from the next step on; dtypes stay."""
         self.plan = plan
-        self.update.holds_gradients = self.update.needs_norm or plan.holds_gradients
+        self.update.holds_gradients = self.update.needs_norm or plan.hold_gradients
         self.blockwise.saved_blocks = plan.saved_blocks
         self.blockwise.loss_settings = replace(self.blockwise.loss_settings, chunk_bytes=plan.loss_chunk_bytes)
         self.blockwise.heap = HeapTrimmer("small" if self.device.is_separate_memory else plan.malloc)

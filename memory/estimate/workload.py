@@ -251,6 +251,7 @@ class ExecutionPlan:
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
         weights_in: one of `WEIGHTS_IN`, where offloaded weights are kept.
         offloaded_blocks: blocks whose weights are kept there and brought to the device while the block runs.
+        hold_gradients: whether all updates wait for the end of backward, as clipping and fp16 have them wait in any plan.
     """
 
     batch_size_per_gpu: int
@@ -268,6 +269,7 @@ class ExecutionPlan:
     scores: int = 0
     weights_in: str = "device"
     offloaded_blocks: int = 0
+    hold_gradients: bool = False
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""
@@ -283,14 +285,6 @@ class ExecutionPlan:
     def precision(self) -> Precision:
         """Its dtypes, and the words for them."""
         return Precision.of(self.storage, self.compute)
-
-    @property
-    def holds_gradients(self) -> bool:
-        """Whether updates wait for the end of backward, because several passes leave all gradients there anyway.
-
-        Offloaded weights are updated in backward all the same, which has just brought them.
-        """
-        return self.accumulation_passes > 1 and not self.offloaded_blocks
 
     @property
     def gradient_accumulation_steps(self) -> int:

@@ -152,19 +152,20 @@ def test_a_step_that_is_not_done_does_not_move_the_scale(elsewhere: tuple[float,
     assert scaling == LossScaling(2.0**40)
 
 
-@pytest.mark.parametrize(("together", "offloaded"), [(1, 0), (2, 0), (2, 5)])
-def test_several_passes_make_the_step_of_one(together: int, offloaded: int) -> None:
+@pytest.mark.parametrize(("together", "is_held"), [(1, False), (2, True), (2, False)])
+def test_several_passes_make_the_step_of_one(together: int, is_held: bool) -> None:
     batches = [rows(seed) for seed in range(5)]
     passes = -(-5 // together)
-    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=together, offloaded_blocks=offloaded)
+    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=together, hold_gradients=is_held)
     cut, whole = engine_of(plan=plan), engine_of()
     assert losses_of(cut, (1,), batches) == pytest.approx(losses_of(whole, (1,), batches))
     for ours, other in zip(weights_of(cut), weights_of(whole), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_of_several_passes_are_held() -> None:
-    plan = replace(PLAN, accumulation_passes=2, micro_batches_per_pass=1)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_are_held_where_the_plan_says_so(passes: int) -> None:
+    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=2 // passes, hold_gradients=True)
     assert run(engine_of(plan=plan, objective=Spoiled(gradient=NAN))) == (NotFinite(False), False)
 
 
