@@ -3,9 +3,9 @@
     apply(weights):   all-reduce over the processes -> norm -> update -> free the gradients
     finish(loss):     read loss and norm, the one wait for a GPU in a step -> update what was held until then
 
-All gradients are held where clipping or a loss scale has to know their norm before any weight changes, and where the plan says
-that they are all there anyway. Otherwise a step whose gradients are not finite has spoiled weights by the time that anybody
-knows.
+All gradients are held where clipping or a loss scale has to know their norm before any weight changes, and where the plan finds
+that holding them costs no memory: while backward frees activations, gradients take their place. Elsewhere a step whose gradients
+are not finite has spoiled weights by the time that anybody knows.
 
 Norms are Euclidean: on a CPU those take a fortieth of the time of largest magnitudes, and where a norm leaves fp32 the run is lost
 anyway.

@@ -104,6 +104,13 @@ def test_the_plan_says_what_is_held(
     assert 0.9 < planned_bytes(work) / traced(work).peak_bytes < 1.11
 
 
+def test_gradients_that_are_held_take_the_place_of_activations() -> None:
+    held, applied = (
+        traced(TracedWork(WIDE, "cuda", EQUAL * 2, dropout=0.1, max_grad_norm=norm)).peak_bytes for norm in (1e9, 0.0)
+    )
+    assert held < 1.01 * applied
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "ultra", "dropout", "fp16", "ragged", "mps"])
 def test_the_bars(name: str) -> None:
