@@ -25,6 +25,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 import devices
 from devices.malloc import tune_malloc
 from engine.optimizers import Step
+from engine.step import Done
 from language import say, speak
 from memory.budget import measure_budget
 from memory.controller import MemoryController
@@ -51,7 +52,7 @@ from training.processes.launch import (
     num_processes,
 )
 from training.recording import Recorder, announce
-from training.recovering import after_unsound, give_up, recover
+from training.recovering import give_up, recover, slow_down
 from training.report.card import write_card
 from training.report.endings import SAVE, STOP, Interrupted, StaysStopped
 from training.report.history import plot
@@ -219,7 +220,7 @@ class LowMemTrainer:
             ends = is_last or live.best.should_stop or requests.ends_run
             is_due = ends or is_best or requests.saves or number % steps.save_steps == 0
             if is_due and not save(live, is_best):
-                after_unsound(live, number)
+                slow_down(live, number)
                 continue
             if requests.is_exhausted and not is_last:
                 give_up(live)
@@ -241,12 +242,12 @@ class LowMemTrainer:
         labels, tokens = self.group.all_reduce_sum(*counts)
         step = Step(number, rate, self.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
-        if not outcome.is_done:
+        if not isinstance(outcome, Done):
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False
         live.applied(number, int(tokens))
-        self.recorder.step(outcome.loss, labels, rate, int(tokens), time.perf_counter() - began)
+        self.recorder.step(outcome, labels, rate, int(tokens), time.perf_counter() - began)
         return True
 
     def _poll_requests(self) -> Requests:

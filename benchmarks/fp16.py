@@ -10,6 +10,7 @@ stands for a card with fp16 tensor cores. Nothing is timed.
 
 from __future__ import annotations
 
+import math
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -25,9 +26,9 @@ from benchmarks.parts.results import markdown, write_section
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
+from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model.loss import LossSettings
 from model.t5 import T5
@@ -85,8 +86,10 @@ def trained(compute: torch.dtype, factor: float, steps: int) -> dict[str, Any]:
     for number, batch in enumerate(batches(steps), 1):
         update.begin(Step(number, 1e-2, seed=0))
         micro_batch = to_micro_batch(batch, SHAPE, torch.device("cpu"))
-        losses.append(float(blockwise.gradients([micro_batch], batch.num_labels, update)) / batch.num_labels)
-        update.finish()
+        loss, norm = update.finish(blockwise.gradients([micro_batch], batch.num_labels, update))
+        losses.append(loss / batch.num_labels)
+        if scaling is not None:
+            scaling.count(math.isfinite(norm))
     scale = {} if scaling is None else {"scale": scaling.scale, "skipped": scaling.skipped_steps}
     return {"losses": losses, "largest": largest[0], **scale}
 

@@ -13,7 +13,6 @@ the host, which knows of a failure as it starts kernels, and goes over a process
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -28,20 +27,31 @@ class StepFailed(Exception):
     """Another process could not finish this step; all processes stopped at the same point."""
 
 
-@dataclass
-class _Group:
-    """Sums under way: a group of weights, its number in the pass, and whether a process has failed before it."""
+class GroupSum:
+    """Sums over all processes under way: the gradients of a group of weights, and the number of processes that have failed."""
 
-    weights: Weights
-    index: int
-    failed: Tensor
-    works: list[dist.Work]
+    def __init__(self, weights: Weights, hosts: dist.ProcessGroup | None, has_failed: bool = False) -> None:
+        self.weights = weights
+        self._failures = torch.full((1,), float(has_failed))
+        self._works: list[dist.Work] = [dist.all_reduce(self._failures, group=hosts, async_op=True)]
+        # On a GPU starting a sum takes longer than most of them, so that those of one dtype go together.
+        on_gpu: dict[torch.dtype, list[Tensor]] = {}
+        for weight in weights:
+            if weight.grad is None:
+                continue
+            if is_host(weight.grad):
+                self._works.append(dist.all_reduce(weight.grad, async_op=True))
+            else:
+                on_gpu.setdefault(weight.grad.dtype, []).append(weight.grad)
+        for gradients in on_gpu.values():
+            assert dist.group.WORLD is not None
+            self._works.append(dist.group.WORLD.allreduce_coalesced(gradients))
 
     def wait(self) -> bool:
         """Wait for all sums, on a GPU in its own queue; returns whether a process has failed."""
-        for work in self.works:
+        for work in self._works:
             work.wait()
-        return bool(self.failed.item())
+        return bool(self._failures.item())
 
 
 class Reducer:
@@ -58,8 +68,8 @@ class Reducer:
 
     def begin(self) -> None:
         """A step begins: no group has been started."""
-        self._pending: _Group | None = None
-        self._started = 0  # groups of this pass
+        self._pending: GroupSum | None = None
+        self._started = 0  # Groups of this pass.
 
     def start(self, weights: Weights) -> Weights:
         """Start summing these gradients; returns the weights before, whose sums are there; at first none.
@@ -67,8 +77,10 @@ class Reducer:
         Raises:
             StepFailed: another process has failed; nothing of this group or the one before is final.
         """
-        before, self._pending = self._pending, self._start(weights)
-        return self._complete(before)
+        previous = self._pending
+        self._pending = GroupSum(weights, self.hosts)
+        self._started += 1
+        return self._complete(previous)
 
     def finish(self) -> Weights:
         """The weights that were started last, once their sums are there.
@@ -76,8 +88,9 @@ class Reducer:
         Raises:
             StepFailed: as `start`.
         """
-        before, self._pending = self._pending, None
-        return self._complete(before)
+        previous = self._pending
+        self._pending = None
+        return self._complete(previous)
 
     def abort(self, order: Sequence[Weights], zero_gradients: Callable[[Weights], None]) -> None:
         """Tell the others that this process cannot finish the pass, so that they stop instead of waiting for it.
@@ -89,37 +102,20 @@ class Reducer:
         Memory: the gradients of two groups, zeros.
         """
         is_known = self._pending is not None and self._pending.wait()
-        # the others stop after the group that follows the first one that says so
+        # The others stop after the group that follows the first one that says so.
         for weights in order[self._started : self._started + (1 if is_known else 2)]:
             zero_gradients(weights)
-            self._start(weights, failed=True).wait()
+            GroupSum(weights, self.hosts, has_failed=True).wait()
             for weight in weights:
                 weight.grad = None
         self.begin()
 
-    def _start(self, weights: Weights, failed: bool = False) -> _Group:
-        flag = torch.full((1,), float(failed))
-        group = _Group(weights, self._started, flag, [dist.all_reduce(flag, group=self.hosts, async_op=True)])
-        self._started += 1
-        together: dict[torch.dtype, list[Tensor]] = {}  # on a GPU, where starting a sum takes longer than most of them
-        for weight in weights:
-            if weight.grad is None:
-                continue
-            if is_host(weight.grad):
-                group.works.append(dist.all_reduce(weight.grad, async_op=True))
-            else:
-                together.setdefault(weight.grad.dtype, []).append(weight.grad)
-        for gradients in together.values():
-            assert dist.group.WORLD is not None
-            group.works.append(dist.group.WORLD.allreduce_coalesced(gradients))
-        return group
-
-    def _complete(self, group: _Group | None) -> Weights:
+    def _complete(self, group: GroupSum | None) -> Weights:
         if group is None:
             return []
         if group.wait():
             if self._pending is not None:
                 self._pending.wait()
             self.begin()
-            raise StepFailed(f"another process failed in the middle of the step, before group {group.index}")
+            raise StepFailed("another process failed in the middle of the step")
         return group.weights

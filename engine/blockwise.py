@@ -84,7 +84,7 @@ class Blockwise:
         Args:
             micro_batches: that pass through each block together.
             total_labels: labels (or pairs of answers) of the whole effective batch, over all micro-batches and processes.
-            update: looks at the loss before backward, and applies the gradients; None: they stay.
+            update: applies the gradients; None: they stay.
             is_last: False: the gradients stay, and the next pass adds to them.
         Returns:
             the summed loss, a fp32 scalar on the device.
@@ -108,9 +108,6 @@ class Blockwise:
         self.heap.trim_excess()
 
         total, grads = self._loss(hidden, micro_batches, total_labels)
-        if update is not None:
-            update.check_loss(total)
-
         apply = update.apply if update is not None and is_last else None
         if decoder is not None:
             decoder.backward(grads, apply)
@@ -132,7 +129,7 @@ class Blockwise:
         """The summed loss, and the gradients of the hidden states, which go micro-batch by micro-batch."""
         head, total = self.model.output_weight, hidden[0].new_zeros((), dtype=torch.float32)
         # of rows with masked labels a whole batch may have none
-        scale = (1.0 if self.scaling is None else self.scaling.in_use) / max(1, total_labels)
+        scale = (1.0 if self.scaling is None else self.scaling.scale) / max(1, total_labels)
         grads = deque[Tensor]()
         tables = [head] if self.model.config.is_text else []
         with torch.no_grad(), self.weight_store.for_products(tables):

@@ -38,7 +38,7 @@ class CheckpointedBlock:
         x: its input; held until backward (the checkpointed activation), or until there is a saved graph.
         is_saved: whether the graph stays until backward.
         dtype: of the residual stream in the block; x may wait in a narrower one.
-        needs_input: whether the gradient of x is wanted; not below the lowest block that learns.
+        needs_input: whether the gradient of x is needed; not below the lowest block that is trained.
         heap: trimmed where more is free than one block works with.
     """
 
@@ -51,12 +51,15 @@ class CheckpointedBlock:
         needs_input: bool = True,
         heap: HeapTrimmer | None = None,
     ) -> None:
-        self.block, self.dtype, self.heap = block, dtype, heap or HeapTrimmer("small")
+        self.block = block
+        self.dtype = dtype
+        self.heap = heap or HeapTrimmer("small")
+        self.is_saved = is_saved
+        self.needs_input = needs_input
         self.x: Tensor | None = x.detach()
-        self.entry: Tensor | None = None  # the leaf of the graph: x in that dtype
-        self.seed: Tensor | None = None  # where backward through a saved graph starts; does not hold the block's output
-        self.is_saved, self.needs_input = is_saved, needs_input
-        self._grads: list[Tensor] = []  # the gradient of the output, where it is known
+        self.entry: Tensor | None = None  # The leaf of the graph: x in that dtype.
+        self.seed: Tensor | None = None  # Backward through a saved graph starts here, without the block's output.
+        self._output_gradient: list[Tensor] = []  # Empty until it is known.
 
     def forward(self) -> Tensor:
         """The block's output, outside of any graph."""
@@ -65,19 +68,20 @@ class CheckpointedBlock:
             with torch.no_grad():
                 return self.block(self.x.to(self.dtype))
         output = self._run(graph_only=False)
-        self.seed = _seed(output, self._grads)
+        self.seed = _seed(output, self._output_gradient)
         self.heap.trim_excess()
         return output.detach()
 
     def backward(self, grad: Tensor) -> Tensor | None:
-        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not wanted."""
+        """Add to the gradients of the block's weights; return the gradient of its input, None where it is not needed."""
         before = self.heap.used_bytes()
-        seed, self.seed = self.seed, None
+        seed = self.seed
+        self.seed = None
         if seed is None:
-            seed = _seed(self._run(graph_only=True), self._grads)
+            seed = _seed(self._run(graph_only=True), self._output_gradient)
             self.heap.trim_excess(before)
-        self._grads.append(grad)
-        del grad  # freed as soon as backward has used it
+        self._output_gradient.append(grad)
+        del grad  # It is freed as soon as backward has used it.
         with adding_in_place():
             seed.backward()
         assert self.entry is not None
@@ -91,28 +95,29 @@ class CheckpointedBlock:
 
     def _run(self, *, graph_only: bool) -> Tensor:
         assert self.x is not None
-        self.entry, self.x = self.x.to(self.dtype).requires_grad_(self.needs_input), None
+        self.entry = self.x.to(self.dtype).requires_grad_(self.needs_input)
+        self.x = None
         with torch.enable_grad():
             return self.block(self.entry, graph_only=graph_only)
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar whose gradient with respect to x is the one that `grads` holds by then."""
+    """A scalar whose gradient with respect to x is the one that `gradient` holds by then."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grads: list[Tensor]) -> Tensor:
-        ctx.grads = grads
+    def forward(ctx: Any, x: Tensor, gradient: list[Tensor]) -> Tensor:
+        ctx.gradient = gradient
         return x.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
-        return ctx.grads.pop(), None
+        return ctx.gradient.pop(), None
 
 
-def _seed(output: Tensor, grads: list[Tensor]) -> Tensor:
-    """A scalar from which backward starts with the gradient in `grads` at `output`. It holds the graph, and not what `output` holds."""
+def _seed(output: Tensor, gradient: list[Tensor]) -> Tensor:
+    """A scalar from which backward starts at `output`, with the one tensor in `gradient`. It holds the graph, not the output."""
     with torch.enable_grad():
-        return _Seed.apply(output, grads)  # type: ignore[no-any-return]
+        return _Seed.apply(output, gradient)  # type: ignore[no-any-return]
 
 
 def backward_from(output: Tensor, grad: Tensor) -> None:

@@ -1,204 +1,119 @@
-"""One optimizer step: accumulate, apply, recover.
-
-accumulate: the gradients of all micro-batches, in one pass over the model or in several
-apply:      each group of weights once its gradients are complete and summed over the processes; or all at the end
-recover:    a step for which memory does not suffice, or whose numbers are not finite, is freed again; the other processes
-            stop at the same point; all know afterwards what has happened, and whether weights were changed by it
+"""One optimizer step: gradients of all micro-batches, some applied in backward; loss and norm in one synchronisation;
+the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from data.batches.collate import Batch, PreferenceBatch
-from devices.base import Device, place, placed_together
+from data.batches.collate import Batch
+from devices.base import Device, placed_together
 from devices.malloc import HeapTrimmer
 from devices.threads import follow_machine
 from engine.all_reduce import StepFailed
 from engine.blockwise import Blockwise, Schedule
-from engine.optimizer_in_backward import Lost, NotFinite, OptimizerInBackward
-from engine.optimizers import Optimizer, Step
-from limits import filled_tokens
+from engine.micro_batches import to_micro_batch
+from engine.optimizer_in_backward import OptimizerInBackward
+from engine.optimizers import Step
 from memory.cleanup import drop_frames
-from memory.estimate.shapes import Sizes
 from memory.estimate.workload import ExecutionPlan
-from model.loss import IGNORED
-from model.micro_batch import MicroBatch
-from model.rows import Rows
-from model.t5 import T5
-from settings.consistency import SEQUENCE
-from settings.declared import T5ModelConfig
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a step came to, the same on all processes but for `failure`.
-
-    Args:
-        loss: summed over all labels of the effective batch.
-        is_out_of_memory: memory did not suffice, on any process. failure: the error, where it came here.
-        is_finite: loss and gradients were, on all processes.
-        is_changed: whether any process has changed weights: then a step that failed cannot be run again.
-        is_late: whether it was the step before that was not finite: a GPU is asked in the next one.
-    """
-
-    loss: float
-    is_out_of_memory: bool
-    is_finite: bool
-    is_changed: bool
-    failure: Exception | None = None
-    is_late: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.is_finite and not self.is_out_of_memory
-
-
+@dataclass(eq=False)
 class Engine:
-    """Everything that the steps of one model need.
+    """Everything that the steps of one model need. `sum_over` sums each of some numbers over all processes."""
 
-    Args:
-        blockwise: forms the gradients. update: applies them; it holds the optimizer. device: where all of it lies.
-        choice: the plan's.
-        sum_over: sums each of some numbers over the processes that train together; None: there is one.
-    """
+    blockwise: Blockwise
+    update: OptimizerInBackward
+    device: Device
+    plan: ExecutionPlan
+    sum_over: Callable[..., list[float]] = lambda *numbers: list(numbers)
 
-    def __init__(
-        self,
-        blockwise: Blockwise,
-        update: OptimizerInBackward,
-        device: Device,
-        choice: ExecutionPlan,
-        sum_over: Callable[..., list[float]] | None = None,
-    ) -> None:
-        self.blockwise, self.update, self.device = blockwise, update, device
-        self._sum_over = sum_over or (lambda *numbers: list(numbers))
-        self.waited_seconds = 0.0  # in the last step, for weights that are stored elsewhere
-        self.apply_plan(choice)
+    def __post_init__(self) -> None:
+        self.model = self.blockwise.model
+        self.apply_plan(self.plan)
 
-    @property
-    def model(self) -> T5:
-        return self.blockwise.model
+    def step(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Done | OutOfMemory | NotFinite:
+        """One optimizer step: the micro-batches of this process, out of `total_labels` labels over all processes.
 
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.update.optimizer
-
-    @property
-    def loss_scaling(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of the loss scale; None without fp16."""
-        return self.update.scaling_state()
-
-    def micro_batch(self, batch: Batch) -> MicroBatch:
-        """A batch on the device, filled up to the sizes that the plan has chosen."""
-        return to_micro_batch(batch, self.model.config, self.device.torch_device, self.choice.sizes)
-
-    def apply_plan(self, choice: ExecutionPlan) -> None:
-        """Save blocks, chunk the loss and trim the heap as a plan says, from the next step on; dtypes stay."""
-        self.choice = choice
-        blockwise = self.blockwise
-        blockwise.saved_blocks = choice.saved_blocks
-        blockwise.loss_settings = replace(blockwise.loss_settings, chunk_bytes=choice.loss_chunk_bytes)
-        blockwise.heap = HeapTrimmer("small" if self.device.is_separate_memory else choice.malloc)
-
-    def step(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Outcome:
-        """One optimizer step. One that fails leaves no gradients.
-
-        Args:
-            batches: the micro-batches of this process. total_labels: of the whole effective batch.
-        Raises:
-            UserError: fp16 overflows whatever the loss scale is. Exception: whatever is not for lack of memory.
-        Memory: that of a pass over the micro-batches of one accumulation pass.
+        The outcome is the same on all processes. A step that is not done leaves no gradients.
+        Raises UserError where fp16 overflows whatever the loss scale is, and any error that is not for lack of memory.
         """
-        follow_machine()
-        failure, loss, is_lost, is_late = None, 0.0, False, False
-        update, weight_store = self.update, self.blockwise.weight_store
-        waited = weight_store.waited_seconds()
+        error: Exception | None = None
+        loss = norm = 0.0
         try:
-            total = self.attempt(step, batches, total_labels)
-            loss = float(total) if update.known_loss is None else update.known_loss
-            is_lost = not update.is_finite
+            loss, norm = self.attempt(step, batches, total_labels)
         except StepFailed:
-            pass  # the sum below says so as well
-        except Exception as error:
-            is_lost = isinstance(error, NotFinite)
-            if not is_lost and not self.device.is_out_of_memory(error):
+            pass  # The process that has failed says so in the sum below.
+        except Exception as raised:
+            if not self.device.is_out_of_memory(raised):
                 raise
+            error = raised
             drop_frames(error)
-            if update.reducer is not None:
-                update.reducer.abort(Schedule(self.model).backward(), self.blockwise.zero_gradients)
-            failure = None if is_lost else error
-            is_late = isinstance(error, Lost)
-        self.waited_seconds = weight_store.waited_seconds() - waited
-        facts = (failure is not None, update.has_changed_weights or is_late, is_lost, is_late)
-        loss, failed, begun, lost, late = self._sum_over(loss, *(float(fact) for fact in facts))
-        if failed or lost:
+            self.update.abort(Schedule(self.model).backward(), self.blockwise.zero_gradients)
+        loss, failures, changes = self.sum_over(loss, float(error is not None), float(self.update.has_changed_weights))
+        if failures:
             self.model.zero_grad()
-            update.restore_scale()
-        return Outcome(loss, failed > 0, not lost, begun > 0, failure, late > 0)
+            return OutOfMemory(changes > 0, error)
+        scaling = self.update.scaling
+        if not math.isfinite(loss) or (scaling is None and not math.isfinite(norm)):
+            return NotFinite(changes > 0)
+        if scaling is not None:
+            scaling.count(math.isfinite(norm))
+        return Done(loss, norm)
 
-    def attempt(self, step: Step, batches: Sequence[Batch], total_labels: int) -> Tensor:
-        """Gradients and update of a step; returns the summed loss of this process."""
+    def attempt(self, step: Step, batches: Sequence[Batch], total_labels: int) -> tuple[float, float]:
+        """Gradients and update of a step; returns the summed loss of this process and the norm of all gradients."""
+        follow_machine()
         self.blockwise.objective.clear()
         self.update.begin(step)
-        together = len(batches) if self.choice.accumulation_passes == 1 else self.choice.micro_batches_per_pass
-        total = torch.zeros((), device=self.model.embedding.device)
-        for first in range(0, len(batches), together or 1):  # the micro-batches of a pass are made when its turn comes
-            is_last = first + together >= len(batches)
-            with placed_together():  # until the pass has worked out all its indices
-                if first == 0:
-                    self.optimizer.place_keys(self.update.step)
-                members = [self.micro_batch(batch) for batch in batches[first : first + together]]
-                total += self.blockwise.gradients(members, total_labels, self.update, is_last)
-        self.update.finish()
-        return total
+        loss = torch.zeros((), device=self.model.embedding.device)
+        pass_size = len(batches) if self.plan.accumulation_passes == 1 else self.plan.micro_batches_per_pass
+        for first in range(0, len(batches), max(1, pass_size)):
+            is_last = first + pass_size >= len(batches)
+            with placed_together():  # One copy to the device for all indices of a pass.
+                if is_last:
+                    self.update.optimizer.place_keys(self.update.step)
+                micro_batches = [
+                    to_micro_batch(batch, self.model.config, self.device.torch_device, self.plan.sizes)
+                    for batch in batches[first : first + pass_size]
+                ]
+                loss += self.blockwise.gradients(micro_batches, total_labels, self.update, is_last)
+        return self.update.finish(loss)
 
-    def close(self) -> None:
-        """Give back what is held outside of memory; no step can be made afterwards."""
-        self.blockwise.weight_store.close()
+    def apply_plan(self, plan: ExecutionPlan) -> None:
+        """Save blocks, chunk the loss, hold gradients and trim the heap as a plan says, from the next step on; dtypes
+        stay.
+        """
+        self.plan = plan
+        self.update.holds_gradients = self.update.needs_norm or plan.hold_gradients
+        self.blockwise.saved_blocks = plan.saved_blocks
+        self.blockwise.loss_settings = replace(self.blockwise.loss_settings, chunk_bytes=plan.loss_chunk_bytes)
+        self.blockwise.heap = HeapTrimmer("small" if self.device.is_separate_memory else plan.malloc)
 
 
-def to_micro_batch(
-    batch: Batch, shape: T5ModelConfig, device: torch.device, sizes: Sizes | None = ((), ())
-) -> MicroBatch:
-    """Lay a padded batch end to end: only its real tokens reach the device.
-
-    Args:
-        shape: whose token ids of padding and start are used.
-        sizes: what source and target are filled up to (`limits.filled_tokens`), with tokens that no row sees and no label
-            judges, so that products meet few sizes; None: nothing is filled up.
+class Done(NamedTuple):
+    """The step counts. Where the norm of fp16's gradients is not finite, they have overflowed and no weight was
+    updated.
     """
-    keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
-    of_rows = place(keys, device)
-    answers = len(batch.target_lengths) // len(batch.input_lengths)
-    lengths = [tuple(int(n) for n in side) for side in (batch.input_lengths, batch.target_lengths)]
-    fillers = [0, 0]
-    if sizes is not None:
-        fillers = [filled_tokens(sum(side), those) - sum(side) for side, those in zip(lengths, sizes, strict=True)]
-    source = target = Rows(lengths[0], of_rows, fillers[0])
-    ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels)
-    if shape.is_text:
-        target = Rows(lengths[1], of_rows if answers == 1 else place(keys.repeat(answers), device), fillers[1])
-        decoder_ids = torch.full_like(labels, shape.start_token_id)
-        decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
-        labels = target.flatten(labels)
-        labels[target.row_tokens :] = IGNORED
-    else:  # labels of rows or tokens; a decoder, if there is one, reads what the encoder reads, shifted by the start token
-        decoder_ids = ids.roll(1, 1)
-        decoder_ids[:, 0] = shape.start_token_id
-        labels = labels if labels.is_floating_point() else labels.long()
-        labels = labels.reshape(-1) if shape.head == SEQUENCE else source.flatten(labels)[: source.row_tokens]
-    flat = source.flatten(ids), target.flatten(decoder_ids)
-    for each, rows in zip(flat, (source, target), strict=True):
-        each[rows.row_tokens :] = shape.pad_token_id
-    input_ids, decoder_ids, labels = (place(t, device) for t in (*flat, labels))
-    known = batch.reference if isinstance(batch, PreferenceBatch) else None
-    reference = None if known is None else torch.from_numpy(known)
-    on_host = None if device.type == "cpu" else flat
-    return MicroBatch(input_ids, decoder_ids, labels, source, target, answers, reference, on_host)
+
+    loss: float  # Summed over all labels of the effective batch.
+    norm: float  # Of all gradients, before they are clipped.
+
+
+class OutOfMemory(NamedTuple):
+    """Memory did not suffice on some process. Where any has changed weights, the step cannot be run again."""
+
+    has_changed_weights: bool
+    error: Exception | None  # None: it was another process's.
+
+
+class NotFinite(NamedTuple):
+    """The loss or a gradient is inf or nan, and any process may have changed weights by it."""
+
+    has_changed_weights: bool

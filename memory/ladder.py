@@ -191,4 +191,4 @@ class Ladder:
         """Families of the plan that a run had before: it computes alike wherever its weights are kept."""
         mallocs = ("untrimmed", "fast") if plan.malloc == "untrimmed" else (plan.malloc,)
         for weights_in, malloc in product(self._weights_in, mallocs):
-            yield self._offloaded(replace(plan, malloc=malloc), weights_in)
+            yield self._offloaded(replace(plan, malloc=malloc, hold_gradients=False), weights_in)

@@ -239,6 +239,13 @@ def plan(
         choice = candidate.plan
         rung = candidate.rung.describe()
     phases = predict(work, choice, machine)
+    # Gradients are held where that costs no memory: then a step that is not finite changes no weight. Offloaded weights
+    # are updated in backward, which has just brought them.
+    held = replace(choice, hold_gradients=True)
+    held_phases = predict(work, held, machine)
+    if not choice.offloaded_blocks and peak_of(held_phases)[1] <= peak_of(phases)[1]:
+        choice = held
+        phases = held_phases
     highest, peak = peak_of(phases)
     return Plan(
         choice,

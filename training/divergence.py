@@ -48,11 +48,11 @@ class Divergence:
             batch += passed <= batch
         return batch
 
-    def skip(self, step: int, seen_at: int = 0) -> None:
-        """Pass over the batch of a step that failed; `seen_at`: the step that has shown it, where that is a later one."""
+    def skip(self, step: int) -> None:
+        """Pass over the batch of a step that failed."""
         self.skipped.append(self.batch_of(step))
         self.in_a_row += 1
-        self.failed_step = max(self.failed_step, step, seen_at)
+        self.failed_step = max(self.failed_step, step)
 
     def applied(self, step: int) -> None:
         """A step was finite and is done."""

@@ -115,7 +115,7 @@ class LiveRun:
     def close(self) -> None:
         """Give back what is held outside of memory, where there is an engine: one may have failed to be built again."""
         if hasattr(self, "engine"):
-            self.engine.close()
+            self.engine.blockwise.weight_store.close()
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
@@ -129,10 +129,14 @@ class LiveRun:
 
     def checkpoint_state(self) -> TrainingState:
         """What a checkpoint written now keeps of the run."""
-        choice, scaling = asdict(self.engine.choice), self.engine.loss_scaling
-        asked = step_settings(self.config)
-        divergence = None if self.divergence == Divergence() else asdict(self.divergence)
-        return replace(self.state, choice=choice, asked=asked, loss_scaling=scaling, divergence=divergence)
+        scaling = self.engine.update.scaling
+        return replace(
+            self.state,
+            choice=asdict(self.engine.plan),
+            asked=step_settings(self.config),
+            loss_scaling=None if scaling is None else scaling.as_dict(),
+            divergence=None if self.divergence == Divergence() else asdict(self.divergence),
+        )
 
     def applied(self, number: int, tokens: int) -> None:
         """A step is done that has read so many tokens, on all processes."""

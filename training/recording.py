@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from loguru import logger
 
 from data.sources.places import public_values
 from data.text.templates import Template
+from engine.step import Done
 from language import say
 from memory.estimate.disk import disk_need
 from memory.estimate.time import Renewal
@@ -63,11 +65,11 @@ class Recorder:
         steps = int(live.config.train.max_steps) - live.state.step
         self._renewal = Renewal(plan.seconds, plan.seconds_total, steps)
 
-    def step(self, loss: float, labels: float, rate: float, tokens: int, seconds: float) -> None:
+    def step(self, outcome: Done, labels: float, rate: float, tokens: int, seconds: float) -> None:
         """Report the step that was just done. Once, after the first ones, the time that is left.
 
         Args:
-            loss: summed over all processes. labels: what its mean is over. rate: the learning rate. tokens: read by all.
+            labels: what the mean loss is over. rate: the learning rate. tokens: read by all.
         """
         live, log, plan = self.live, self.live.log, self.live.controller.plan
         self._steps += 1
@@ -75,17 +77,15 @@ class Recorder:
         self._tokens += tokens
         now = live.monitor.sample("train")
         used = now.device_bytes + (0 if live.device.is_separate_memory else now.anon_bytes)
-        mean, speed = loss / max(labels, 1), tokens / seconds
+        mean, speed = outcome.loss / max(labels, 1), tokens / seconds
         step, peak = live.state.step, self._peak_bytes()
         figures = mean_metrics(live.engine.blockwise.objective, labels, live.group)
         update = live.engine.update
-        if update.is_skipped and update.scaling is not None:
+        if update.scaling is not None and not math.isfinite(outcome.norm):
             figures["skipped_at_loss_scale"] = update.scaling.scale
         if live.device.name == "cpu":  # elsewhere the host is done before the device is, or waits for it in a move
             figures["update_seconds"] = round(update.seconds, 4)
-            figures |= (
-                {"weights_wait_seconds": round(live.engine.waited_seconds, 4)} if plan.choice.offloaded_blocks else {}
-            )
+            figures |= {"weights_wait_seconds": round(update.waited_seconds, 4)} if plan.choice.offloaded_blocks else {}
         left, time_left = self._renewal.after_step(seconds), ""
         if left is not None:
             figures |= {"seconds_left": left.seconds, "seconds_left_low": left.low, "seconds_left_high": left.high}

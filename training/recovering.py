@@ -1,17 +1,15 @@
-"""What follows a step that was not applied: a smaller plan, rows left out, a lower learning rate, or the end.
+"""What follows a step that is not done: a smaller plan, rows left out, a lower learning rate, or the end.
 
-Short of memory: a smaller way, the same rows again. Not finite: past the rows; after several in a row, from the last
+Short of memory: a smaller plan, the same rows again. Not finite: past the rows; after several in a row, from the last
 checkpoint with half the learning rate. Where weights were changed already, both go back to the last checkpoint first.
 Every process comes here together, and decides the same.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
-from engine.optimizer_in_backward import is_finite
-from engine.step import Outcome
+from engine.step import NotFinite, OutOfMemory
 from language import say
 from settings.errors import DoesNotFit, UserError
 from training.checkpoints.runs import publish
@@ -24,24 +22,12 @@ CHANGED = say("weights were changed already")
 SHOWN_ROWS = 8
 
 
-def recover(live: LiveRun, outcome: Outcome, number: int) -> None:
+def recover(live: LiveRun, outcome: OutOfMemory | NotFinite, number: int) -> None:
     """Go on after step `number`, which memory did not suffice for, or which was not finite."""
-    if outcome.is_out_of_memory:
+    if isinstance(outcome, OutOfMemory):
         _after_out_of_memory(live, outcome, number)
     else:
-        _leave_out(live, number, outcome)
-
-
-def after_unsound(live: LiveRun, number: int) -> None:
-    """Go on after step `number`, whose weights are not finite and were not saved."""
-    update = live.engine.update
-    earlier = update.unchecked_norm  # on a GPU the next step would have looked at it
-    # with a scaled loss no weight takes a gradient that is not finite
-    is_lost = earlier is not None and update.scaling is None and not is_finite([earlier])
-    if live.group.all_reduce_sum(float(is_lost))[0]:
-        _leave_out(live, number + 1, Outcome(math.nan, False, is_finite=False, is_changed=True, is_late=True))
-    else:
-        slow_down(live, number)
+        _pass_over(live, outcome, number)
 
 
 def slow_down(live: LiveRun, number: int) -> None:
@@ -60,81 +46,85 @@ def slow_down(live: LiveRun, number: int) -> None:
 
 def give_up(live: LiveRun) -> NoReturn:
     """End a run for which nothing is left to shrink, by a DoesNotFit that says what helps."""
-    told = live.controller.exhausted or say("another process cannot reduce its memory any further")
+    reason = live.controller.exhausted or say("another process cannot reduce its memory any further")
     if live.checkpoints.latest():
-        told = say(
+        reason = say(
             "{story}; step {step} is saved in {folder}; continue with\n  {command}",
-            story=told, step=live.last_good, folder=live.run.run_dir, command=resume_command(live.config),
-        )  # fmt: skip
-    raise DoesNotFit(told)
+            story=reason,
+            step=live.last_good,
+            folder=live.run.run_dir,
+            command=resume_command(live.config),
+        )
+    raise DoesNotFit(reason)
 
 
-def _after_out_of_memory(live: LiveRun, outcome: Outcome, number: int) -> None:
-    """The error came here or on another process: a smaller way there, the same rows again on all."""
-    if outcome.failure is not None:
-        live.controller.after_out_of_memory(outcome.failure, number)
+def _after_out_of_memory(live: LiveRun, outcome: OutOfMemory, number: int) -> None:
+    """The error came here or on another process: a smaller plan there, the same rows again on all."""
+    if outcome.error is not None:
+        live.controller.after_out_of_memory(outcome.error, number)
     (exhausted,) = live.group.all_reduce_sum(float(live.controller.exhausted is not None))
     if exhausted:
-        if not outcome.is_changed:
+        if not outcome.has_changed_weights:
             save(live, is_best=False)
         give_up(live)
-    if outcome.is_changed:
+    if outcome.has_changed_weights:
         live.roll_back(CHANGED)
     else:
         live.follow_plan()
 
 
-def _leave_out(live: LiveRun, number: int, outcome: Outcome) -> None:
+def _pass_over(live: LiveRun, outcome: NotFinite, number: int) -> None:
     """After a step that was not finite on any process: past its rows; where weights suffered, back to a checkpoint."""
-    divergence, is_changed = live.divergence, outcome.is_changed
-    is_before = outcome.is_late and live.last_good < number - 1  # what was saved since was looked at, and sound
-    to_blame = number - is_before
-    divergence.skip(to_blame, seen_at=number)
+    divergence = live.divergence
+    divergence.skip(number)
     rows = divergence.rows(live.run.loader, live.controller.plan.effective_batch_size)
     shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
-    further = (
-        say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS) if len(rows) > SHOWN_ROWS else ""
-    )
+    named_rows = say("row {shown} of the training data", shown=shown)
     if len(rows) > 1:
+        further = ""
+        if len(rows) > SHOWN_ROWS:
+            further = say(" and {count} more (see metrics.jsonl)", count=len(rows) - SHOWN_ROWS)
         named_rows = say("rows {shown}{further} of the training data", shown=shown, further=further)
-    else:
-        named_rows = say("row {shown} of the training data", shown=shown)
-    report = say("step {step}: inf or nan; skipped {rows}", step=to_blame, rows=named_rows)
-    live.log.event("recovery", report, step=to_blame, reason="not finite", rows=rows, report=report)
-    is_stuck = divergence.in_a_row >= MOST_IN_A_ROW
-    if is_stuck and not is_changed and live.state.step == live.last_good:
-        _end_diverged(live, number, is_hopeless=True)  # no rate changes what the weights there are give
-    if is_stuck:
+    report = say("step {step}: inf or nan; skipped {rows}", step=number, rows=named_rows)
+    live.log.event("recovery", report, step=number, reason="not finite", rows=rows, report=report)
+    if divergence.in_a_row >= MOST_IN_A_ROW:
+        if live.state.step == live.last_good:  # No rate changes what the weights of the checkpoint give.
+            if not live.has_saved:
+                _refuse_model(live)
+            _end_diverged(live, number)
         slow_down(live, number)
-    elif is_changed:
+    elif outcome.has_changed_weights:
         live.roll_back(CHANGED)
 
 
-def _end_diverged(live: LiveRun, number: int, is_hopeless: bool = False) -> NoReturn:
-    """Publish what is good, and say what to change: of a model that gives no finite loss, or of a rate of which no part has helped."""
-    train, base = live.config.train, live.run.base
-    if is_hopeless and not live.has_saved:
-        what = say(
-            "the losses of {most_in_a_row} batches in a row are inf or nan before a weight was changed",
-            most_in_a_row=MOST_IN_A_ROW,
-        )
-        told = say(
-            "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
-            base=base,
+def _refuse_model(live: LiveRun) -> NoReturn:
+    """End a run whose model gives no finite numbers as it was loaded or drawn."""
+    base = live.run.base
+    what = say(
+        "the losses of {most_in_a_row} batches in a row are inf or nan before a weight was changed",
+        most_in_a_row=MOST_IN_A_ROW,
+    )
+    if live.controller.plan.choice.compute == "float16":
+        raise UserError(
+            "--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; start "
+            "again with --mixed_precision=bf16",
             what=what,
         )
-        if live.controller.plan.choice.compute == "float16":
-            told = say(
-                "--mixed_precision = fp16, {what}: activations have left fp16's range; allowed: no, bf16; start "
-                "again with --mixed_precision=bf16",
-                what=what,
-            )
-        elif base is None:
-            told = say(
-                "--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor",
-                what=what,
-            )
-        raise UserError(told)
+    if base is None:
+        raise UserError(
+            "--learning_rate, does not matter: {what}; check --layer_norm_epsilon and --initializer_factor",
+            what=what,
+        )
+    raise UserError(
+        "--finetune_from = {base}, {what}: this model gives no finite numbers; start from another one",
+        base=base,
+        what=what,
+    )
+
+
+def _end_diverged(live: LiveRun, number: int) -> NoReturn:
+    """Publish what is good, and say what to change: no part of the learning rate has helped."""
+    train = live.config.train
     last = live.checkpoints.named_best() or live.checkpoints.latest()
     ending = say("no model is published")
     if last is not None:

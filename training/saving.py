@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 from loguru import logger
 
+from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import is_finite, norm_of
 from engine.step import Engine
 from memory.cleanup import drop_frames
@@ -31,14 +32,17 @@ def save(live: LiveRun, is_best: bool) -> bool:
     """
     step, engine, checkpoints = live.state.step, live.engine, live.checkpoints
     with live.monitor.phase("evaluation"):
-        micro_batches = [engine.micro_batch(batch) for batch in live.batches(max(step, 1))[:1]]
+        micro_batches = [
+            to_micro_batch(batch, engine.model.config, engine.device.torch_device, engine.plan.sizes)
+            for batch in live.batches(max(step, 1))[:1]
+        ]
         if not is_sound(engine, micro_batches, live.group):
             return False
     path = checkpoints.folder / name_of(step)
     write = partial(
         write_checkpoint,
         model=engine.model,
-        optimizer=engine.optimizer,
+        optimizer=engine.update.optimizer,
         tokenizer=live.run.tokenizer,
         state=live.checkpoint_state(),
         answers=live.decoding if engine.model.config.is_text else None,
@@ -65,7 +69,7 @@ def is_sound(engine: Engine, micro_batches: Sequence[MicroBatch], group: Group) 
     Memory: a forward without gradients.
     """
     tensors = chain(
-        engine.blockwise.weight_store.each_loaded(engine.model.parameters()), engine.optimizer.state.values()
+        engine.blockwise.weight_store.each_loaded(engine.model.parameters()), engine.update.optimizer.state.values()
     )
     loss = torch.zeros(())
     try:

@@ -28,6 +28,7 @@ from data.batches.collate import Batch
 from devices.base import Device, form_scores, name_of, place
 from devices.choose import pick
 from engine.optimizers import Step
+from engine.step import Done
 from settings.declared import T5ModelConfig
 
 WARM_STEPS = 3  # libraries are loaded, kernels compiled, and the optimizer's state is made
@@ -41,8 +42,8 @@ def ours(work: TracedWork, device: Device) -> Callable[[int], float]:
 
     def step(number: int) -> float:
         outcome = engine.step(Step(number, 1e-3, seed=1), batches, labels)
-        if not outcome.is_done:
-            raise outcome.failure or RuntimeError("the loss is not finite")
+        if not isinstance(outcome, Done):
+            raise RuntimeError(f"the step was not done: {outcome}")
         return outcome.loss / labels
 
     return step

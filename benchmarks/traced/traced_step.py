@@ -20,7 +20,7 @@ from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine
+from engine.step import Done, Engine
 from engine.weights import weight_store_for
 from limits import DEVICE_LOSS_CHUNK_BYTES, DEVICE_SCORES
 from memory.estimate.peaks import predict
@@ -162,7 +162,7 @@ def trace(work: TracedWork, steps: int = 2, keeps_calls: bool = False) -> Tracer
             tracer.restart()
             tracer.keeps_calls = keeps_calls and number == steps
             outcome = engine.step(Step(number, 1e-3, seed=1), batches, labels)
-            assert outcome.is_done, outcome
+            assert isinstance(outcome, Done), outcome
     return tracer
 
 

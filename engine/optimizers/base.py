@@ -156,16 +156,8 @@ class Optimizer(ABC):
         return groups
 
     @torch.no_grad()
-    def update(
-        self, weights: Sequence[nn.Parameter], step: Step, factor: float = 1.0, finite: Tensor | None = None
-    ) -> None:
-        """Apply the gradients of one of `groups`; they may be overwritten, and the caller frees them.
-
-        Args:
-            factor: on the gradients. finite: (count,) bool, where they lie: whether a weight's gradient counts; if not, it and its
-                state stay what they are, and no GPU is asked. None: all count.
-        Memory: with `finite`, the weights and their state once more.
-        """
+    def update(self, weights: Sequence[nn.Parameter], step: Step, factor: float = 1.0) -> None:
+        """Apply the gradients of one of `groups`, times `factor`; they may be overwritten, and the caller frees them."""
         names, shape = [self.names[id(weight)] for weight in weights], tuple(weights[0].shape)
         # Norms and position biases say how large something is; smaller is not simpler there.
         # Source: BERT's `exclude_from_weight_decay`, which most recipes have taken over.
@@ -176,11 +168,10 @@ class Optimizer(ABC):
         grad = _stack([weight.grad for weight in weights if weight.grad is not None])
         state = self._state(names, weights[0])
         is_inner = is_block_matrix(names[0], shape)
-        kept = [] if finite is None else [(now, now.clone()) for now in (weight, *state.values())]
+        if factor != 1.0 and grad.dtype != torch.float16:
+            grad.mul_(factor)
+            factor = 1.0  # In fp16 small results would vanish: there `Group.gradient` multiplies what it has widened.
         self._update(Group(weight, grad, state, decayed_step, is_inner, keys, factor))
-        for now, before in kept:
-            assert finite is not None
-            torch.where(finite.view(-1, *[1] * (now.dim() - 1)), now, before, out=now)
         if len(weights) > 1:
             torch._foreach_copy_([each.data for each in weights], [x.view(shape) for x in weight.unbind()])
 

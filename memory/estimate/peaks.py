@@ -159,15 +159,22 @@ class StepEstimate:
         saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
         self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
         self._gradient_bytes = 4 if work.learning.adapters else dtype_bytes(choice.compute)
-        self._holds_gradients = work.hold_gradients or choice.accumulation_passes > 1
+        # Where gradients have to be held, all of them are counted in all of backward.
+        is_held = work.hold_gradients or choice.compute == FLOAT16
+        self._has_all_gradients = is_held or choice.accumulation_passes > 1
         self._is_alone = choice.micro_batches_per_pass == 1
 
     def phases(self) -> dict[str, Parts]:
         """Phase -> component -> bytes, of the phases of a step."""
+        model = self._work.model
         phases = {"loss": self._loss()}
-        if self._work.model.num_decoder_layers:
-            phases["decoder backward"] = self._decoder_backward()
-        phases["encoder backward"] = self._encoder_backward()
+        # Gradients that are held grow as activations go: the most is there at the first block of a stack or at the
+        # last.
+        if model.num_decoder_layers:
+            ends = [self._decoder_backward(complete) for complete in (0, model.num_decoder_layers - 1)]
+            phases["decoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
+        ends = [self._encoder_backward(complete) for complete in (0, model.num_layers - 1)]
+        phases["encoder backward"] = max(ends, key=lambda parts: sum(parts.values()))
         phases["block update"] = self._block_update()
         phases["last update"] = self._last_update()
         return phases
@@ -197,41 +204,51 @@ class StepEstimate:
             ),
         }
 
-    def _decoder_backward(self) -> Parts:
-        """Inside the last decoder block: nothing of the blocks before has been freed."""
+    def _decoder_backward(self, complete: int) -> Parts:
+        """Inside a decoder block, after the backward of `complete` later ones."""
         model = self._work.model
         # Micro-batches before this one have left the gradient of their encoder output.
         of_others = self._stream_bytes() * (self._together.source - self._tokens.source)
         return {
-            **self._backward(DECODER),
-            "checkpointed activations": self._checkpointed(model.num_layers + 2, model.num_decoder_layers + 1)
+            **self._backward(DECODER, complete, complete * self._work.learns[DECODER]),
+            "checkpointed activations": self._checkpointed(
+                model.num_layers + 2, model.num_decoder_layers + 1 - complete
+            )
             + of_others,
-            "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
+            "saved blocks": self._saved(self._saved_blocks[ENCODER], max(0, self._saved_blocks[DECODER] - complete)),
         }
 
-    def _encoder_backward(self) -> Parts:
-        """Inside the last encoder block."""
+    def _encoder_backward(self, complete: int) -> Parts:
+        """Inside an encoder block, after the backward of `complete` later ones."""
+        model = self._work.model
+        learns = self._work.learns
+        of_decoder = model.num_decoder_layers * learns[DECODER] if model.num_decoder_layers else 0
         return {
-            **self._backward(ENCODER),
-            "checkpointed activations": self._checkpointed(self._work.model.num_layers + 1, 0),
-            "saved blocks": self._saved(self._saved_blocks[ENCODER], 0),
+            **self._backward(ENCODER, complete, of_decoder + complete * learns[ENCODER]),
+            "checkpointed activations": self._checkpointed(model.num_layers + 1 - complete, 0),
+            "saved blocks": self._saved(max(0, self._saved_blocks[ENCODER] - complete), 0),
         }
 
-    def _backward(self, stack: Stack) -> Parts:
-        """A block at work, its weights in the compute dtype, and the gradients of weights."""
+    def _backward(self, stack: Stack, complete: int, held: int) -> Parts:
+        """A block at work, its weights in the compute dtype, and the gradients of weights.
+
+        Args:
+            complete: later blocks of the stack whose backward is done. held: weights of blocks whose gradients are
+                complete.
+        """
         learns = self._work.learns[stack]
         block = self._blocks[stack]
         # Later micro-batches add to the gradients that the first has left; one alone forms them inside the block.
-        is_first = self._is_alone and not self._holds_gradients
+        is_first = self._is_alone and not self._has_all_gradients
         size = block.backward(learns * self._gradient_bytes if is_first else 0)
-        if not self._saved_blocks[stack]:
+        if complete >= self._saved_blocks[stack]:
             size += sum(block.saved(block.tokens))
             own = block.tokens.target if stack == DECODER else block.tokens.source
             e = dtype_bytes(self._choice.compute)
             if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
                 size += own * self._work.model.d_model * e
         return {
-            "gradients": self._gradients(0 if self._is_alone else learns),
+            "gradients": self._gradients(0 if self._is_alone else learns, held),
             "one block": size,
             "weights in compute dtype": _block_in_compute_dtype(
                 self._work, self._choice, self._machine, stack, self._tokens
@@ -264,14 +281,17 @@ class StepEstimate:
             size = min(matrix, learns)
             side = min(model.d_model, size // model.d_model)
             turned = (size + 3 * side**2) * (2 if self._choice.compute == "bfloat16" else 4)
-        return self._update_bytes(elements) + turned + self._copy_before_update(max(elements, matrix), is_block=True)
+        return self._update_bytes(elements) + turned
 
     def _last_update(self) -> Parts:
         """The update of embedding and head after the pass; where gradients are held, all of them are there."""
         table = self._work.model.vocab_size * self._work.model.d_model
-        most = self._work.learns["total"] if self._holds_gradients and self._updates_together else table
-        update = self._update_bytes(min(self._most_updated, most)) + self._copy_before_update(table, is_block=False)
-        return {"gradients": self._gradients(0), "one update": update}
+        learns = self._work.learns
+        is_held = self._has_all_gradients or self._choice.hold_gradients
+        most = learns["total"] if is_held and self._updates_together else table
+        update = self._update_bytes(min(self._most_updated, most))
+        of_blocks = learns["total"] - learns["embedding"] - learns["head"]
+        return {"gradients": self._gradients(0, of_blocks), "one update": update}
 
     # --- Parts of several phases
 
@@ -301,13 +321,17 @@ class StepEstimate:
         narrow += min(max(0, decoder - 1), decoder_inputs) * self._together.target
         return self._stream_bytes() * (tokens - narrow) + model.d_model * self._narrow_bytes() * narrow
 
-    def _gradients(self, block: int) -> int:
-        """Gradients of weights: of everything, or of head and embedding and of the blocks under way."""
+    def _gradients(self, block: int, held: int = 0) -> int:
+        """Gradients of weights: of everything, or of head and embedding, of the block under way, and of those that are
+        held.
+        """
         learns = self._work.learns
-        if self._holds_gradients:
+        if self._has_all_gradients:
             return learns["total"] * self._gradient_bytes
+        if not self._choice.hold_gradients:
+            held = 0
         waiting = 2 if self._machine.num_processes > 1 else 1  # With several processes one more is on its way.
-        return (learns["embedding"] + learns["head"] + block * waiting) * self._gradient_bytes
+        return (learns["embedding"] + learns["head"] + block * waiting + held) * self._gradient_bytes
 
     @property
     def _updates_together(self) -> bool:
@@ -327,15 +351,6 @@ class StepEstimate:
             return elements * facts.compiled_update_bytes
         rounds = self._choice.storage != FLOAT32 and not self._choice.kernels
         return elements * (facts.update_bytes + (ROUNDING_BYTES if rounds else 0))
-
-    def _copy_before_update(self, elements: int, is_block: bool) -> int:
-        """Weights and their state as they were, where a gradient of a scaled loss may overflow
-        (`engine.optimizers.base`).
-        """
-        if self._choice.compute != FLOAT16 or self._work.hold_gradients:
-            return 0
-        state = OPTIMIZERS[self._work.optimizer].state_bytes(elements, elements if is_block else 0, 0, 0)
-        return elements * dtype_bytes(self._choice.storage) + state
 
     # --- What malloc keeps
 

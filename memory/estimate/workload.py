@@ -255,6 +255,8 @@ class ExecutionPlan:
         scores: elements of attention's scores that a GPU forms at a time (`devices.base`); 0: a CPU's tiles.
         weights_in: one of `WEIGHTS_IN`, where offloaded weights are kept.
         offloaded_blocks: blocks whose weights are kept there and brought to the device while the block runs.
+        hold_gradients: whether all updates wait for the end of backward, as clipping and fp16 have them wait in any
+            plan.
     """
 
     batch_size_per_gpu: int
@@ -272,6 +274,7 @@ class ExecutionPlan:
     scores: int = 0
     weights_in: str = "device"
     offloaded_blocks: int = 0
+    hold_gradients: bool = False
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""

@@ -20,9 +20,9 @@ from devices.base import Device
 from devices.kernels.calls import use
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
+from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import to_micro_batch
 from engine.weights import weight_store_for
 from model import hf_format
 from model.attention import attend
@@ -223,8 +223,8 @@ def test_steps_lie_on_the_device_and_give_the_same_bits_again(device: Device) ->
         blockwise = Blockwise(model, 0, store, LossSettings(), 0.2)
         for number in range(1, 4):
             update.begin(Step(number, 0.01))
-            blockwise.gradients([to_micro_batch(batch, RELU, device.torch_device)], batch.num_labels, update)
-            update.finish()
+            micro_batch = to_micro_batch(batch, RELU, device.torch_device)
+            update.finish(blockwise.gradients([micro_batch], batch.num_labels, update))
         device.check_placement([*model.named_parameters(), *optimizer.state.items()])
         return [weight.detach().cpu() for weight in model.parameters()]
 

@@ -63,14 +63,17 @@ def test_torchrun_restarts_the_run_of_its_first_attempt_and_none_that_was_asked_
 
 
 @slow
-def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path) -> None:
-    """All processes stop at the same block, go back together, and run the same rows again."""
+@pytest.mark.parametrize("weights_in", ["device", "file"])
+def test_out_of_memory_on_one_process_changes_no_losses(pretrained: World, tmp_path: Path, weights_in: str) -> None:
+    """All processes stop at the same block, go back together where blocks were updated, and run the same rows again."""
     place = pretrained.beside(tmp_path)
     script = Path(__file__).parent / "children" / "out_of_memory_child.py"
-    command = [*launcher(2), str(script), *place.command("train", *pretrained.train_flags, "--run_name=short")[1:]]
+    flags = (*pretrained.train_flags, "--run_name=short", f"--weights_in={weights_in}")
+    command = [*launcher(2), str(script), *place.command("train", *flags)[1:]]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "weights were changed already" in done.stdout, "at least one of the two failures came after an update"
+    is_changed = "weights were changed already" in done.stdout
+    assert is_changed == (weights_in == "file"), "gradients are held where that costs no memory"
     assert pretrained.difference(place, "short") < SAME
 
 
@@ -81,7 +84,7 @@ def test_what_is_not_finite_on_one_process_is_left_out_by_all(pretrained: World,
     must_succeed(script, 2, *words[1:])
     assert list(place.losses("left_out")) == list(range(1, 25))
     records = [(event["reason"], event["step"]) for event in place.events("left_out") if event["event"] == "recovery"]
-    assert records == [("not finite", 5), ("not finite", 8), ("rolled back", 5)]
+    assert records == [("not finite", 5), ("rolled back", 0), ("not finite", 4)]
     ours, theirs = place.losses("left_out"), pretrained.place.losses("whole")
-    assert [ours[step] for step in range(1, 5)] == pytest.approx([theirs[step] for step in range(1, 5)], rel=1e-5)
+    assert [ours[step] for step in range(1, 4)] == pytest.approx([theirs[step] for step in range(1, 4)], rel=1e-5)
     assert place.events("left_out")[-1]["skipped_batches"] == 2

@@ -42,9 +42,6 @@ class Collected:
     def __init__(self) -> None:
         self.groups: list[list[nn.Parameter]] = []
 
-    def check_loss(self, loss: Tensor) -> None:
-        """Any loss goes backward."""
-
     def apply(self, weights: Sequence[nn.Parameter]) -> None:
         self.groups.append(list(weights))
 

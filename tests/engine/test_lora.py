@@ -99,8 +99,8 @@ def test_a_step_moves_adapters_alone(tmp_path: Path) -> None:
     optimizer = OPTIMIZERS["adamw"](trained)
     update = OptimizerInBackward(optimizer)
     update.begin(Step(1, 1e-2))
-    blockwise_of(model, base, 0).gradients(batch.micro_batches(model, CUTS["one"]), batch.num_labels, update)
-    update.finish()
+    micro_batches = batch.micro_batches(model, CUTS["one"])
+    update.finish(blockwise_of(model, base, 0).gradients(micro_batches, batch.num_labels, update))
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == set(trained) and all(weight.grad is None for weight in model.parameters())
     assert {key.rpartition("/")[0] for key in optimizer.state} == set(trained)

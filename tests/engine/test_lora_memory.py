@@ -34,8 +34,8 @@ def steps():
     blockwise, batch = Blockwise(model, 0, weight_store, LossSettings(chunk_bytes=1 << 22), 0.0), Rectangle(2, 32, 16, 2048)
     for number in (1, 2):
         update.begin(Step(number, 1e-3))
-        blockwise.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update)
-        update.finish()
+        loss = blockwise.gradients(batch.micro_batches(model, [[0], [1]]), batch.num_labels, update)
+        update.finish(loss)
     return model, update
 
 

@@ -1,4 +1,4 @@
-"""fp16 gradients against fp32 ones, whatever the size of activations; a block that overflows is left out, as if the step had never been."""
+"""fp16 gradients against fp32 ones, whatever the size of activations; a step that overflows is left out, and the scale moves."""
 
 from __future__ import annotations
 
@@ -63,19 +63,18 @@ def test_gradients_are_those_of_fp32_times_the_scale(family: str, saved: int, wo
         assert relative_error(found[name].float() / 2**16, gradient) < 5e-2, name
 
 
-def step(model: T5, update: OptimizerInBackward, batch: Rectangle, number: int) -> float:
-    update.begin(Step(number, 0.01))
-    blockwise = blockwise_of(model, FP16 if update.scaling else model.embedding.dtype, update.scaling)
-    loss = blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update)
-    update.finish()
-    assert all(weight.grad is None for weight in model.parameters())
-    return float(loss)
-
-
 def updating(
     model: T5, name: str = "adamw", scaling: LossScaling | None = None, clip: float = 0.0
 ) -> OptimizerInBackward:
     return OptimizerInBackward(OPTIMIZERS[name](dict(model.named_parameters())), clip, scaling)
+
+
+def step(model: T5, update: OptimizerInBackward, batch: Rectangle, number: int) -> float:
+    update.begin(Step(number, 0.01))
+    blockwise = blockwise_of(model, FP16 if update.scaling else model.embedding.dtype, update.scaling)
+    loss, _ = update.finish(blockwise.gradients(batch.micro_batches(model, CUTS), batch.num_labels, update))
+    assert all(weight.grad is None for weight in model.parameters())
+    return loss
 
 
 @pytest.mark.parametrize(("name", "clip"), [("adamw", 0.0), ("adafactor", 0.05)])
@@ -84,9 +83,9 @@ def test_a_step_is_that_of_fp32(name: str, clip: float) -> None:
     plain, before = copied(model), weights_of(model)
     step(plain, updating(plain, name, None, clip), batch, 1)
     step(model, updating(model, name, LossScaling(scale=1024.0), clip), batch, 1)
-    moved, wanted = weights_of(model), weights_of(plain)
-    # a first step is little more than the signs of the gradient, so that some elements near zero go the other way
-    assert max(relative_error(moved[n] - before[n], wanted[n] - before[n]) for n in ("embedding", FIRST)) < 0.2
+    moved, expected = weights_of(model), weights_of(plain)
+    # A first step is little more than the signs of the gradient, so that some elements near zero go the other way.
+    assert max(relative_error(moved[n] - before[n], expected[n] - before[n]) for n in ("embedding", FIRST)) < 0.2
 
 
 @pytest.mark.parametrize("wo", [1.0, 4e4])
@@ -100,83 +99,31 @@ def test_it_learns_as_bf16_does_also_where_activations_leave_its_range(wo: float
     assert sum(losses[1]) == pytest.approx(sum(losses[0]), rel=0.05)
 
 
-@pytest.mark.parametrize(("way", "clip"), [(HOST, 0.0), (CUDA, 0.0), (HOST, 1.0)])
-def test_an_overflow_leaves_blocks_out_and_the_scale_is_lower_soon(way: DeviceTraits, clip: float) -> None:
-    batch, scaling = Rectangle(), LossScaling(scale=2.0**40)
-    with override_traits("cpu", replace(way, is_fused=False)):
-        model = small_model()
-        update, before = updating(model, "adamw", scaling, clip), weights_of(model)
+@pytest.mark.parametrize("traits", [HOST, CUDA])
+def test_one_block_that_overflows_leaves_out_the_whole_step(traits: DeviceTraits) -> None:
+    with override_traits("cpu", replace(traits, is_fused=False)):
+        model, batch = small_model(), Rectangle()
+        update, before = updating(model, "adafactor", LossScaling(2.0**10)), weights_of(model)
+        spoiled = model.encoder.blocks[1]
+        spoiled.register_full_backward_pre_hook(lambda module, grads: tuple(grad * torch.inf for grad in grads))
         step(model, update, batch, 1)
-        state = update.optimizer.state
-        assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-        assert not any(each.any() for each in state.values()), "nor is there a trace in the state"
-        late = clip == 0.0
-        assert scaling.scale == 2.0 ** (40 if late else 39) and scaling.skipped_steps == (not late)
-        step(model, update, batch, 2)
-        assert scaling.scale == 2.0 ** (39 if late else 38) and scaling.skipped_steps == 1 + (not late)
-        scaling.scale = 2.0**10
-        for number in (3, 4):
-            step(model, update, batch, number)
-        assert (scaling.scale, scaling.skipped_steps, scaling.good_steps) == (2.0**10, 2, 1 + (not late))
-        other = small_model()
-        first = updating(other, "adamw", LossScaling(2.0**10), clip)
-        for number in (1, 2):
-            step(other, first, batch, number)
-        after, same = weights_of(model), weights_of(other)
-        assert all(torch.equal(after[name], same[name]) for name in after), "steps that were left out leave no trace"
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert not any(state.any() for state in update.optimizer.state.values())
 
 
-def test_a_block_alone_is_left_out() -> None:
-    model, batch, scaling = small_model(), Rectangle(), LossScaling(2.0**10)
-    update, before = updating(model, "adafactor", scaling), weights_of(model)
-    spoiled = model.encoder.blocks[1]
-    spoiled.register_full_backward_pre_hook(lambda module, grads: tuple(grad * torch.inf for grad in grads))
-    step(model, update, batch, 1)
-    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
-    assert "decoder.blocks.0.attention.q.weight" in moved and "encoder.final_norm.weight" in moved
-    assert not any(name.startswith("encoder.blocks") or name == "embedding" for name in moved)
-    assert all(weight.isfinite().all() for weight in model.parameters())
-
-
-def test_a_resumed_run_counts_the_last_step() -> None:
-    batch, scaling = Rectangle(), LossScaling(2.0**40)
-    model = small_model()
-    update = updating(model, "adafactor", scaling)
-    for number in (1, 2, 3):
-        step(model, update, batch, number)
-    kept = update.scaling_state()
-    assert kept is not None and (kept["last_finite"], kept["last_scale"]) == (False, scaling.in_use)
-    other = copied(model)
-    again = updating(other, "adafactor", LossScaling(**kept))
-    step(model, update, batch, 4)
-    step(other, again, batch, 4)
-    assert replace(again.scaling, last_finite=None) == replace(scaling, last_finite=None, last_scale=kept["last_scale"])
-    assert again.step == update.step
-
-
-def test_a_step_that_failed_counts_the_last_one_again() -> None:
-    batch, scaling, model = Rectangle(), LossScaling(2.0**40), small_model()
-    update = updating(model, "adafactor", scaling)
-    step(model, update, batch, 1)
-    update.begin(Step(2, 0.01))
-    update.check_loss(torch.tensor(1.0))
-    assert scaling.skipped_steps == 1
-    update.restore_scale()
-    assert scaling.skipped_steps == 0 and update.unchecked_norm is not None
-
-
-def test_doubles_after_many_good_steps_and_goes_on_from_a_checkpoint() -> None:
+def test_the_scale_doubles_after_many_good_steps_and_goes_on_from_a_checkpoint() -> None:
     scaling = LossScaling(8.0, GOOD_STEPS - 2, 5)
-    assert scaling.admits(True)
+    scaling.count(is_finite=True)
     resumed = LossScaling(**scaling.as_dict())
     assert resumed == LossScaling(8.0, GOOD_STEPS - 1, 5)
-    assert resumed.admits(True) and resumed == LossScaling(16.0, 0, 5)
-    assert not resumed.admits(False, 8.0) and resumed == LossScaling(4.0, 0, 6)
-    assert not resumed.admits(False, 8.0) and resumed == LossScaling(4.0, 0, 7), "lowered for that scale already"
+    resumed.count(is_finite=True)
+    assert resumed == LossScaling(16.0, 0, 5)
+    resumed.count(is_finite=False)
+    assert resumed == LossScaling(8.0, 0, 6)
 
 
 def test_says_so_where_no_scale_helps() -> None:
     scaling = LossScaling(2.0)
-    assert not scaling.admits(False)
+    scaling.count(is_finite=False)
     with pytest.raises(UserError, match=r"mixed_precision = fp16.*bf16"):
-        scaling.admits(False, scaling.scale)
+        scaling.count(is_finite=False)

@@ -1,28 +1,44 @@
-"""A step tells what it came to: done, short of memory, or not finite; one that fails leaves no gradients."""
+"""A step is done, out of memory or not finite; one that is not done leaves no gradients and says whether it can be run again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from data.batches.collate import Batch
 from devices.cpu import CpuDevice
-from engine.blockwise import Blockwise
+from engine.blockwise import Blockwise, Objective
+from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine, Outcome
-from engine.weights import WeightStore
+from engine.step import Done, Engine, NotFinite, OutOfMemory
+from engine.weights import weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
 from tests.engine.small_models import small_model
 
-CHOICE = ExecutionPlan(2, 1, 1, 9, 2, "float32", "float32", 2**20)
+PLAN = ExecutionPlan(2, 1, 1, 9, 2, "float32", "float32", 2**20)
+NAN = float("nan")
+
+
+class Spoiled(Objective):
+    """Multiplies the loss, or the gradient of the hidden states, by a factor."""
+
+    def __init__(self, loss: float = 1.0, gradient: float = 1.0) -> None:
+        self.loss_factor = loss
+        self.gradient_factor = gradient
+
+    def loss_and_gradients(
+        self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, scale: float, settings: LossSettings
+    ) -> tuple[Tensor, Tensor]:
+        loss, gradient = super().loss_and_gradients(hidden, head, micro_batch, scale, settings)
+        return loss * self.loss_factor, gradient * self.gradient_factor
 
 
 def rows(seed: int) -> Batch:
@@ -31,104 +47,127 @@ def rows(seed: int) -> Batch:
     return Batch(inputs, np.array([7, 7]), labels, np.array([5, 5]), draw.integers(0, 99, 2))
 
 
-def engine_of(max_grad_norm: float = 0.0, sum_over: Callable[..., list[float]] | None = None) -> Engine:
+def engine_of(
+    max_grad_norm: float = 0.0,
+    scaling: LossScaling | None = None,
+    objective: Objective | None = None,
+    plan: ExecutionPlan = PLAN,
+    sum_over: Callable[..., list[float]] = lambda *numbers: list(numbers),
+) -> Engine:
     model = small_model()
-    update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(model.named_parameters())), max_grad_norm)
-    blockwise = Blockwise(model, 9, WeightStore(torch.float32), LossSettings(), 0.0)
-    return Engine(blockwise, update, CpuDevice(), CHOICE, sum_over)
+    store = weight_store_for(torch.float32, torch.float32 if scaling is None else torch.float16)
+    optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
+    update = OptimizerInBackward(optimizer, max_grad_norm, scaling, store)
+    blockwise = Blockwise(model, 9, store, LossSettings(), 0.0, objective, scaling)
+    return Engine(blockwise, update, CpuDevice(), plan, sum_over)
 
 
-def run(engine: Engine, number: int = 1) -> Outcome:
-    before = [weight.detach().clone() for weight in engine.model.parameters()]
-    outcome = engine.step(Step(number, 1e-2), [rows(1), rows(2)], 20)
+def weights_of(engine: Engine) -> list[Tensor]:
+    return [weight.detach().clone() for weight in engine.model.parameters()]
+
+
+def run(
+    engine: Engine, number: int = 1, batches: Sequence[Batch] = (rows(1), rows(2))
+) -> tuple[Done | OutOfMemory | NotFinite, bool]:
+    """What a step comes to, and whether it has changed weights."""
+    before = weights_of(engine)
+    outcome = engine.step(Step(number, 1e-2), batches, 10 * len(batches))
     assert all(weight.grad is None for weight in engine.model.parameters())
-    changed = any(not torch.equal(a, b) for a, b in zip(before, engine.model.parameters(), strict=True))
-    assert changed == outcome.is_changed
-    return outcome
+    return outcome, any(not torch.equal(a, b) for a, b in zip(before, engine.model.parameters(), strict=True))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, engine: Engine, after: int, error: Exception) -> None:
-    """The pass fails before group `after` of weights is handed over."""
-    plain, handed = engine.update.apply, []
-
-    def apply(weights: Any) -> None:
-        if len(handed) == after:
-            raise error
-        handed.append(weights)
-        plain(weights)
-
-    monkeypatch.setattr(engine.update, "apply", apply)
+def losses_of(engine: Engine, numbers: Sequence[int], batches: Sequence[Batch] = (rows(1), rows(2))) -> list[float]:
+    outcomes = [run(engine, number, batches)[0] for number in numbers]
+    return [outcome.loss for outcome in outcomes if isinstance(outcome, Done)]
 
 
-def test_a_step_that_is_done() -> None:
+def test_steps_that_are_done_learn() -> None:
+    first, second = losses_of(engine_of(), (1, 2))
+    assert 0.0 < second < first
+
+
+def fails_at(engine: Engine, module: torch.nn.Module) -> None:
+    """Memory does not suffice for the backward of a module."""
+
+    def fail(module: torch.nn.Module, gradients: object) -> None:
+        raise MemoryError
+
+    module.register_full_backward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("changes_weights", [False, True])
+def test_a_step_that_memory_does_not_suffice_for(changes_weights: bool) -> None:
     engine = engine_of()
-    first = run(engine)
-    assert first.is_done and first.is_changed and first.failure is None
-    assert 0.0 < run(engine, 2).loss < first.loss
+    fails_at(engine, engine.model.encoder.blocks[0] if changes_weights else engine.model.decoder.final_norm)
+    outcome, has_changed = run(engine)
+    assert isinstance(outcome, OutOfMemory) and outcome.has_changed_weights == has_changed == changes_weights
+    assert isinstance(outcome.error, MemoryError) and outcome.error.__traceback__ is None, "it would hold the step"
 
 
-@pytest.mark.parametrize(("after", "is_changed"), [(0, False), (3, True)])
-def test_a_step_that_memory_does_not_suffice_for(monkeypatch: pytest.MonkeyPatch, after: int, is_changed: bool) -> None:
-    engine = engine_of()
-    failing(monkeypatch, engine, after, MemoryError())
-    outcome = run(engine)
-    assert outcome.is_out_of_memory and outcome.is_finite and not outcome.is_done
-    assert outcome.is_changed == is_changed
-    assert isinstance(outcome.failure, MemoryError) and outcome.failure.__traceback__ is None, "it would hold the step"
+def test_any_other_error_is_raised() -> None:
+    with pytest.raises(IndexError):
+        engine_of().step(Step(1, 1e-2), [replace(rows(1), input_ids=np.full((2, 7), 999))], 10)
 
 
-def test_a_loss_that_is_not_finite_changes_nothing() -> None:
-    engine = engine_of()
-    with torch.no_grad():
-        engine.model.decoder.final_norm.weight[3] = float("inf")
-    outcome = run(engine)
-    assert not (outcome.is_finite or outcome.is_out_of_memory or outcome.is_changed or outcome.is_done)
-    assert outcome.failure is None
-
-
+@pytest.mark.parametrize("spoiled", [Spoiled(loss=NAN), Spoiled(gradient=NAN)])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
-def test_a_gradient_that_is_not_finite_is_told_with_what_it_has_changed(
-    monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
+def test_numbers_that_are_not_finite_change_weights_where_gradients_are_not_held(
+    spoiled: Spoiled, max_grad_norm: float
 ) -> None:
-    engine = engine_of(max_grad_norm)
-    plain = engine.blockwise.objective.loss_and_gradients
-
-    def broken(*facts: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, grad = plain(*facts)
-        return loss, grad * float("nan")
-
-    monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", broken)
-    outcome = engine.step(Step(1, 1e-2), [rows(1)], 10)
-    assert not outcome.is_finite and not outcome.is_out_of_memory
-    assert outcome.is_changed == (max_grad_norm == 0.0), "clipped ones are looked at before any is applied"
+    outcome, has_changed = run(engine_of(max_grad_norm, objective=spoiled))
+    is_held = max_grad_norm > 0
+    assert outcome == NotFinite(has_changed_weights=not is_held) and has_changed == (not is_held)
 
 
-def test_what_happens_elsewhere_counts_here() -> None:
-    elsewhere = [5.0, 1.0, 1.0, 0.0, 1.0]  # loss, short of memory, weights changed, not finite, the step before was not
-    engine = engine_of(sum_over=lambda *numbers: [a + b for a, b in zip(numbers, elsewhere, strict=True)])
-    outcome = engine.step(Step(1, 1e-2), [rows(1)], 20)
-    assert outcome.is_out_of_memory and outcome.is_changed and outcome.failure is None and outcome.loss > 5.0
-    assert outcome.is_late
+def test_what_happens_on_other_processes_counts_here() -> None:
+    def sums(loss: float, failures: float, changes: float) -> Engine:
+        return engine_of(sum_over=lambda *here: [a + b for a, b in zip(here, (loss, failures, changes), strict=True)])
+
+    (alone,) = losses_of(engine_of(), (1,))
+    assert losses_of(sums(5.0, 0, 1), (1,)) == [alone + 5.0]
+    assert run(sums(5.0, 1, 1))[0] == OutOfMemory(has_changed_weights=True, error=None)
+    assert run(sums(NAN, 0, 1))[0] == NotFinite(has_changed_weights=True)
 
 
-@pytest.mark.parametrize(("together", "sizes"), [(5, [5]), (2, [2, 2, 1])])
-def test_only_the_last_of_several_passes_updates(
-    together: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, passes, plain = engine_of(), [], Blockwise.gradients
+def test_an_overflow_costs_its_step_alone() -> None:
+    scaling = LossScaling(2.0**40)
+    engine = engine_of(scaling=scaling)
+    outcome, has_changed = run(engine)
+    assert isinstance(outcome, Done) and not np.isfinite(outcome.norm)
+    assert not has_changed and not any(state.any() for state in engine.update.optimizer.state.values())
+    assert scaling == LossScaling(2.0**39, 0, 1)
+    scaling.scale = 2.0**10
+    losses = losses_of(engine, (2, 3))
+    assert scaling == LossScaling(2.0**10, 2, 1)
+    untouched = engine_of(scaling=LossScaling(2.0**10))
+    assert losses == losses_of(untouched, (1, 2)), "the step that was left out leaves no trace"
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(engine), weights_of(untouched), strict=True))
 
-    def gradients(self: Blockwise, members: list[MicroBatch], labels: int, update: Any, is_last: bool) -> torch.Tensor:
-        total = plain(self, members, labels, update, is_last)
-        passes.append((len(members), update.has_changed_weights))
-        return total
 
-    monkeypatch.setattr(Blockwise, "gradients", gradients)
-    engine.apply_plan(replace(CHOICE, accumulation_passes=len(sizes), micro_batches_per_pass=together))
-    whole = engine_of()
-    assert engine.step(Step(1, 1e-2), [rows(n) for n in range(5)], 50).loss == pytest.approx(
-        whole.step(Step(1, 1e-2), [rows(n) for n in range(5)], 50).loss
-    )
-    assert passes[: len(sizes)] == [(size, number == len(sizes)) for number, size in enumerate(sizes, 1)]
-    for ours, other in zip(engine.model.parameters(), whole.model.parameters(), strict=True):
+@pytest.mark.parametrize("elsewhere", [(NAN, 0.0, 0.0), (0.0, 1.0, 0.0)])
+def test_a_step_that_is_not_done_does_not_move_the_scale(elsewhere: tuple[float, ...]) -> None:
+    scaling = LossScaling(2.0**40)
+    engine = engine_of(scaling=scaling, sum_over=lambda *here: [a + b for a, b in zip(here, elsewhere, strict=True)])
+    assert not isinstance(run(engine)[0], Done)
+    assert scaling == LossScaling(2.0**40)
+
+
+@pytest.mark.parametrize(("together", "is_held"), [(1, False), (2, True), (2, False)])
+def test_several_passes_make_the_step_of_one(together: int, is_held: bool) -> None:
+    batches = [rows(seed) for seed in range(5)]
+    passes = -(-5 // together)
+    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=together, hold_gradients=is_held)
+    cut, whole = engine_of(plan=plan), engine_of()
+    assert losses_of(cut, (1,), batches) == pytest.approx(losses_of(whole, (1,), batches))
+    for ours, other in zip(weights_of(cut), weights_of(whole), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
-    assert engine.step(Step(2, 1e-2), [], 7).loss == 0.0, "a rank without rows"
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_are_held_where_the_plan_says_so(passes: int) -> None:
+    plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=2 // passes, hold_gradients=True)
+    assert run(engine_of(plan=plan, objective=Spoiled(gradient=NAN))) == (NotFinite(False), False)
+
+
+def test_a_process_without_rows_has_no_loss() -> None:
+    assert losses_of(engine_of(), (1,), []) == [0.0]

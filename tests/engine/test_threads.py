@@ -12,6 +12,7 @@ from data.batches.collate import Batch
 from devices.cpu import CpuDevice
 from devices.kernels.calls import use
 from engine.blockwise import Blockwise
+from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Engine
@@ -51,7 +52,7 @@ def numbers_with(threads: int, optimizer: str, max_grad_norm: float) -> list[tor
     losses = [
         engine.step(Step(number, 1e-2), [batch(number), batch(number + 9)], 2 * ROWS * TARGET).loss for number in (1, 2)
     ]
-    evaluated = blockwise.loss([engine.micro_batch(batch(5))])
+    evaluated = blockwise.loss([to_micro_batch(batch(5), engine.model.config, engine.device.torch_device)])
     decoder = Decoder(model)
     decoder.join([list(range(5, 25)), [9, 1]], limit=3)
     return [torch.tensor(losses), evaluated, *model.state_dict().values(), decoder.step([0, 0])]

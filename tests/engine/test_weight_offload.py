@@ -73,13 +73,11 @@ def trained(
         update.begin(Step(number, 1e-2, 1e-3, seed=5))
         each = batch.micro_batches(model, CUTS)
         firsts = range(0, len(each), together)
-        losses.append(
-            sum(
-                float(blockwise.gradients(each[at : at + together], batch.num_labels, update, at == firsts[-1]))
-                for at in firsts
-            )
-        )
-        update.finish()
+        passes = [
+            blockwise.gradients(each[at : at + together], batch.num_labels, update, at == firsts[-1]) for at in firsts
+        ]
+        loss, _ = update.finish(torch.stack(passes).sum())
+        losses.append(loss)
         losses.append(float(blockwise.loss(batch.micro_batches(model, CUTS))))
     names = {id(weight): name for name, weight in model.named_parameters()}
     held = {names[id(weight)]: weight.detach().clone() for weight in store.each_loaded(model.parameters())}

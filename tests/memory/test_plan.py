@@ -169,6 +169,27 @@ def test_bf16_at_rest_and_in_products_only_where_it_is_fast() -> None:
     assert (tight.storage, tight.compute) == ("bfloat16", "float32")
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_held"),
+    [
+        ({"memory_mode": "standard"}, True),
+        ({"weights_in": "file"}, False),
+        ({"memory_mode": "ultra"}, False),
+    ],
+)
+def test_gradients_are_held_where_that_costs_no_memory(flags: dict[str, Any], is_held: bool) -> None:
+    config = settings_of(model_preset="t5-small", effective_batch_size=8, **flags)
+    where = machine(8 * GIB)
+    made = plan(config, where, source_tokens=512, target_tokens=114)
+    assert made.choice.hold_gradients == is_held
+    work = make_work(config, where, 512, 114)
+    peaks = [
+        peak_of(predict(work, dataclasses.replace(made.choice, hold_gradients=held), where))[1]
+        for held in (False, True)
+    ]
+    assert made.peak_bytes == peaks[is_held] and (peaks[0] == peaks[1] or not is_held)
+
+
 def test_a_resumed_run_keeps_its_choice_where_it_fits() -> None:
     config = settings_of(effective_batch_size=8)
     first = plan(config, machine(3 * GIB)).choice

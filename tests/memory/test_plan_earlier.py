@@ -14,7 +14,7 @@ from settings.loading import load
 from units import GIB, MIB
 
 RATES = (("float32", 1e13), ("bfloat16", 1e13), ("float16", 4e13))
-EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small")
+EARLIER = ExecutionPlan(2, 8, 1, 3, 4, "float32", "float16", 8 * MIB, "small", hold_gradients=True)
 
 
 def planned(earlier: ExecutionPlan, anew: tuple[str, ...] = (), **flags: Any) -> Plan:

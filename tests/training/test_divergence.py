@@ -87,11 +87,16 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put_in
 
 
-def test_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poison):
+def reasons(folder: Path, name: str) -> list[tuple[str, int]]:
+    """What the run has recovered from, and where it went on."""
+    return [(record["reason"], record["step"]) for record in events(folder, name, "recovery")]
+
+
+def test_where_gradients_are_held_a_loss_that_is_nan_changes_nothing_and_its_rows_are_named(folder, poison):
     poison(2)
-    trainer, _ = run(folder, "loss")
+    trainer, _ = run(folder, "loss", max_grad_norm=1.0)
+    assert reasons(folder, "loss") == [("not finite", 3)]
     (record,) = events(folder, "loss", "recovery")
-    assert record["reason"] == "not finite" and record["step"] == 3
     assert record["rows"] == trainer.live.run.loader.rows_of_steps(np.array([2]), ROWS)[0].tolist()
     assert str(record["rows"][0]) in record["report"]
     end = events(folder, "loss", "end")[0]
@@ -115,26 +120,27 @@ def test_a_resumed_run_reads_the_rows_of_one_that_was_never_stopped(folder, pois
     trainer, losses = run(folder, "cut", is_keep_training=True)
     assert losses == whole, "bit for bit"
     assert trainer.live.divergence.skipped == [1, 3] and events(folder, "cut", "end")[0]["skipped_batches"] == 2
-    assert [record["step"] for record in events(folder, "cut", "recovery")] == [2, 3]
+    skipped = [step for reason, step in reasons(folder, "cut") if reason == "not finite"]
+    assert skipped == [2, 3]
 
 
-def test_after_a_gradient_that_is_nan_the_run_goes_back_and_past_its_rows(folder, poison):
+@pytest.mark.parametrize("gradient", [False, True])
+def test_where_weights_have_taken_what_is_nan_the_run_goes_back_and_past_its_rows(folder, poison, gradient):
     poison(4)
-    _, expected = run(folder, "loss_of_4")
-    poison(4, gradient=True)
-    _, losses = run(folder, "gradient_of_4")
+    _, expected = run(folder, f"held_{gradient}", max_grad_norm=1e9, weights_in="file")
+    assert reasons(folder, f"held_{gradient}") == [("not finite", 5)]
+    poison(4, gradient=gradient)
+    _, losses = run(folder, f"applied_{gradient}", weights_in="file")
     assert losses == expected, "as if the step had not been tried"
-    reasons = [(record["reason"], record["step"]) for record in events(folder, "gradient_of_4", "recovery")]
-    assert reasons == [("not finite", 5), ("rolled back", 4)]
+    assert reasons(folder, f"applied_{gradient}") == [("not finite", 5), ("rolled back", 4)]
 
 
 def test_several_in_a_row_halve_the_learning_rate_from_the_last_checkpoint_on(folder, poison):
     poison(3, 4, 5)
-    run(folder, "slower", eval_steps=100)
+    run(folder, "slower", eval_steps=100, max_grad_norm=1e9)
     rates = [event["learning_rate"] for event in events(folder, "slower", "step")]
     assert rates == [0.01, 0.01, *[0.005] * 4]
-    reasons = [record["reason"] for record in events(folder, "slower", "recovery")]
-    assert reasons == ["not finite"] * MOST_IN_A_ROW + ["rolled back"]
+    assert reasons(folder, "slower") == [("not finite", 4)] * MOST_IN_A_ROW + [("rolled back", 2)]
     end, first = events(folder, "slower", "end")[0], events(folder, "slower", "eval")[0]
     assert end["rate_factor"] == 0.5 and end["first_eval_loss"] == first["loss"] and are_finite(folder, "slower")
     state = json.loads((folder / "runs/slower/checkpoints/latest/state/training.json").read_text("utf8"))

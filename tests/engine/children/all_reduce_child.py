@@ -1,8 +1,9 @@
-"""One process of test_reduce.py: a step in which process 1 may fail, and the same step run again."""
+"""One process of test_all_reduce.py: a step in which process 1 may fail, and the same step run again."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from engine.all_reduce import Reducer, StepFailed
 from engine.blockwise import Blockwise, Schedule
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.weights import weight_store_for
+from engine.weights import WeightStore
 from model.loss import LossSettings
 from tests.engine.small_models import Rectangle, small_model
 
@@ -44,22 +45,23 @@ def main(place: str, how: str = "") -> None:
             handed.append([optimizer.names[id(weight)] for weight in weights])
             super().apply(weights)
 
-        def _update(self, weights, factor=1.0) -> None:
-            if not weights:  # nothing is final yet
-                return
+    class BreakingStore(WeightStore):
+        """Weights are brought into memory once for the update of each group."""
+
+        @contextmanager
+        def loaded(self, weights, is_changed=False):
             if fails_in_update and rank == 1 and len(updated) == number:
                 raise Broken
             updated.append(optimizer.names[id(weights[0])])
-            super()._update(weights, factor)
+            yield
 
-    update = Breaking(optimizer, reducer=Reducer(hosts=hosts))
-    blockwise = Blockwise(model, 99, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    update = Breaking(optimizer, weight_store=BreakingStore(torch.float32), reducer=Reducer(hosts=hosts))
+    blockwise = Blockwise(model, 99, WeightStore(torch.float32), LossSettings(), 0.0)
     rows = [[0, 1], [2, 3]][rank]
     outcome, groups = "done", Schedule(model).backward()
     update.begin(Step(1, 1e-2))
     try:
-        blockwise.gradients(batch.micro_batches(model, [rows]), batch.num_labels, update)
-        update.finish()
+        update.finish(blockwise.gradients(batch.micro_batches(model, [rows]), batch.num_labels, update))
     except StepFailed:
         outcome = "stopped"
     except Broken:
@@ -86,21 +88,20 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
     """The collectives are in order again: a step of both processes gives the gradients of one; with `hosts`, the way of a GPU."""
     model, batch = small_model(seed=3), Rectangle()
     model.load_state_dict(before)
-    sums: dict[int, torch.Tensor] = {}
+    sums: dict[str, torch.Tensor] = {}
 
-    class Summing(OptimizerInBackward):
-        def _apply(self, weights) -> None:
-            sums.update({id(w): w.grad.clone() for w in weights})
+    class Summing(OPTIMIZERS["adafactor"]):
+        def update(self, weights, step, factor=1.0) -> None:
+            sums.update({self.names[id(weight)]: weight.grad.clone() for weight in weights})
 
-    update = Summing(OPTIMIZERS["adafactor"]({}), reducer=Reducer(hosts=hosts))
-    blockwise = Blockwise(model, 0, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
+    update = OptimizerInBackward(Summing(dict(model.named_parameters())), reducer=Reducer(hosts=hosts))
+    blockwise = Blockwise(model, 0, WeightStore(torch.float32), LossSettings(), 0.0)
     with override_traits("cpu", CUDA if hosts else HOST):
-        blockwise.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, update)
-        update.finish()
-    model.zero_grad()
+        micro_batches = batch.micro_batches(model, [[[0, 1], [2, 3]][rank]])
+        update.finish(blockwise.gradients(micro_batches, batch.num_labels, update))
     model(batch.input_ids, batch.mask, batch.labels).backward()
     for name, weight in model.named_parameters():
-        assert torch.allclose(sums[id(weight)], weight.grad, rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(sums[name], weight.grad, rtol=1e-4, atol=1e-6), name
     dist.destroy_process_group()
 
 

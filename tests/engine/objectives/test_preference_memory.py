@@ -28,7 +28,7 @@ from devices.malloc import tune_malloc
 from engine.optimizers import OPTIMIZERS, Step
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.weights import WeightStore
-from engine.step import to_micro_batch
+from engine.micro_batches import to_micro_batch
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.blockwise import Blockwise
 from model.loss import LossSettings
@@ -55,8 +55,7 @@ for number in (1, 2):
     restart_peak()
     before = peak_bytes()
     update.begin(Step(number, 1e-4, 0.0, 1))
-    blockwise.gradients(small, batch.num_labels, update)
-    update.finish()
+    update.finish(blockwise.gradients(small, batch.num_labels, update))
 print(peak_bytes(), peak_bytes() - before)
 """
 

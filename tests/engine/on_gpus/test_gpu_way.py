@@ -16,7 +16,7 @@ from devices.cpu import CpuDevice
 from engine.blockwise import Blockwise
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
-from engine.step import Engine
+from engine.step import Done, Engine, NotFinite
 from engine.weights import WeightStore
 from memory.estimate.workload import ExecutionPlan
 from model.embedding_gradients import TokenSums, add_token_gradients
@@ -76,7 +76,7 @@ def test_updates_are_those_of_the_cpu(gpu: str, dtype: torch.dtype, name: str) -
                     for weight in group:
                         weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
                     update.apply(group)
-                update.finish()
+                update.finish(torch.zeros(()))
                 assert all(weight.grad is None for weight in model.parameters())
         assert not optimizer.incomplete()
         return [weight.detach().clone() for weight in model.parameters()]
@@ -149,10 +149,10 @@ def test_clipped_gradients_are_looked_at_before_any_is_applied(spoiled: str, mon
 
         monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", broken)
         outcome = engine.step(Step(1, 0.01), [batch], batch.num_labels)
-        assert not (outcome.is_finite or outcome.is_changed or outcome.is_out_of_memory)
+        assert outcome == NotFinite(has_changed_weights=False)
         assert all(w.grad is None and torch.equal(w, b) for w, b in zip(engine.model.parameters(), before, strict=True))
         monkeypatch.setattr(engine.blockwise.objective, "loss_and_gradients", plain)
-        assert engine.step(Step(1, 0.01), [batch], batch.num_labels).is_done
+        assert isinstance(engine.step(Step(1, 0.01), [batch], batch.num_labels), Done)
 
 
 @pytest.mark.parametrize(("dtype", "summed"), [(torch.bfloat16, 9000), (torch.float32, 1)])

@@ -59,6 +59,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
         None if t5.label_head is None else LabelObjective(t5.label_head, None, shape.dropout_rate),
     )
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
+    update.holds_gradients = choice.hold_gradients
     keys = torch.arange(choice.batch_size_per_gpu)
 
     def step(number: int) -> None:
@@ -72,8 +73,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
                 target, m, labels = source, n, torch.ones(n if shape.head == "token" else len(keys)).long()
             micro_batches.append(MicroBatch(torch.ones(n).long(), torch.ones(m).long(), labels, source, target))
         update.begin(Step(number, 1e-3))
-        blockwise.gradients(micro_batches, 10, update)
-        update.finish()
+        update.finish(blockwise.gradients(micro_batches, 10, update))
 
     step(1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -86,6 +86,7 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     return most
 
 
+@pytest.mark.parametrize("hold_gradients", [False, True])
 @pytest.mark.parametrize(
     ("batch_size", "saved", "flags"),
     [
@@ -99,11 +100,21 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
 )
 @pytest.mark.filterwarnings("ignore")  # of the profiler
 def test_a_step_makes_the_tensors_that_are_predicted(
-    batch_size: int, saved: int, flags: dict[str, Any], compiled: bool
+    batch_size: int, saved: int, flags: dict[str, Any], hold_gradients: bool, compiled: bool
 ) -> None:
     shape = T5ModelConfig(**{**SHAPE, **flags})
     choice = ExecutionPlan(
-        batch_size, ROWS // batch_size, 1, saved, 1, "float32", "float32", MIB, "small", kernels=compiled
+        batch_size,
+        ROWS // batch_size,
+        1,
+        saved,
+        1,
+        "float32",
+        "float32",
+        MIB,
+        "small",
+        kernels=compiled,
+        hold_gradients=hold_gradients,
     )
     work = Workload(
         shape,

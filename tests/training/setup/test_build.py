@@ -43,8 +43,8 @@ def base(tmp_path: Path) -> Path:
 
 def test_only_what_learns_has_an_optimizer() -> None:
     engine = built(None, freeze="encoder,embedding", optimizer="adafactor")
-    assert all(name.startswith("decoder.") for name in engine.optimizer.weights)
-    assert built(None).optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
+    assert all(name.startswith("decoder.") for name in engine.update.optimizer.weights)
+    assert built(None).update.optimizer.weights.keys() == dict(T5(SHAPE).named_parameters()).keys()
 
 
 @pytest.mark.parametrize(("storage", "weight_store"), [("float32", WeightStore), ("int4", QuantizedWeightStore)])
@@ -53,8 +53,8 @@ def test_adapters_over_a_base_as_it_lies(base: Path, storage: str, weight_store:
     assert type(engine.blockwise.weight_store) is weight_store
     assert is_int8(engine.model.embedding) == (storage in ("int8", "int4"))
     assert len(adapters_of(engine.model)) == 2 * (1 + 2 * 2)
-    assert all(".adapter." in name for name in engine.optimizer.weights)
-    assert all(weight.dtype == torch.float32 for weight in engine.optimizer.weights.values())
+    assert all(".adapter." in name for name in engine.update.optimizer.weights)
+    assert all(weight.dtype == torch.float32 for weight in engine.update.optimizer.weights.values())
 
 
 def test_adapters_go_on_over_their_base_alone(base: Path, tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_fp16_has_a_loss_scale_that_a_checkpoint_keeps() -> None:
     choice = replace(CHOICE, compute="float16")
     engine = build(begun(), choice)
     assert engine.blockwise.scaling is engine.update.scaling is not None, "what multiplies is what divides"
-    assert engine.model.embedding.dtype == torch.float32 and engine.loss_scaling == LossScaling().as_dict()
-    engine.update.scaling.admits(False)
-    state = TrainingState(3, loss_scaling=engine.loss_scaling)
+    assert engine.model.embedding.dtype == torch.float32 and engine.update.scaling == LossScaling()
+    engine.update.scaling.count(is_finite=False)
+    state = TrainingState(3, loss_scaling=engine.update.scaling.as_dict())
     resumed = build(begun(state=state), choice)
     assert resumed.update.scaling == LossScaling(2.0**15, 0, 1)
-    assert build(begun(), CHOICE).loss_scaling is None
+    assert build(begun(), CHOICE).update.scaling is None

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.micro_batches import to_micro_batch
 from engine.objectives.preference import METRICS
 from engine.optimizers import Step
-from engine.step import to_micro_batch
 from memory.estimate.workload import ExecutionPlan
 from model.lora.adapter import adapters_of
 from settings.declared import Config
@@ -79,8 +79,8 @@ def train(
         blockwise.objective.clear()
         engine.update.begin(Step(number + 1, run.config.train.learning_rate, 0.0, 1))  # type: ignore[arg-type]
         micro_batches = [to_micro_batch(batch, blockwise.model.config, torch.device("cpu")) for batch in batches]
-        losses.append(float(blockwise.gradients(micro_batches, count, engine.update)) / count)
-        engine.update.finish()
+        loss, _ = engine.update.finish(blockwise.gradients(micro_batches, count, engine.update))
+        losses.append(loss / count)
         metrics = mean_metrics(blockwise.objective, count, group)
     return engine, losses, [*evaluations, measure()], metrics
 
