@@ -54,7 +54,8 @@ class OptimizerInBackward:
         self.scaling = scaling
         self.weight_store = weight_store or WeightStore(torch.float32)
         self.reducer = reducer
-        self.needs_norm = max_grad_norm > 0 or scaling is not None  # Of all gradients, before any weight changes.
+        # Clipping and a loss scale need the norm of all gradients before any weight changes.
+        self.needs_norm = max_grad_norm > 0 or scaling is not None
         self.holds_gradients = self.needs_norm
         self.begin(Step(1, 0.0))
 

@@ -103,7 +103,7 @@ class Done(NamedTuple):
     """
 
     loss: float  # Summed over all labels of the effective batch.
-    norm: float  # Of all gradients, before they are clipped.
+    norm: float  # The norm of all gradients before they are clipped.
 
 
 class OutOfMemory(NamedTuple):

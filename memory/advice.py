@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from memory.plan import Plan
 
 LEAST_BUDGET = 256 * MIB  # The least that is proposed.
-MOST_CHANGES = 2  # Of a refusal, beside a larger budget.
-SIZES = ("small", "base", "large", "3b", "11b")  # Of a family of model presets.
+MOST_CHANGES = 2  # A refusal names so many changes beside a larger budget.
+SIZES = ("small", "base", "large", "3b", "11b")  # A family of model presets has these sizes.
 Change = tuple[str, int | str]  # Name of a setting, and its new value.
 
 

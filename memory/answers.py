@@ -28,8 +28,8 @@ from settings.fields import AUTO
 from units import MIB
 
 DTYPES = (FLOAT32, BFLOAT16, INT8)  # Weights at rest, from the fastest to the smallest.
-# Of the budget, what the least work may take with malloc "fast": gaps between tensors of prompts of many lengths make
-# the heap grow by a tenth over some dozens of them.
+# The least work may take this share of the budget with malloc "fast": gaps between tensors of prompts of many lengths
+# make the heap grow by a tenth over some dozens of them.
 FAST_SHARE = 0.8
 LIBRARIES_BYTES = 8 * MIB  # Libraries at the first products, and small objects of Python.
 WIDENED_BYTES = 4 * MIB  # Pieces of narrow weights that a CPU widens.

@@ -24,7 +24,7 @@ from settings.fields import AUTO
 ALL = "keep all activations"
 SOME = "recompute some blocks"
 NONE = "recompute all blocks"
-BY_FLAG: dict[bool | str, str] = {True: NONE, False: ALL}  # Of `gradient_checkpointing`, which stands over the mode.
+BY_FLAG: dict[bool | str, str] = {True: NONE, False: ALL}  # `gradient_checkpointing` stands over the mode.
 BY_MODE = {"ultra": NONE, "standard": ALL}
 # Dtypes of stored weights: what products are computed in, the narrower one beside it, or the narrowest, of a frozen
 # base.

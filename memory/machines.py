@@ -26,7 +26,7 @@ from units import MIB, parse_size
 
 MACHINES_FILE = PRESETS_DIR / "machines.yaml"
 DTYPES = (FLOAT32, BFLOAT16)
-SCORES_BYTES = {ROUGE: 17 * MIB, SACREBLEU: 3 * MIB}  # Of libraries, by the scores that load them.
+SCORES_BYTES = {ROUGE: 17 * MIB, SACREBLEU: 3 * MIB}  # Libraries take so much, by the scores that load them.
 
 
 def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Path | None = None) -> Machine:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from language import english, say
 from memory.advice import refusal
-from memory.estimate.peaks import STEP_PHASES, peak_of, predict
+from memory.estimate.peaks import peak_of, predict
 from memory.estimate.shapes import Shapes
 from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import pinned_bytes
@@ -72,11 +72,6 @@ class Plan:
     seconds_low: float | None = None
     seconds_high: float | None = None
     rung: str = ""
-
-    @property
-    def step_peak_bytes(self) -> int:
-        """The predicted peak of a step, without loading, evaluating and saving."""
-        return max(self.phases[phase] for phase in STEP_PHASES if phase in self.phases)
 
     def recomputed(self) -> str:
         """In words, how many blocks backward recomputes: all but those that are saved."""

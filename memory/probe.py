@@ -39,9 +39,9 @@ LEAST_CORRECTION = 0.3  # A probe that measures less than this of the prediction
 # A probe sees a few steps, a run the highest of thousands. Over 51 runs of 24 to 300 steps (avx512_bf16), its figure
 # alone was passed by 0.8% at the median and by 4 to 7% three times; with these three the median is the same and the
 # most is under 3%.
-KEPT_SHARE = 0.25  # Of what the probe has taken off the prediction.
+KEPT_SHARE = 0.25  # This share of what the probe has taken off the prediction stays planned.
 SCATTER_BYTES = 3 * MIB  # What one run takes above another of the same flags.
-DRIFT = 0.04  # Of temporary memory, where steps are of different sizes: what one leaves does not quite fit the next.
+DRIFT = 0.04  # Steps of different sizes take this share of temporary memory more.
 LAUNCHER_WORDS = (
     "RANK",
     "WORLD_SIZE",

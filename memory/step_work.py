@@ -16,7 +16,7 @@ from settings.fields import AUTO
 SMALL_MACHINE_BYTES = 13 * 1000**3
 SMALL_MACHINE_ROWS = 8
 ROWS = 32
-LEAST_EVALUATION_ROWS = 2  # Of an evaluation batch on a small machine; twice that elsewhere.
+LEAST_EVALUATION_ROWS = 2  # An evaluation batch on a small machine has so many; twice that elsewhere.
 SCORES_SHARE = 256  # Bytes of the budget for each score: some 12 of them are in use at a time.
 
 

@@ -27,7 +27,7 @@ TOKEN_BYTES = 100  # A token takes 68 bytes in the files of t5's tokenizer and 8
 # Settings, sums, the state of the run, and a tokenizer's rules, which take 240 KB in a spiece.model.
 BESIDE_BYTES = 512 * 1024
 DAY_SECONDS = 24 * 3600
-LOG_BYTES = 512  # Of a step, in the log and in metrics.jsonl.
+LOG_BYTES = 512  # A step takes so many in the log and in metrics.jsonl.
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ class StepEstimate:
         self._machine = machine
         self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
         self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
-        self._tokens = self._blocks[ENCODER].tokens  # Of the largest micro-batch.
-        # Of all micro-batches that pass through a block together.
+        # `_tokens` are those of the largest micro-batch, `_together` those of all that pass through a block together.
+        self._tokens = self._blocks[ENCODER].tokens
         self._together = work.step_shapes.together(
             choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes
         )

@@ -19,8 +19,8 @@ from limits import LEAST_FILLED, LENGTH_MULTIPLE, filled_tokens
 
 RowLengths = tuple[int, int]  # Encoder and decoder tokens.
 MicroBatchRows = tuple[RowLengths, ...]
-Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # Of source and target tokens of a micro-batch, ascending.
-MOST_SIZES = 4  # Of the token sums of micro-batches, on each side.
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]  # Sizes of source and of target tokens of a micro-batch, ascending.
+MOST_SIZES = 4  # Each side of micro-batches has at most so many sizes.
 FEW_FILLERS = 0.02  # A share of the tokens for which no further size is added.
 MOST_CANDIDATES = 128  # Sums that sizes are chosen from.
 SCATTER = 2.0  # Standard deviations between the largest step of a sample and the largest of all.
@@ -263,7 +263,7 @@ def few_sizes(sums: NDArray[np.int64], largest: int) -> tuple[int, ...]:
     # fillers[i, j]: of all sums above edge i and up to edge j, filled up to edge j.
     fillers = edges * (number - number[:, None]) - (tokens - tokens[:, None])
     fillers = np.where(np.arange(len(edges)) > np.arange(len(edges))[:, None], fillers, FAR)
-    fewest = edges * number - tokens  # Of all sums up to an edge, by so many sizes of which it is the last.
+    fewest = edges * number - tokens  # Fillers of all sums up to an edge, if it is the last of the sizes.
     sizes_before = list[NDArray[np.int64]]()
     while len(sizes_before) < MOST_SIZES - 1 and fewest[-1] > FEW_FILLERS * tokens[-1]:
         with_one_more = fewest[:, None] + fillers

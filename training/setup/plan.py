@@ -33,9 +33,8 @@ from units import MIB, format_size
 
 PROBE_FROM = 0.85  # Share of the budget from which a plan is probed with probe=auto.
 MOST_PROBES = 3  # Each may lead to another plan, which is then probed in turn.
-FIRST_STEP = (
-    2.0  # RAM of a process on a GPU after its first step over that before (H200, torch 2.11: 1.2 and 0.65 GiB).
-)
+# RAM of a process on a GPU after its first step over that before (H200, torch 2.11: 1.2 and 0.65 GiB).
+FIRST_STEP = 2.0
 AFTER_A_KILL = 1.15  # Factor on temporary memory, where the probe was killed and so measured nothing.
 
 
@@ -206,7 +205,7 @@ def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:
             break
     unprobed = None
     if is_measured:
-        # Of each phase, as it was predicted before any probe:
+        # The phases as they were predicted before any probe:
         phases = spec.plan.phase_parts.values()
         unprobed = max(sum(parts.values()) - parts.get(CORRECTION, 0) for parts in phases)
     reasons = (*spec.plan.reasons, *notes)
