@@ -8,7 +8,7 @@ import numpy as np
 
 from data.batches.collate import IGNORED_LABEL
 from data.tokenizers.pieces import BROKEN
-from engine.step import to_micro_batch
+from engine.micro_batches import to_micro_batch
 from language import join, say
 from limits import SAMPLE_TOKENS
 from memory.answers import AnswerBatch, HeldModel

@@ -8,7 +8,7 @@ import torch
 
 from data.batches.collate import Batch, Row, collate
 from engine.blockwise import Blockwise
-from engine.step import to_micro_batch
+from engine.micro_batches import to_micro_batch
 from engine.weights import WeightStore
 from model.loss import IGNORED, LossSettings
 from model.micro_batch import MicroBatch

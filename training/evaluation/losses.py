@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
+from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
-from engine.step import to_micro_batch
 from training.processes.group import Group
 
 # a batch, and what a head over labels gives for it: (rows or tokens of all rows, L)
