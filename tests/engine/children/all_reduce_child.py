@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -94,7 +95,7 @@ def again(rank: int, before: dict[str, torch.Tensor], hosts: dist.ProcessGroup |
 
     update = Summing(OPTIMIZERS["adafactor"]({}), reducer=Reducer(hosts=hosts))
     blockwise = Blockwise(model, 0, weight_store_for(torch.float32, torch.float32), LossSettings(), 0.0)
-    with override_traits("cpu", CUDA if hosts else HOST):
+    with override_traits("cpu", replace(CUDA, is_fused=False) if hosts else HOST):
         blockwise.gradients(batch.micro_batches(model, [[[0, 1], [2, 3]][rank]]), batch.num_labels, update)
         update.finish()
     model.zero_grad()
