@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from limits import LEAST_FILLED
 
+LEAST_WIDTH = 8  # What the memory-efficient kernel of attention reads at a time.
 LEAST_QUERIES = 16  # Of a long row that attend at once.
 MOST_GROUPS = 8
 LEAST_SAVED = 0.03  # Share of the padded tokens for which a further group is worth its kernels.
@@ -39,11 +40,15 @@ class RowGroup:
         return len(self.rows) * self.width
 
 
-def padded_widths(lengths: NDArray[np.int64], sizes_per_octave: int = WIDTHS_PER_OCTAVE) -> NDArray[np.int64]:
-    """Round lengths up to few sizes: multiples of 16, and so many between a power of two and the next."""
-    octaves = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
-    steps = np.maximum(LEAST_FILLED, octaves // 2 // sizes_per_octave)
-    return -(-lengths // steps) * steps
+def padded_widths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Round lengths of rows up to few: multiples of 8, from 64 on four between a power of two and the next."""
+    return _rounded_up(lengths, LEAST_WIDTH, WIDTHS_PER_OCTAVE)
+
+
+def _rounded_up(numbers: NDArray[np.int64], least: int, sizes_per_octave: int) -> NDArray[np.int64]:
+    octaves = 1 << np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64)
+    steps = np.maximum(least, octaves // 2 // sizes_per_octave)
+    return -(-numbers // steps) * steps
 
 
 def padded_size(tokens: int, few_shapes: bool = False) -> int:
@@ -52,7 +57,7 @@ def padded_size(tokens: int, few_shapes: bool = False) -> int:
     Args:
         few_shapes: whether libraries keep something for each size; more of them pad less.
     """
-    return int(padded_widths(np.array(tokens), WIDTHS_PER_OCTAVE if few_shapes else SIZES_PER_OCTAVE))
+    return int(_rounded_up(np.array(tokens), LEAST_FILLED, WIDTHS_PER_OCTAVE if few_shapes else SIZES_PER_OCTAVE))
 
 
 def tile_sizes(rows: int, queries: int, keys: int, heads: int, scores: int) -> tuple[int, int]:

@@ -183,13 +183,13 @@ def test_each_row_is_in_one_group_and_the_scores_keep_to_their_size(
     *_, rows = draw("cross", sources, answers)
     for side in rows:
         assert sorted(row for group in side.groups for row in group.rows) == list(range(len(side.lengths)))
-        assert all(group.width % 16 == 0 for group in side.groups)
+        assert all(group.width % 8 == 0 for group in side.groups)
     seen = [0, 0]
     for tile in tiles(rows, 2, scores):
         assert [tile.first_query, tile.first_key] == seen
         seen = [seen[0] + tile.rows * tile.num_queries, seen[1] + tile.rows * tile.num_keys]
         size = 2 * tile.rows * tile.block * tile.num_keys
-        assert size <= scores or (tile.rows == 1 and tile.block == 16)
+        assert size <= scores or (tile.rows == 1 and tile.block <= 16)
     assert seen == [side.num_tokens - side.filler for side in rows]
 
 
