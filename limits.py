@@ -7,19 +7,15 @@ the token sums of a run's micro-batches to a few sizes that its plan chooses. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
-DROPOUT_ELEMENTS = 512 * 1024  # whose masks are drawn at a time on a CPU: their random words stay in cache
-DEVICE_DROPOUT_ELEMENTS = 1 << 22  # the same on a GPU where the kernel of `devices.pointwise` does not compile
 DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
 LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
 # most weights updated at a time on a GPU, a block of most models; never more than its scores
 DEVICE_UPDATE_ELEMENTS = 1 << 24
 DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
 DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
-FEW_SCORES = 1 << 18  # of a row and head, which one processor of a GPU goes through in fused attention's backward
 MPS_INNER = 32_000  # terms of a product's sums: from 32,767 on MPS gives wrong numbers on some chips (pytorch 195163)
 LIBRARIES_BYTES = 4 << 20  # what libraries of products take at the first of them, where nothing else is known
 LEAST_LENGTH = 8  # of queries and keys in a tile
@@ -81,31 +77,6 @@ def loss_chunk_tokens(chunk_bytes: int, vocab_size: int, tile: int = 1) -> int:
     return tokens // tile * tile or tokens
 
 
-def fuses_backward(places: int, num_heads: int, num_queries: int, num_keys: int, processors: int) -> bool:
-    """Whether fused attention goes backward through rows side by side faster than plain products, which fill all processors.
-
-    Its sums have one order only where each row and head is one processor's. Measured on an H200 (132 processors, bf16, 12 heads):
-    8 rows of 2,048 tokens 7.8 and 4.5 ms, 11 of 512 0.54 and 0.49 ms, 16 of 512 0.67 and 0.69 ms.
-    """
-    return places * num_heads > processors or num_queries * num_keys < FEW_SCORES
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """Rows of like length that pass through attention side by side.
-
-    Args:
-        rows: their numbers. places: for so many rows. num_queries, num_keys: of each, padded.
-        block: queries of a tile; fewer than `num_queries` only where there is one place.
-    """
-
-    rows: tuple[int, ...]
-    places: int
-    num_queries: int
-    num_keys: int
-    block: int
-
-
 def long_tile(num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int, int, int]:
     """How compiled attention goes through a row above `LONGEST_SHORT`: padded queries and keys, and of a tile queries and heads.
 
@@ -116,41 +87,6 @@ def long_tile(num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int
     block = min(SQUARE_LENGTH, 1 << max(LEAST_LENGTH, TILE_ELEMENTS // keys).bit_length() - 1)
     parts = -(-num_heads // max(1, TILE_ELEMENTS // (block * keys)))
     return -(-num_queries // block) * block, keys, block, -(-num_heads // parts)
-
-
-def row_groups(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], num_heads: int, scores: int
-) -> Iterator[RowGroup]:
-    """Share rows out over as few groups as the scores that are formed at a time allow, the longest rows first.
-
-    Args:
-        query_lengths, key_lengths: tokens of each row. scores: elements. Lengths and places come from small sets, four sizes
-            an octave.
-    """
-    sizes = [
-        (filled_tokens(keys), filled_tokens(queries)) for queries, keys in zip(query_lengths, key_lengths, strict=True)
-    ]
-    order = sorted(range(len(sizes)), key=lambda row: sizes[row], reverse=True)
-    if len(set(sizes)) == 1:
-        order = list(range(len(sizes)))  # rows that follow each other need no gathering
-    while order:
-        keys = sizes[order[0]][0]
-        most = _rows_of(order, [size[1] for size in sizes], num_heads * keys, scores)
-        members, order = order[:most], order[most:]
-        queries = max(sizes[row][1] for row in members)
-        block = queries if most > 1 else min(queries, max(16, scores // (num_heads * keys) // 16 * 16))
-        yield RowGroup(tuple(members), few_places(most), queries, keys, block)
-
-
-def _rows_of(order: Sequence[int], queries: Sequence[int], width: int, scores: int) -> int:
-    """How many of the rows in `order` go together, so that their scores, of `width` numbers a query, keep to `scores`."""
-    count, longest = 0, 0
-    for row in order:
-        longest = max(longest, queries[row])
-        if count and few_places(count + 1) * longest * width > scores:
-            break
-        count += 1
-    return count
 
 
 def few_places(rows: int) -> int:

@@ -57,8 +57,6 @@ def machines() -> dict[str, Machine]:
         rates=(("float32", 2e13), ("bfloat16", 3e14)),
         pads_attention=True,
         fuses_attention=True,
-        compiles_dropout=True,
-        processors=132,
         widens_whole=True,
         host_bytes=24 * GIB,
         speed_class="cuda",

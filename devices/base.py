@@ -28,12 +28,10 @@ from devices.processor import FAST_FACTOR
 from devices.threads import most_threads
 from language import say
 from limits import (
-    DEVICE_DROPOUT_ELEMENTS,
     DEVICE_SCORES,
     DEVICE_SUMMED_ELEMENTS,
     DEVICE_TILE,
     DEVICE_UPDATE_ELEMENTS,
-    DROPOUT_ELEMENTS,
     LIBRARIES_BYTES,
     MPS_INNER,
     SUMMED_ELEMENTS,
@@ -63,42 +61,35 @@ class DeviceTraits:
     Args:
         is_host: the tensors lie where the program runs: looking at a number costs nothing.
         scores: elements of attention's scores formed at a time. update: of weights updated at a time.
-        summed: of tokens' gradients summed at a time. dropped: whose masks are drawn at a time by operations of torch.
-        is_fused: torch's fused attention computes where nothing is dropped, the gradient of the bias included.
+        summed: of tokens' gradients summed at a time.
+        is_fused: torch's memory-efficient attention computes, dropout and the gradient of the bias included.
         is_multi_tensor: one kernel writes many tensors.
         is_pinned: copies from pinned memory are waited for by nobody.
         largest_inner: most terms of each sum of a product; None: any.
-        processors: that compute side by side, each what it is given; 0: not known.
         tile: rows of a product that are computed together, so that a few more take as long as as many again.
         has_compiler: torch compiles pointwise kernels at run time (`devices.pointwise`).
-        softmax_in_place: the backward of softmax may write over the gradient that it reads.
     """
 
     is_host: bool
     scores: int
     update: int
     summed: int
-    dropped: int
     is_fused: bool = False
     is_multi_tensor: bool = False
     is_pinned: bool = False
     largest_inner: int | None = None
-    processors: int = 0
     tile: int = 1
     has_compiler: bool = False
-    softmax_in_place: bool = False
 
     def with_scores(self, count: int) -> DeviceTraits:
         """The traits with so many scores at a time; and no more weights."""
         return replace(self, scores=count, update=update_elements(count))
 
 
-HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS, DROPOUT_ELEMENTS)
-GPU = DeviceTraits(
-    False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, DEVICE_DROPOUT_ELEMENTS, tile=DEVICE_TILE
-)
+HOST = DeviceTraits(True, TILE_ELEMENTS, UPDATE_ELEMENTS, SUMMED_ELEMENTS)
+GPU = DeviceTraits(False, DEVICE_SCORES, DEVICE_UPDATE_ELEMENTS, DEVICE_SUMMED_ELEMENTS, tile=DEVICE_TILE)
 CUDA = replace(
-    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True, softmax_in_place=True
+    GPU, is_fused=torch.version.hip is None, is_multi_tensor=True, is_pinned=True, has_compiler=True
 )  # fmt: skip
 MPS = replace(GPU, largest_inner=MPS_INNER, has_compiler=True)
 _traits = {"cpu": HOST, "cuda": CUDA, "mps": MPS, "meta": HOST}
@@ -115,19 +106,22 @@ def is_host(tensor: torch.Tensor) -> bool:
 
 
 def has_fused(device: torch.device) -> bool:
-    """Whether torch's fused kernels compute on a device; a CPU that stands for a GPU in tests has none."""
-    return traits_of(device).is_fused and device.type != "cpu"
+    """Whether torch's fused kernels compute on a device."""
+    return traits_of(device).is_fused
+
+
+def seed_generator(device: torch.device, seed: int) -> None:
+    """Seed the generator with which torch draws on a device."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
+    elif device.type != "meta":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def form_scores(count: int) -> None:
     """From now on GPUs form so many scores of attention at a time: what a run's plan has chosen."""
     for name in ("cuda", "mps"):
         _traits[name] = _traits[name].with_scores(count or DEVICE_SCORES)
-
-
-def count_processors(name: str, count: int) -> None:
-    """From now on devices of this name have so many processors: what the card that is taken has."""
-    _traits[name] = replace(_traits[name], processors=count)
 
 
 @contextmanager

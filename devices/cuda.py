@@ -14,7 +14,7 @@ import re
 
 import torch
 
-from devices.base import Device, count_processors
+from devices.base import Device
 from devices.copies import Carrier, CudaCarrier
 from language import join, say
 from units import KIB, MIB
@@ -91,7 +91,6 @@ class CudaDevice(Device):
         if reason := why_no_kernels(index):  # `why_missing` has looked at the first
             raise RuntimeError(reason)
         torch.cuda.set_device(self.torch_device)
-        count_processors(self.name, torch.cuda.get_device_properties(self.torch_device).multi_processor_count)
 
     @classmethod
     def why_missing(cls) -> str:

@@ -34,7 +34,6 @@ from model.embedding_gradients import TokenSums, add_token_gradients
 from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, sum_of, token_losses
 from model.micro_batch import MicroBatch
-from model.padded_attention import place_indices
 from model.quantization import embed, rows_of
 from model.t5 import T5, Stack
 
@@ -139,11 +138,10 @@ class Blockwise:
                 if (rows := rows_of(table)) is not None and rows[1].requires_grad:
                     self.weight_store.open_gradient(rows[1])
             for micro_batch in micro_batches:
-                loss, grad = self.objective.loss_and_gradients(
-                    hidden.popleft(), head, micro_batch, scale, self.loss_settings
-                )
+                judged = micro_batch.judged(hidden.popleft())
+                loss, grad = self.objective.loss_and_gradients(judged, head, micro_batch, scale, self.loss_settings)
                 total += loss
-                grads.append(grad)
+                grads.append(micro_batch.unjudged(grad))
         return total, grads
 
     @torch.no_grad()
@@ -162,7 +160,7 @@ class Blockwise:
         hidden = self._forward(micro_batches)
         with self.weight_store.for_products([head] if self.model.config.is_text else []):
             pairs = zip(hidden, micro_batches, strict=True)
-            return [self.objective.token_losses(x, head, mb, settings) for x, mb in pairs]
+            return [self.objective.token_losses(mb.judged(x), head, mb, settings) for x, mb in pairs]
 
     @torch.no_grad()
     def predict(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -171,13 +169,13 @@ class Blockwise:
         assert label_head is not None, "the model has no head over labels"
         pairs = zip(self._forward(micro_batches), micro_batches, strict=True)
         with one_thread():
-            return [label_head(x, mb.target) for x, mb in pairs]
+            return [label_head(mb.judged(x), mb.label_rows) for x, mb in pairs]
 
     @torch.no_grad()
     def encode(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """The encoder's output of each micro-batch (N, D), without dropout; the fillers left out."""
+        """The encoder's output of each micro-batch, row after row without padding (N, D), and without dropout."""
         outputs = self._forward(micro_batches, is_encoder_only=True)
-        return [x[: mb.source.row_tokens] for x, mb in zip(outputs, micro_batches, strict=True)]
+        return [mb.source.tokens(x) for x, mb in zip(outputs, micro_batches, strict=True)]
 
     def _forward(self, micro_batches: Sequence[MicroBatch], is_encoder_only: bool = False) -> list[Tensor]:
         """The output of the last stack (N', D) of each micro-batch, without dropout."""
@@ -241,8 +239,8 @@ class StackPass:
         if with_backward and self.embedding.requires_grad and len(host_ids) == len(micro_batches):
             # made before anything runs: the host has time while the device computes
             self.token_sums = TokenSums.of(host_ids, self.embedding.device)
-        if not is_host(self.embedding):
-            self._place_indices()
+        if not is_host(self.embedding) and stack.stack.bias is not None and self.rows:
+            stack.stack.bias.place_buckets(self.longest)
         # of each stage that learns, what backward needs: its block on each micro-batch
         self.checkpoints: list[tuple[Stage, deque[CheckpointedBlock]]] = []
 
@@ -311,12 +309,17 @@ class StackPass:
         return inputs
 
     def _embedded(self) -> list[Tensor]:
-        stack, dtype = self.stack.stack, self.blockwise.between_blocks_dtype
+        dtype = self.blockwise.between_blocks_dtype
         with torch.no_grad():
             return [
-                stack.enter(embed(ids, self.embedding, self.residual_dtype), dropout).to(dtype)
+                self._entered(embed(ids, self.embedding, self.residual_dtype), dropout).to(dtype)
                 for ids, dropout in zip(self.ids, self.dropouts, strict=True)
             ]
+
+    def _entered(self, x: Tensor, dropout: Dropout) -> Tensor:
+        """Dropout of the embedded tokens, or with the same mask of their gradient."""
+        dropout.at(self.stack.stack.site).begin(x.device)
+        return self.stack.stack.enter(x, dropout)
 
     def _embedding_backward(self, grads: deque[Tensor]) -> None:
         """Add the gradient of the embedded tokens into the one embedding buffer, row by row."""
@@ -325,7 +328,7 @@ class StackPass:
         store, rows = self.blockwise.weight_store, rows_of(self.embedding)
         with torch.no_grad():
             for dropout in self.dropouts:
-                grads.append(self.stack.stack.enter(grads.popleft(), dropout))
+                grads.append(self._entered(grads.popleft(), dropout))
             if self.embedding.requires_grad:
                 add_token_gradients(store.open_gradient(self.embedding), self.ids, grads, self.token_sums)
             if rows is not None and rows[1].requires_grad:
@@ -338,19 +341,8 @@ class StackPass:
                     add_token_gradients(buffer, of_rows, kept_grads)
         grads.clear()
 
-    def _place_indices(self) -> None:
-        """Bring to a GPU what attention and dropout need to know of where rows lie, before anything runs."""
-        heads, device, stack = self.blockwise.model.config.num_heads, self.embedding.device, self.stack.stack
-        for micro_batch, rows, dropout in zip(self.micro_batches, self.rows, self.dropouts, strict=True):
-            place_indices((rows, rows), heads, dropout, device)
-            if self.stack.is_decoder and micro_batch.answers == 1:
-                place_indices((rows, micro_batch.source), heads, dropout, device)
-            dropout.place_indices()
-        if stack.bias is not None and self.rows:
-            stack.bias.place_buckets(self.longest)
-
     def _bias_leaf(self) -> Tensor | None:
-        """The stack's bias over distances as a leaf that gathers the gradient of all its blocks; one for all micro-batches."""
+        """The stack's bias as a leaf that gathers the gradient of all its blocks; one for all micro-batches."""
         module = self.stack.stack.bias
         if module is None or not self.rows:
             return None
@@ -376,8 +368,15 @@ class Stage:
         self.is_norm = module is stack.final_norm
 
     def function(self, inputs: Mapping[str, Any]) -> BlockFunction:
-        """The block with everything but its input given."""
-        return partial(self.stack.leave, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
+        """The block with everything but its input given; each time that it runs it drops the same."""
+        block = partial(self.stack.leave, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
+        dropout = inputs["dropout"].at(self.stack.site + 1 if self.is_norm else self.module.site)
+
+        def run(x: Tensor, *, graph_only: bool = False) -> Tensor:
+            dropout.begin(x.device)
+            return block(x, graph_only=graph_only)
+
+        return run
 
 
 class StackSchedule:
@@ -448,7 +447,10 @@ TokenLosses = Callable[[Sequence[MicroBatch]], Sequence[Tensor]]
 
 
 class Objective:
-    """The cross-entropy of each label token: pretraining and finetuning. Others override what differs."""
+    """The cross-entropy of each label token: pretraining and finetuning. Others override what differs.
+
+    Hidden states are those of `MicroBatch.label_rows`.
+    """
 
     def complete(self, micro_batches: Sequence[MicroBatch], token_losses: TokenLosses) -> Sequence[MicroBatch]:
         """Give the micro-batches with all that the loss needs; called before the pass holds anything."""

@@ -1,9 +1,9 @@
 """T5's attention with its learned position bias, in memory linear in the length.
 
-The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), never as a
-matrix; causality is the value -inf at positive distances. Rows lie end to end and attend to themselves alone (`model.rows`), so
-there is no padding and no mask. Only q, k and v are kept for backward, which forms the weights again, some queries at a time: by
-compiled kernels on a CPU that has them (`model.compiled_attention`), else by torch's operations (`model.padded_attention`).
+The bias depends only on the distance between key and query, so it is held as a vector over distances (H, R), and never as a
+matrix where its rows are long; causality is the value -inf at positive distances. Compiled kernels of a CPU attend row by row,
+without padding (`model.compiled_attention`); elsewhere rows of like length are padded and attend together
+(`model.dense_attention`).
 
 Shapes: N query tokens, H heads, K d_kv, R distances. Source: position buckets: Raffel et al. 2020, section 2.1.
 """
@@ -16,16 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devices.base import is_host, place
-from devices.kernels.calls import kernels_for
+from devices.base import is_host, place, traits_of
+from devices.kernels.calls import kernels, kernels_for
 from limits import KERNEL_WIDTHS
 from model.compiled_attention import CompiledAttention
+from model.dense_attention import BiasMatrix, DenseAttention
 from model.dropout import Dropout
 from model.layers import Linear, joined_product
-from model.padded_attention import PaddedAttention
 from model.rows import Rows
 from model.shapes import inner_width
 from settings.declared import T5ModelConfig
+
+
+def attends_compiled(d_kv: int, device: torch.device) -> bool:
+    """Whether compiled kernels attend there: then rows lie end to end, elsewhere side by side."""
+    return device.type == "cpu" and traits_of(device).is_host and d_kv in KERNEL_WIDTHS and kernels() is not None
 
 
 def position_buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
@@ -73,9 +78,23 @@ class PositionBias(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(config.relative_attention_num_buckets, config.num_heads))
         self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
+        self.d_kv = config.d_kv
         self._buckets: tuple[int, Tensor, Tensor, Tensor] | None = None  # of the longest row, on a GPU
 
     def forward(self, longest: int) -> Tensor:
+        """The bias of rows of at most so many tokens, fp32.
+
+        Returns:
+            (H, longest, longest) where compiled kernels do not attend and it has no more numbers than scores are formed at a
+            time; else of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1).
+        """
+        bias = self.over_distances(longest)
+        is_matrix = len(bias) * longest**2 <= traits_of(bias.device).scores
+        if attends_compiled(self.d_kv, bias.device) or not is_matrix:
+            return bias
+        return BiasMatrix.apply(bias, longest)  # type: ignore[no-any-return,no-untyped-call]
+
+    def over_distances(self, longest: int) -> Tensor:
         """The bias of each distance from -(longest - 1) to longest - 1: (H, 2 longest - 1), fp32."""
         if not is_host(self.table):
             return self._on_gpu(longest)
@@ -110,16 +129,17 @@ def attend(
 
     Args:
         q: (N, H, K) of the query rows; k, v: (N', H, K) of the key rows.
-        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or None.
+        bias: (H, R), one number per distance, distance 0 in the middle, R odd and at least 2 longest - 1; or of dense rows a
+            matrix (H, L, L) for rows of at most L tokens; or None.
         rows: layout of queries and of keys.
         causal: whether bias holds -inf at positive distances, so that those keys need not be computed.
         dropout: of the attention weights.
     Returns:
         (N, H, K).
     """
-    if q.shape[2] in KERNEL_WIDTHS and kernels_for(q, k, v):
+    if not rows[0].groups and q.shape[2] in KERNEL_WIDTHS and kernels_for(q, k, v):
         return CompiledAttention.apply(q, k, v, bias, rows, causal, dropout)  # type: ignore[no-any-return]
-    return PaddedAttention.apply(bias, rows, dropout, q, k, v)  # type: ignore[no-any-return]
+    return DenseAttention.apply(bias, rows, causal, dropout, q, k, v)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -145,7 +165,7 @@ class Attention(nn.Module):
         joined = joined_product(source, (self.q, self.k, self.v) if x is source else (self.k, self.v))
         if joined is not None:
             packed = [self.heads(joined)] if x is source else [self.heads(self.q(x)), self.heads(joined)]
-            out: Tensor = PaddedAttention.apply(bias, rows, dropout, *packed)
+            out: Tensor = DenseAttention.apply(bias, rows, causal, dropout, *packed)
         else:
             q = self.heads(self.q(x, dropout.of_adapter(0)))
             k = self.heads(self.k(source, dropout.of_adapter(1, rows[1])))

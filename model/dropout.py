@@ -1,40 +1,26 @@
-"""Dropout that keeps no mask, and drops the same however a batch is cut.
+"""Dropout of tokens, and where what is dropped comes from.
 
-The mask of element d of token t in row b is a hash of (key of the row, site, t, d), see `devices.pointwise`. The backward pass
-draws it again. Micro-batches, recompute, number of processes and resume cannot change it, and one 64-bit number serves four
-elements, which on a CPU is several times cheaper than torch's own generator.
+By compiled kernels it keeps no mask, and drops the same however a batch is cut: the mask of element d of token t in row b is a
+hash of (key of the row, site, t, d), see `devices.pointwise`, which backward forms again. Elsewhere torch's own generator draws,
+seeded by the micro-batch's first row and the site, so that a block that is computed again draws the same. A row has another key in
+each step, and no two ranks or micro-batches have a row in common.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from ctypes import c_int64
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from devices.base import is_host, place, traits_of
-from devices.kernels.calls import kernels_for
-from devices.pointwise import (
-    GOLDEN,
-    MIX_1,
-    MIX_2,
-    fills_words,
-    is_compiled,
-    kernel,
-    mix,
-    mix_by_torch,
-    random_words,
-    scale_kept,
-)
+from devices.base import seed_generator
+from devices.kernels.calls import DTYPES, kernels
+from devices.pointwise import GOLDEN, MIX_1, MIX_2, mix_by_torch
 from model.rows import Rows
 
 ADAPTER_SITES = 1 << 24  # the places of adapters begin here, after all others
-SITES_TOGETHER = 8  # whose keys a GPU hashes in one go: the dropout of a block
 
 
 def stride(number: int) -> int:
@@ -48,16 +34,6 @@ def mix_number(state: int) -> int:
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
         state = (state ^ state >> shift) * factor % 2**64
     return c_int64(state ^ state >> 31).value
-
-
-def mixed_places(rows: Rows, heads: int, part: slice, device: torch.device) -> Tensor:
-    """(H, t) int64: what a row's key is moved on by for each head and query of attention; made on the host."""
-
-    def make() -> Tensor:
-        places = (np.arange(heads, dtype=np.int64)[:, None] << 32) + np.arange(part.start, part.stop)
-        return place(torch.from_numpy(places * np.int64(MIX_1)), device)
-
-    return rows.cached(("places", heads, part.start, part.stop, device), make)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -92,7 +68,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """Smallest int16 that is kept."""
+        """Smallest int16 that compiled kernels keep."""
         return min(32767, round(self.rate * 65536) - 32768)
 
     @property
@@ -100,101 +76,56 @@ class Dropout:
         """Exact inverse of the share that the 16-bit threshold keeps."""
         return 65536 / (32768 - self.threshold)
 
-    def _keys(self) -> Tensor:
+    @property
+    def keys(self) -> Tensor:
         """(B,) int64: each row's key, at no site."""
         assert self.rows.keys is not None, "dropout needs a key for every row"
         return self.rows.keys.contiguous()
 
     def row_keys(self) -> Tensor:
         """(B,) int64: each row's key at this site."""
-        if not is_host(keys := self._keys()):
-            return self._keys_of_sites()[0][self.site % SITES_TOGETHER]
-        return mix_by_torch(keys + stride(self.site + 1))
+        return mix_by_torch(self.keys + stride(self.site + 1))
 
-    def token_keys(self) -> Tensor:
-        """(N,) int64: each token's key at this site."""
-        if not is_host(keys := self._keys()):
-            return self._keys_of_sites()[1][self.site % SITES_TOGETHER]
-        places = self.rows.positions(keys.device) * MIX_1
-        return mix_by_torch(self.row_keys()[self.rows.row_of_token(keys.device)] + places)
+    def seed(self, *numbers: int) -> int:
+        """What torch's generator is seeded with at this site, and further numbers."""
+        key = int(self.keys[0])
+        for number in (self.site, *numbers):
+            key = mix_number(key + stride(number + 1))
+        return key
 
-    def place_indices(self) -> None:
-        """Bring to a GPU what the keys of tokens are made of."""
+    def begin(self, device: torch.device) -> None:
+        """Seed torch's generator of a device for all that is dropped from here on, up to the next site that does so."""
         if self.active or self.adapter_rate:
-            device = self._keys().device
-            self._first_sites(device)
-            self.rows.row_of_token(device)
-            self.rows.mixed_positions(MIX_1, device)
+            seed_generator(device, self.seed())
 
-    def _first_sites(self, device: torch.device) -> Tensor:
-        def make() -> Tensor:
-            strides = np.array([stride(site + 1) for site in range(SITES_TOGETHER)], np.int64)
-            return place(torch.from_numpy(strides[:, None]), device)
-
-        return self.rows.cached(("first sites", device), make)  # type: ignore[no-any-return]
-
-    def _keys_of_sites(self) -> tuple[Tensor, Tensor]:
-        """(s, B) and (s, N): the keys of rows and of tokens at the sites of a block, on a GPU."""
-        first, keys = self.site // SITES_TOGETHER * SITES_TOGETHER, self._keys()
-
-        sites = self._first_sites(keys.device)
-
-        def make() -> tuple[Tensor, Tensor]:
-            of_rows = self.rows.cached(("keys of rows", first), lambda: mix(keys, sites, stride(first)))
-            of_tokens = of_rows.index_select(1, self.rows.row_of_token(keys.device))
-            return of_rows, mix(of_tokens, self.rows.mixed_positions(MIX_1, keys.device))
-
-        return self.rows.latest("keys of sites", first, make)  # type: ignore[no-any-return]
-
-    def is_one_kernel(self, x: Tensor) -> bool:
-        """Whether a kernel draws and drops in one go."""
-        return is_compiled("drop", x.device, x.dtype) and fills_words(x)
-
-    def mask(self, keys: Tensor, like: Tensor, low: float = -math.inf) -> Callable[[Tensor], Tensor]:
-        """Dropout of (N, width), for tensors of one shape and dtype, by the keys (N,) of their lines.
-
-        Args:
-            low: numbers below are raised to it first, where `is_one_kernel`.
-
-        Memory: the result; where no kernel draws and drops in one go also the mask, and while it is drawn its random words.
-        """
-        width = like.shape[1]
-        if self.is_one_kernel(like):
-            places = self.rows.cached(
-                ("words", width, like.device), lambda: torch.arange(width // 2, device=like.device)
-            )
-            drop, threshold, scale = kernel("drop", like.device), self.threshold, self.scale
-            return lambda x: drop(x, keys, places, threshold, scale, low)
-        kept = random_words(keys, width) >= self.threshold
-        return lambda x: scale_kept(x, kept, self.scale)
+    def is_compiled(self, x: Tensor) -> bool:
+        """Whether compiled kernels drop, of rows that lie end to end."""
+        return x.is_cpu and x.dtype in DTYPES and not self.rows.groups and kernels() is not None
 
     def dropped(self, x: Tensor) -> Tensor:
-        """x (N, width) without what is dropped, the rest scaled. Memory: one output, and the random words of a chunk."""
-        if compiled := kernels_for(x):
-            out, tokens = x.clone(), (self.rows.row_of_token(x.device), self.rows.positions(x.device))
-            compiled.drop_tokens(out, self._keys(), *tokens, stride(self.site + 1), self.threshold, self.scale)
-            return out
-        keys, x = self.token_keys(), x.contiguous()
-        step = len(x) if self.is_one_kernel(x) else max(1, traits_of(x.device).dropped // x.shape[1])
-        if len(x) <= step:
-            return self.mask(keys, x)(x)
-        out = torch.empty_like(x)
-        for first in range(0, len(x), step):
-            part = x[first : first + step]
-            out[first : first + step] = self.mask(keys[first : first + step], part)(part)
+        """x (N, width) without what compiled kernels drop, the rest scaled. Memory: one output."""
+        compiled = kernels()
+        assert compiled is not None
+        out = x.clone(memory_format=torch.contiguous_format)
+        tokens = self.rows.row_of_token(x.device), self.rows.positions(x.device)
+        compiled.drop_tokens(out, self.keys, *tokens, stride(self.site + 1), self.threshold, self.scale)
         return out
 
     def __call__(self, x: Tensor, graph_only: bool = False) -> Tensor:
-        """Drop elements of x (N, width). Memory: one output; no mask is kept.
+        """Drop elements of x (N, width). Memory: one output, and where torch draws a mask of a byte an element.
 
         Args:
-            graph_only: nothing reads the result, only backward passes through: x stands for it.
+            graph_only: nothing reads the result, only backward passes through: x may stand for it.
         """
-        return _DropTokens.apply(x, self, graph_only) if self.active else x
+        if not self.active:
+            return x
+        if self.is_compiled(x):
+            return _DropTokens.apply(x, self, graph_only)  # type: ignore[no-any-return,no-untyped-call]
+        return torch.native_dropout(x, self.rate, True)[0]
 
     def of_relu(self, x: Tensor) -> Tensor:
-        """Dropout of max(x, 0), where `is_one_kernel`. Memory: one output, which is all that backward needs."""
-        return _DropReLU.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+        """Dropout of max(x, 0) as torch draws it; x is overwritten. Memory: one output, which is all that backward needs."""
+        return _DropReLU.apply(x, self.rate)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _DropTokens(torch.autograd.Function):
@@ -212,10 +143,10 @@ class _DropReLU(torch.autograd.Function):
     """On the way back in place on the gradient, a product that nothing else reads: what is not zero was kept and above zero."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
-        y = dropout.mask(dropout.token_keys(), x, low=0.0)(x)
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        y = torch.native_dropout(x.relu_(), rate, True)[0]
         ctx.save_for_backward(y)
-        ctx.scale = dropout.scale
+        ctx.scale = 1 / (1 - rate)
         return y
 
     @staticmethod

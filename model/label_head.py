@@ -36,13 +36,14 @@ class LabelHead(nn.Module):
         self.out = nn.Linear(config.d_model, config.num_labels)
 
     def forward(self, hidden: Tensor, rows: Rows, rate: float = 0.0) -> Tensor:
-        """hidden (N, D), fillers last -> fp32 (B, L) of a sequence head, (tokens without fillers, L) of a token head."""
-        x = hidden[: rows.row_tokens].float()
+        """hidden (N, D) -> fp32 (B, L) of a sequence head, (tokens of all rows without padding, L) of a token head."""
+        x = rows.tokens(hidden).float()
         if self.pooling is not None:
             which = {"first": 0, "last": -1}.get(self.pooling)
-            pooled = [part.mean(0) if which is None else part[which] for part in rows.split(x)]
+            pooled = [part.mean(0) if which is None else part[which] for part in x.split(rows.lengths)]
             x, rows = torch.stack(pooled), Rows((1,) * len(rows.lengths), rows.keys)
         dropout = Dropout(rate, Rows(rows.lengths, rows.keys)).at(LABEL_SITES)
+        dropout.begin(x.device)
         x = dropout(x)
         if self.dense is not None:
             x = dropout.at(1)(self.dense(x).tanh())

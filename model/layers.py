@@ -299,7 +299,7 @@ class FeedForward(nn.Module):
         if self.gate is None and is_fp16:
             scale, inverse = fp16_scale(_longest_row(inner))
             inner = _Scaled.apply(inner, scale)
-        if self.activation == "relu" and self.gate is None and dropout.active and dropout.is_one_kernel(inner):
+        if self.activation == "relu" and self.gate is None and dropout.active and not dropout.is_compiled(inner):
             inner = dropout.of_relu(inner)
         else:
             inner = self._activate(inner)

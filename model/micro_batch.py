@@ -1,4 +1,4 @@
-"""One micro-batch: its rows laid end to end on the device, as they go through a block."""
+"""One micro-batch: its rows as they lie on the device and go through a block."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model.loss import IGNORED
+from model.row_groups import padded_size
 from model.rows import Rows
 
 
@@ -18,10 +19,12 @@ class MicroBatch:
 
     Args:
         input_ids: (N,) int64 encoder tokens of all rows.
-        decoder_ids, labels: (N',) int64, what the decoder reads and what it should write. With a head over labels, those of rows
-            (B,) or of tokens without fillers: classes, or numbers with nan where there is none.
-        source, target: the layout of both.
-        answers: target rows of one source row; the first answers of all rows come before the second ones.
+        decoder_ids: (N',) int64, what the decoder reads.
+        labels: int64, what it should write, of the tokens of `label_rows`. With a head over labels, those of rows (B,) or of
+            tokens without padding: classes, or numbers with nan where there is none.
+        source, target: the layout of both; of dense rows, a group of target rows has the answers of a group of source rows.
+        answers: target rows of one source row; the first answers of all rows come before the second ones. Dense rows lie with
+            the answers of one source row side by side.
         host_ids: encoder and decoder tokens where the program runs; None: where they are, or nobody needs them there.
         reference: (B answers,) log-probability of each answer under a reference model; None: not known or not needed.
     """
@@ -43,23 +46,54 @@ class MicroBatch:
         return int((~self.labels.isnan() if self.labels.is_floating_point() else self.labels != IGNORED).sum())
 
     @cached_property
+    def label_rows(self) -> Rows:
+        """The layout of what is judged."""
+        return label_rows(self.target)
+
+    def judged(self, hidden: Tensor) -> Tensor:
+        """The hidden states (N', D) of `label_rows`; what is behind the last row is any token's."""
+        if not self.target.groups:
+            return hidden
+        return hidden.index_select(0, self.target.token_index(hidden.device, self.label_rows.num_tokens))
+
+    def unjudged(self, grad: Tensor) -> Tensor:
+        """The gradient of `judged`."""
+        if not self.target.groups:
+            return grad
+        tokens = self.target.row_tokens
+        index = self.target.token_index(grad.device, self.label_rows.num_tokens)
+        whole = grad.new_zeros(self.target.num_tokens, grad.shape[1])
+        return whole.index_copy_(0, index[:tokens], grad[:tokens])
+
+    @property
+    def _repeats_output(self) -> bool:
+        return self.answers > 1 and not self.source.groups
+
+    @cached_property
     def encoder_output_rows(self) -> Rows:
-        """The layout of the encoder output as the decoder sees it: once for each answer, all fillers at the end."""
-        if self.answers == 1:
+        """The layout of the encoder output as the decoder sees it: of rows end to end once for each answer, fillers last."""
+        if not self._repeats_output:
             return self.source
         keys = None if self.source.keys is None else self.source.keys.repeat(self.answers)
         return Rows(self.source.lengths * self.answers, keys, self.source.filler * self.answers)
 
     def spread(self, output: Tensor) -> Tensor:
-        """The encoder output (N, D) for each answer: (N answers, D)."""
-        if self.answers == 1:
+        """The encoder output (N, D) as the decoder sees it: of rows end to end for each answer, (N answers, D)."""
+        if not self._repeats_output:
             return output
         rows, filler = output.split([self.source.row_tokens, self.source.filler])
         return torch.cat([*[rows] * self.answers, *[filler] * self.answers])
 
     def gather(self, grad: Tensor) -> Tensor:
         """The gradient of `spread`: (N answers, D) -> (N, D)."""
-        if self.answers == 1:
+        if not self._repeats_output:
             return grad
         rows, filler = grad.split([self.answers * n for n in (self.source.row_tokens, self.source.filler)])
         return torch.cat([part.view(self.answers, -1, part.shape[1]).sum(0) for part in (rows, filler)])
+
+
+def label_rows(target: Rows) -> Rows:
+    """The layout of the labels of target rows: end to end, without padding, filled up to one of few numbers of tokens."""
+    if not target.groups:
+        return target
+    return Rows(target.lengths, target.keys, padded_size(target.row_tokens) - target.row_tokens)

@@ -1,14 +1,14 @@
 """The rows of a micro-batch in memory.
 
-End to end, without padding: token tensors have the shape (N, D), N being the sum of the rows' lengths, filled up with
-tokens that belong to no row, so that products meet few sizes (`limits.filled_tokens`). Everything but attention works on
-single tokens and needs to know no more; attention by torch's operations lays rows of like length side by side (`model.padded_attention`).
-So short rows cost what they are worth, and several rows in one sequence ("packing") need no masks.
+Token tensors have the shape (N, D): everything but attention works on single tokens. Where compiled kernels attend, rows lie end
+to end without padding. Elsewhere they are dense: rows of like length form a group, padded to one length, and groups lie end to
+end, so that a group is a view (rows, length, D) of its tokens (`model.row_groups`). Last come tokens that belong to no row, so
+that products meet few sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import place
+from model.row_groups import RowGroup, padded_size, padded_widths, share_out
 
 
 @dataclass(frozen=True)
@@ -27,34 +28,51 @@ class Rows:
 
     Args:
         lengths: tokens of each row, B numbers, each at least 1.
-        keys: (B,) int64, one random number a row; all its dropout masks come from it. None: no dropout is possible.
-        filler: tokens after the last row that belong to none: nothing attends to them, no label judges them.
+        keys: (B,) int64 on the host, one random number a row, from which what is dropped follows. None: no dropout is possible.
+        filler: tokens at the end that belong to no row: nothing attends to them, no label judges them.
+        groups: how rows lie padded side by side; empty: they lie end to end without padding.
     Memory: indices are made when first asked for and live as long as the rows: 8 bytes a token each.
     """
 
     lengths: tuple[int, ...]
     keys: Tensor | None = None
     filler: int = 0
+    groups: tuple[RowGroup, ...] = ()
+
+    @cached_property
+    def layout(self) -> tuple[RowGroup, ...]:
+        """The groups in which rows attend; without padding each row is one of its own."""
+        return self.groups or tuple(RowGroup((row,), length) for row, length in enumerate(self.lengths))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """Where each row begins: B numbers."""
-        return tuple((np.cumsum(self.lengths) - self.lengths).tolist())
+        starts = [0] * len(self.lengths)
+        begin = 0
+        for group in self.layout:
+            for row in group.rows:
+                starts[row] = begin
+                begin += group.width
+        return tuple(starts)
 
     @cached_property
     def row_tokens(self) -> int:
-        """Tokens of all rows, without the filler."""
+        """Tokens of all rows, without padding and filler."""
         return sum(self.lengths)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
-        """N: tokens of all rows and the filler."""
-        return self.row_tokens + self.filler
+        """N: tokens of all rows with their padding, and the filler."""
+        return sum(group.size for group in self.layout) + self.filler
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(self.lengths)
+        """Tokens of the longest row, with its padding."""
+        return max(group.width for group in self.layout)
+
+    def is_full(self, group: RowGroup) -> bool:
+        """Whether no row of a group is padded."""
+        return all(self.lengths[row] == group.width for row in group.rows)
 
     @cached_property
     def _made(self) -> dict[Any, Any]:
@@ -67,68 +85,96 @@ class Rows:
             self._made[key] = make()
         return self._made[key]
 
-    def latest(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
-        """The same for something of which only the last one asked for is kept."""
-        if self._made.get(name, (None,))[0] != key:
-            self._made.pop(name, None)  # before the next one is made
-            self._made[name] = key, make()
-        return self._made[name][1]
-
-    def _index(self, name: str, device: torch.device, make: Callable[[], NDArray[np.int64]]) -> Tensor:
+    def _sent(self, name: str, device: torch.device, make: Callable[[], NDArray[Any]]) -> Tensor:
         return self.cached((name, device), lambda: place(torch.from_numpy(make()), device))  # type: ignore[no-any-return]
+
+    @cached_property
+    def _row_of_token(self) -> NDArray[np.int64]:
+        rows = [np.repeat(np.array(group.rows, np.int64), group.width) for group in self.layout]
+        return np.concatenate([*rows, np.full(self.filler, self.layout[-1].rows[-1], np.int64)])
+
+    @cached_property
+    def _positions(self) -> NDArray[np.int64]:
+        return np.arange(self.num_tokens) - np.array(self.starts, np.int64)[self._row_of_token]
+
+    @cached_property
+    def _is_padding(self) -> NDArray[np.bool_]:
+        return self._positions >= np.array(self.lengths, np.int64)[self._row_of_token]
 
     def row_of_token(self, device: torch.device) -> Tensor:
         """(N,) int64: the row that each token belongs to; the filler counts to the last one."""
-
-        def make() -> NDArray[np.int64]:
-            counts = np.array(self.lengths, np.int64)
-            counts[-1] += self.filler
-            return np.repeat(np.arange(len(counts)), counts)
-
-        return self._index("row", device, make)
+        return self._sent("row", device, lambda: self._row_of_token)
 
     def positions(self, device: torch.device) -> Tensor:
         """(N,) int64: each token's place inside its row."""
+        return self._sent("position", device, lambda: self._positions)
+
+    def is_padding(self, device: torch.device) -> Tensor:
+        """(N,) bool: which tokens are padding or filler."""
+        return self._sent("padding", device, lambda: self._is_padding)
+
+    def flatten(self, padded: Tensor, fill: int = 0) -> Tensor:
+        """Lay the tokens of (B, L, ...) as these rows lie, with `fill` for padding and filler: (N, ...)."""
+        last = padded.shape[1] - 1
+        rows, device = self.row_of_token(padded.device), padded.device
+        places = self._sent(f"place up to {last}", device, lambda: np.minimum(self._positions, last))
+        is_padding = self.is_padding(device).view(-1, *[1] * (padded.dim() - 2))
+        return padded[rows, places].masked_fill(is_padding, fill)
+
+    def tokens(self, values: Tensor) -> Tensor:
+        """The tokens of (N, ...), row after row, without padding and filler: (tokens of all rows, ...)."""
+        if not self.groups:
+            return values[: self.row_tokens]
+        return values.index_select(0, self.token_index(values.device, self.row_tokens))
+
+    def token_index(self, device: torch.device, size: int) -> Tensor:
+        """(size,) int64: where the tokens lie, row after row, and zeros behind the last."""
 
         def make() -> NDArray[np.int64]:
-            starts = np.repeat(np.array(self.starts, np.int64), self.lengths)
-            starts = np.pad(starts, (0, self.filler), mode="edge")
-            return np.arange(self.num_tokens) - starts
+            ends = np.cumsum(self.lengths)
+            shifts = np.array(self.starts, np.int64) - (ends - self.lengths)
+            index = np.arange(self.row_tokens) + np.repeat(shifts, self.lengths)
+            return np.pad(index, (0, size - self.row_tokens))
 
-        return self._index("position", device, make)
-
-    def mixed_positions(self, factor: int, device: torch.device) -> Tensor:
-        """(N,) int64: the positions times a number, wrapped; made on the host."""
-
-        def make() -> NDArray[np.int64]:
-            positions: NDArray[np.int64] = self.positions(torch.device("cpu")).numpy()
-            return positions * np.int64(factor)
-
-        return self._index(f"position times {factor}", device, make)
-
-    def flatten(self, padded: Tensor) -> Tensor:
-        """Lay the valid tokens of (B, L, ...) end to end, the filler being zeros: (N, ...)."""
-        width = padded.shape[1]
-
-        def make() -> NDArray[np.int64]:
-            rows = np.repeat(np.arange(len(self.lengths)), self.lengths) * width
-            return rows + np.arange(self.row_tokens) - np.repeat(np.array(self.starts, np.int64), self.lengths)
-
-        flat = padded.flatten(0, 1)[self._index(f"flat {width}", padded.device, make)]
-        return torch.cat([flat, flat.new_zeros(self.filler, *flat.shape[1:])]) if self.filler else flat
+        return self._sent(f"token of {size}", device, make)
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
         """What belongs to each row of (N, ...): B tensors."""
-        return values[: self.row_tokens].split(self.lengths)
+        return self.tokens(values).split(self.lengths)
 
 
-def places_of(
-    rows: Rows, members: tuple[int, ...], length: int, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(size, length): the token of each place of rows laid side by side, and whether there is one; where not, some token's number."""
-    starts, lengths = np.zeros((size, 1), np.int64), np.zeros((size, 1), np.int64)
-    starts[: len(members), 0] = [rows.starts[row] for row in members]
-    lengths[: len(members), 0] = [rows.lengths[row] for row in members]
-    places = np.arange(length)[None]
-    there = places < lengths
-    return starts + np.where(there, places, 0), there
+def side_by_side(lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
+    """Dense rows in one group, in their order."""
+    return _dense_rows(lengths, [tuple(range(len(lengths)))], keys, few_shapes=False)
+
+
+def dense_sides(
+    sources: tuple[int, ...], targets: tuple[int, ...], keys: Tensor, few_shapes: bool = False
+) -> tuple[Rows, Rows]:
+    """Dense rows of both sides, in the same groups, so that little is padded.
+
+    Args:
+        sources: tokens of B rows.
+        targets: tokens of their answers: of the first answer of each row, of the second, ... The answers of a row lie beside
+            each other.
+        keys: (B,) of the rows.
+        few_shapes: whether libraries of the device keep something for each number of tokens.
+    """
+    count = len(sources)
+    answers = [range(first, first + count) for first in range(0, len(targets), count)]
+    groups = share_out([sources, *([targets[row] for row in rows] for rows in answers)])
+    target_groups = [tuple(rows[row] for row in group for rows in answers) for group in groups]
+    of_answers = keys.repeat(len(answers))
+    return (
+        _dense_rows(sources, groups, keys, few_shapes),
+        _dense_rows(targets, target_groups, of_answers, few_shapes),
+    )
+
+
+def _dense_rows(
+    lengths: tuple[int, ...], groups: Sequence[tuple[int, ...]], keys: Tensor | None, few_shapes: bool
+) -> Rows:
+    longest = np.array([max(lengths[row] for row in group) for group in groups])
+    padded = tuple(map(RowGroup, groups, padded_widths(longest).tolist()))
+    tokens = sum(group.size for group in padded)
+    return Rows(lengths, keys, padded_size(tokens, few_shapes) - tokens, padded)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,14 +23,14 @@ from torch import Tensor, nn
 
 from devices.base import traits_of
 from limits import DRAWN_ELEMENTS
-from model.attention import Attention, PositionBias
+from model.attention import Attention, PositionBias, attends_compiled
 from model.dropout import Dropout
 from model.label_head import LabelHead, label_loss
 from model.layers import FeedForward, RMSNorm, residual_dtype
 from model.lora.form import AdapterInfo
 from model.loss import IGNORED, LossSettings, MeanLoss
 from model.quantization import embed, is_int8, product
-from model.rows import Rows
+from model.rows import Rows, side_by_side
 from model.shapes import Role, inner_width, weights
 from settings.declared import T5ModelConfig
 
@@ -81,7 +82,7 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
         graph_only: bool = False,
     ) -> Tensor:
-        """x (N, D) of `dropout.rows`, bias (H, R) unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
+        """x (N, D) of `dropout.rows`, bias as of `PositionBias` unless the block has its own, encoder_output (N', D) for a decoder -> (N, D).
 
         Args:
             dtype: of products; None: that of x. graph_only: the block is recomputed for backward alone: what only its result
@@ -256,10 +257,13 @@ class T5(nn.Module):
         return hidden
 
     def _hidden(self, input_ids: Tensor, attention_mask: Tensor | None, decoder_ids: Tensor, rate: float) -> Tensor:
-        source = _rows(input_ids, attention_mask, rate)
-        target = Rows((decoder_ids.shape[1],) * len(decoder_ids), source.keys)
+        source, target = self._rows(input_ids, attention_mask, rate), self._target_rows(decoder_ids)
         encoder_output = self.encode(source.flatten(input_ids), source, rate)
-        return self.decode(decoder_ids.reshape(-1), encoder_output, target, source, rate)
+        target = replace(target, keys=source.keys)
+        return self.decode(target.flatten(decoder_ids), encoder_output, target, source, rate)
+
+    def _target_rows(self, decoder_ids: Tensor) -> Rows:
+        return self.lay_out((decoder_ids.shape[1],) * len(decoder_ids))
 
     def label_logits(self, input_ids: Tensor, attention_mask: Tensor | None = None, rate: float = 0.0) -> Tensor:
         """Logits of a head over labels, fp32: (B, L), or (B, S, L) of a token head, 0 for padding.
@@ -269,7 +273,7 @@ class T5(nn.Module):
         """
         if self.label_head is None:
             raise ValueError("the model has no head over labels")
-        rows = _rows(input_ids, attention_mask, rate)
+        rows = self._rows(input_ids, attention_mask, rate)
         hidden = self.encode(rows.flatten(input_ids), rows, rate)
         if self.config.num_decoder_layers:
             hidden = self.decode(rows.flatten(self.shift_right(input_ids)), hidden, rows, rows, rate)
@@ -282,6 +286,7 @@ class T5(nn.Module):
     def logits(self, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) fp32 of ids (B, S) and decoder ids (B, T); mask (B, S) ones, then zeros for padding."""
         hidden = self._hidden(input_ids, attention_mask, decoder_input_ids, 0.0)
+        hidden = self._target_rows(decoder_input_ids).tokens(hidden)
         return product(hidden, self.output_weight).float().view(*decoder_input_ids.shape, -1)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
@@ -303,20 +308,29 @@ class T5(nn.Module):
             count = (~labels.isnan() if labels.is_floating_point() else labels != IGNORED).sum().clamp(min=1)
             logits = self.label_logits(input_ids, attention_mask, rate)
             return label_loss(logits.reshape(len(labels), -1), labels) / count
-        hidden = self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
+        hidden = self._target_rows(labels).tokens(
+            self._hidden(input_ids, attention_mask, self.shift_right(labels), rate)
+        )
         if self.token_rows is not None:
             return F.cross_entropy(
                 product(hidden, self.output_weight).float(), labels.reshape(-1), ignore_index=IGNORED
             )
         return MeanLoss.apply(hidden, self.output_weight, labels.reshape(-1), LossSettings())
 
+    def _rows(self, ids: Tensor, mask: Tensor | None, rate: float) -> Rows:
+        """The rows of padded ids (B, S), with keys drawn anew where dropout needs some."""
+        keys = torch.randint(-(2**62), 2**62, (len(ids),)) if rate else None
+        mask = torch.ones_like(ids) if mask is None else mask
+        lengths = mask.sum(1)
+        places = torch.arange(mask.shape[1], device=mask.device)
+        if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:
+            raise ValueError(
+                "attention_mask: each row must be ones, then zeros, with at least one one (pad on the right)"
+            )
+        return self.lay_out(tuple(lengths.tolist()), keys)
 
-def _rows(ids: Tensor, mask: Tensor | None, rate: float) -> Rows:
-    """The rows of padded ids (B, S), with keys drawn anew where dropout needs some."""
-    keys = torch.randint(-(2**62), 2**62, (len(ids),), device=ids.device) if rate else None
-    mask = torch.ones_like(ids) if mask is None else mask
-    lengths = mask.sum(1)
-    places = torch.arange(mask.shape[1], device=mask.device)
-    if not torch.equal(mask.bool(), places < lengths[:, None]) or int(lengths.min()) < 1:
-        raise ValueError("attention_mask: each row must be ones, then zeros, with at least one one (pad on the right)")
-    return Rows(tuple(lengths.tolist()), keys)
+    def lay_out(self, lengths: tuple[int, ...], keys: Tensor | None = None) -> Rows:
+        """Rows as this model attends to them, in their order: side by side, or for compiled kernels end to end."""
+        if attends_compiled(self.config.d_kv, self.embedding.device):
+            return Rows(lengths, keys)
+        return side_by_side(lengths, keys)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: tuple[set[str], ...] = (
     {"ground"},
     {"devices", "web"},
-    {"model.shapes", "memory.processes"},
+    {"model.shapes", "model.row_groups", "memory.processes"},
     {"memory.system_limits", "memory.monitor"},
     {"model", "data", "memory"},
     {"engine"},

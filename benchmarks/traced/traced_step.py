@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class TracedWork:
         saved: blocks that are saved; None: all. micro_batch: rows of one; None: all. dtype: of products, and of weights but with float16, where they
             are bfloat16.
         scores: see `devices.base`. processes: that train together; here only what the first of them does.
-        max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none. processors: of the card, an H100's.
+        max_grad_norm: of clipping; 0: off. lora_rank: of adapters over frozen weights; 0: none.
     """
 
     model: T5ModelConfig
@@ -58,7 +58,6 @@ class TracedWork:
     processes: int = 1
     max_grad_norm: float = 0.0
     lora_rank: int = 0
-    processors: int = 132
 
     @property
     def shapes(self) -> Shapes:
@@ -100,7 +99,7 @@ class MetaDevice(CpuDevice):
 def standing_for(work: TracedWork) -> Iterator[None]:
     """Until the context ends, tensors on meta take the way of the work's device."""
     kind = {"cuda": CUDA, "mps": MPS}[work.device]
-    with override_traits("meta", replace(kind.with_scores(work.scores), processors=work.processors)):
+    with override_traits("meta", kind.with_scores(work.scores)):
         yield
 
 
@@ -182,8 +181,6 @@ def planned_bytes(work: TracedWork) -> int:
         rates,
         pads_attention=True,
         fuses_attention=work.device == "cuda",
-        processors=work.processors,
-        compiles_dropout=True,
         widens_whole=True,
     )
     sources, targets = zip(*work.lengths, strict=True)

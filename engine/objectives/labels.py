@@ -35,7 +35,7 @@ class LabelObjective(Objective):
         """See `Objective`; `head` is not read, and the gradients of the label head's weights are added to theirs."""
         with torch.enable_grad(), one_thread():
             leaf = hidden.detach().requires_grad_()
-            logits = self.head(leaf, micro_batch.target, self.dropout_rate)
+            logits = self.head(leaf, micro_batch.label_rows, self.dropout_rate)
             total = label_loss(logits, micro_batch.labels, self.class_weights, settings.label_smoothing)
             (total * scale).backward()
         assert leaf.grad is not None
@@ -44,7 +44,7 @@ class LabelObjective(Objective):
     def token_losses(self, hidden: Tensor, head: Tensor, micro_batch: MicroBatch, settings: LossSettings) -> Tensor:
         """See `Objective`; one sum of the whole micro-batch (1,)."""
         with one_thread():
-            self.logits = self.head(hidden, micro_batch.target)
+            self.logits = self.head(hidden, micro_batch.label_rows)
         return label_loss(self.logits, micro_batch.labels, self.class_weights).reshape(1)
 
     def clear(self) -> None:

@@ -98,7 +98,7 @@ def log_odds(log_probability: Tensor) -> Tensor:
 
 def answer_log_probabilities(losses: Tensor, micro_batch: MicroBatch) -> Tensor:
     """Sum the negative token losses (N',) of each answer: (2, P), float64 on the CPU, chosen first."""
-    sums = [-answer.sum() for answer in micro_batch.target.split(losses.detach().cpu().double())]
+    sums = [-answer.sum() for answer in micro_batch.label_rows.split(losses.detach().cpu().double())]
     return torch.stack(sums).view(2, -1)
 
 
@@ -138,7 +138,7 @@ class PreferenceObjective(Objective):
         plain = LossSettings(settings.chunk_bytes)
         policy = answer_log_probabilities(token_losses(hidden, head, micro_batch.labels, plain), micro_batch)
         total, slopes = self._judge(policy, micro_batch)
-        per_token = -slopes.reshape(-1)[micro_batch.target.row_of_token(slopes.device)]  # fillers have no label
+        per_token = -slopes.reshape(-1)[micro_batch.label_rows.row_of_token(slopes.device)]  # fillers have no label
         weights = per_token.float().to(hidden.device)
         _, grad = loss_and_gradients(hidden, head, micro_batch.labels, scale, plain, head.grad, weights)
         return total.float().to(hidden.device), grad

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from devices.base import place
 from devices.kernels.calls import kernels_for
-from devices.pointwise import fills_words, is_compiled, kernel, places_of_words, random_words, round_by_torch
+from devices.pointwise import fills_words, is_compiled, random_words, round_by_torch, round_in_one_kernel
 from model.dropout import mix_number, stride
 
 Keys = Sequence[int] | Tensor  # of `rounding_key`, one for each weight; int64, where they have been placed
@@ -62,13 +62,7 @@ def round_stochastically(values: Tensor, keys: Keys, offset: int) -> Tensor:
     (words, before), count = divmod(offset, 4), values[0].numel()  # a key's numbers come in words of four
     keys = torch.tensor(keys) if not isinstance(keys, Tensor) else keys
     first = place(keys, values.device) + stride(words) if words else place(keys, values.device)
-    if (
-        not before
-        and fills_words(values)
-        and values.shape[-1] % 4 == 0
-        and is_compiled("round_randomly", values.device)
-    ):
+    if not before and fills_words(values) and is_compiled(values.device):
         lines = values.view(len(values), -1, values.shape[-1])
-        places = places_of_words(lines.shape[1], lines.shape[2] // 4, values.device)
-        return kernel("round_randomly", values.device)(lines, first, *places).view(values.shape)
+        return round_in_one_kernel(lines, first).view(values.shape)
     return round_by_torch(values, random_words(first, before + count)[:, before:].reshape(values.shape))

@@ -12,22 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from limits import (
-    DEVICE_DROPOUT_ELEMENTS,
-    DROPOUT_ELEMENTS,
     LONGEST_SHORT,
     TILE_ELEMENTS,
-    RowGroup,
-    fuses_backward,
     long_tile,
-    row_groups,
 )
 from memory.estimate.shapes import MicroBatchRows, Tokens
+from model.row_groups import padded_widths, share_out, tile_sizes
 from model.shapes import DECODER, Stack, inner_width, is_gated
 from settings.declared import T5ModelConfig
 
+FP32_BYTES = 4
 ALIGNED = 8  # Numbers of a head that fused attention reads at a time.
-HASH_BYTES = 4  # Random words of dropout, for each element, while its mask is drawn.
+STATISTIC_BYTES = 4  # Of fused attention, for each head and query.
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,13 @@ class Block:
         stack: "encoder" or "decoder".
         e: bytes of a number of the compute dtype.
         stream: bytes of a number of the residual stream.
-        tokens: of the micro-batch, filled up.
+        tokens: of the micro-batch, filled up or padded.
         rows: lengths of its rows.
         answers: decoder rows of one encoder row.
         dropout: whether training drops.
-        draws_masks: whether masks are drawn before they are applied, which compiled dropout on a GPU does not.
         kernels: whether compiled kernels of a CPU compute attention and dropout.
         scores: of attention that a GPU forms at a time; 0: a CPU.
-        is_fused: whether torch's fused attention computes where nothing is dropped.
-        processors: of a GPU; 0: not known.
+        is_fused: whether torch's fused attention computes.
     """
 
     model: T5ModelConfig
@@ -73,11 +70,9 @@ class Block:
     rows: MicroBatchRows
     answers: int = 1
     dropout: bool = False
-    draws_masks: bool = False
     kernels: bool = False
     scores: int = 0
     is_fused: bool = False
-    processors: int = 0
     adapted: Adapted = NO_ADAPTERS
 
     def saved(self, tokens: Tokens) -> list[int]:
@@ -86,13 +81,19 @@ class Block:
         attentions = 2 if self._is_decoder else 1
         sizes = [own * self._d] * self._needs("q", "k", "v")
         sizes += [own * self.model.d_model * self.stream] * attentions
-        sizes += [own * self._inner] * (2 + attentions + attentions * self._needs("o"))
+        keeps_result = self._needs("o") or (self.is_fused and not self.kernels)
+        sizes += [own * self._inner] * (2 + attentions + attentions * keeps_result)
+        if not self.kernels:
+            sizes += [STATISTIC_BYTES * self.model.num_heads * own] * (attentions * self.is_fused)
+            sizes += [own * self.model.d_model] * ((attentions + 1) * self.dropout)  # Masks of dropout.
         if self._is_decoder:
             sizes += [own * self._d] * self._needs("q")
             sizes += [source * self._inner] * 2
         for name in self.adapted.targets if self.adapted.drops else ():
             width = {"o": self._inner, "wo": self._ff}.get(name, self._d)
             sizes.append(own * width)
+            if not self.kernels:
+                sizes.append(own * width // self.e)
             across = {"q": own, "k": source, "v": source, "o": own}
             if self._is_decoder and name in across:
                 sizes.append(across[name] * width)
@@ -100,8 +101,11 @@ class Block:
 
     def _saved_by_feed_forward(self, own: int) -> list[int]:
         reads_output = self._needs("wo")
-        inner = 3 + reads_output if is_gated(self.model) else 1 + self.draws_masks * reads_output
-        return [own * self._d] * self._needs("wi", "wi_0", "wi_1") + [own * self._ff] * inner
+        inner = 3 + reads_output if is_gated(self.model) else 1 + (self.kernels and self.dropout) * reads_output
+        sizes = [own * self._d] * self._needs("wi", "wi_0", "wi_1") + [own * self._ff] * inner
+        if self.dropout and not self.kernels and not self._is_in_place:
+            sizes.append(own * self.model.d_ff)
+        return sizes
 
     def _needs(self, *names: str) -> int:
         """1 where the gradient of one of these matrices or its adapter needs the input, which frozen ones do not; else
@@ -117,7 +121,9 @@ class Block:
         normed = own * self._d
         attention = normed + 3 * own * self._inner + self._attention(is_across=False, is_backward=False)
         inner = 3 if is_gated(self.model) else 1 + self.dropout if self._is_in_place else 2
-        feed_forward = 2 * stream + normed + inner * own * self._ff + self._random_words(own)
+        feed_forward = 2 * stream + normed + inner * own * self._ff
+        if self.dropout and not self.kernels:
+            feed_forward += own * self.model.d_ff
         if not self._is_decoder:
             return max(attention, feed_forward)
         across = 2 * normed + stream + own * self._inner + 2 * source * self._inner
@@ -132,12 +138,16 @@ class Block:
         own, source = self._own_and_source(self.tokens)
         stream = own * self.model.d_model * self.stream
         ff = own * self._ff
-        feed_forward = ff + max(0 if self._is_in_place else ff, self._random_words(own))
+        feed_forward = ff if self._is_in_place else 2 * ff
         feed_forward += self._needs("wo") * self.model.d_model * self._ff
         if self.dropout or stream != own * self._d:
             feed_forward += stream
         freed = sum(self._saved_by_feed_forward(own)) - weight_gradients
         attention = 2 * stream + own * self._inner
+        if (
+            not self.kernels
+        ):  # What the norm of feed-forward read is free, too; plain products do not read what attention gave.
+            freed += stream + own * self._inner * (not self.is_fused)
         if not self._is_decoder:
             return max(feed_forward, attention + self._attention(is_across=False, is_backward=True) - freed)
         of_keys = 2 * source * (self._d + self._inner)
@@ -151,6 +161,16 @@ class Block:
         """
         attentions = (False, True) if self._is_decoder else (False,)
         return max(self._tile(is_across, is_backward=True) for is_across in attentions)
+
+    def bias_bytes(self) -> int:
+        """The position bias of a stack as a matrix, where it is one (`model.attention.PositionBias`)."""
+        if self.kernels:
+            return 0
+        longest = max(
+            group.target if self._is_decoder else group.source for group in dense_groups(self.rows, self.answers)
+        )
+        numbers = self.model.num_heads * longest**2
+        return 4 * numbers if numbers <= (self.scores or TILE_ELEMENTS) else 0
 
     # --- Widths and tokens
 
@@ -178,13 +198,6 @@ class Block:
         """Tokens of this stack, and of the encoder's output as this stack sees it."""
         return (tokens.target if self._is_decoder else tokens.source), tokens.source * self.answers
 
-    def _random_words(self, own: int) -> int:
-        """Random words while the masks of a chunk of feed-forward's activations are drawn."""
-        if self.kernels or not self.draws_masks:
-            return 0
-        most = DEVICE_DROPOUT_ELEMENTS if self.scores else DROPOUT_ELEMENTS
-        return HASH_BYTES * min(own * self.model.d_ff, most)
-
     # --- Attention
 
     def _attention(self, is_across: bool, is_backward: bool) -> int:
@@ -198,12 +211,12 @@ class Block:
         return result + own * self._inner
 
     def _tile(self, is_across: bool, is_backward: bool) -> int:
+        if not self.kernels:
+            return self._dense_tile(is_across, is_backward)
         sources, targets = zip(*self.rows, strict=True)
         queries = targets if self._is_decoder else sources
         keys = sources if is_across else queries
-        if self.kernels:
-            return self._compiled_tile(max(queries), max(keys), is_backward)
-        return self._padded_rows(queries, keys, is_backward, has_bias=not is_across)
+        return self._compiled_tile(max(queries), max(keys), is_backward)
 
     def _compiled_tile(self, queries: int, keys: int, is_backward: bool) -> int:
         """A tile of a long row, and its keys and values, in compiled kernels; short rows need next to nothing."""
@@ -216,37 +229,83 @@ class Block:
             return (4 * keys + 3 * block) * width + (2 + self.dropout) * scores
         return (2 * keys + 2 * block) * width + (1 + self.dropout) * scores
 
-    def _padded_rows(self, queries: tuple[int, ...], keys: tuple[int, ...], is_backward: bool, has_bias: bool) -> int:
-        """Padded copies of rows and the scores of a group of them (`model.padded_attention`), with the result."""
+    def _dense_tile(self, is_across: bool, is_backward: bool) -> int:
+        """Scores of the largest tile, and what `model.dense_attention` gives: its result, or gradients of q, k and v."""
+        own, source = self._own_and_source(self.tokens)
         heads = self.model.num_heads
-        groups = _row_groups(queries, keys, heads, self.scores or TILE_ELEMENTS)
-        largest = max(groups, key=lambda group: group.places * group.block * group.num_keys)
-        num_queries = largest.places * largest.num_queries
-        num_keys = largest.places * largest.num_keys
-        scores = heads * largest.places * largest.block * largest.num_keys
-        is_whole = {(largest.num_queries, largest.num_keys)} == set(zip(queries, keys, strict=True))
-        fuses = self.is_fused and not self.dropout and self.model.d_kv % ALIGNED == 0
-        if fuses and is_backward:
-            fuses = fuses_backward(largest.places, heads, largest.num_queries, largest.num_keys, self.processors)
-        bias_bytes = self.e * has_bias  # Fused attention reads a bias as it is, and with padding one for each row.
-        if fuses and is_whole:
-            bias_bytes = self.e * has_bias // largest.places
-        padded_queries = sum(group.places * group.num_queries for group in groups)
-        if not is_backward:
-            score_bytes = bias_bytes if fuses else 2 * (self.e + self.draws_masks)
-            copies = 0 if fuses and is_whole else num_queries + 2 * num_keys
-            return (padded_queries + copies) * self._inner + scores * score_bytes
-        padded_keys = sum(group.places * group.num_keys for group in groups)
-        if fuses:
-            score_bytes = bias_bytes + self.e * has_bias
-            copies = num_queries if is_whole else 3 * num_queries + 2 * num_keys
-        else:
-            # The gradient of a bias is summed over distances in fp32, of one row at a time in three forms.
-            score_bytes = max(3 * self.e + self.draws_masks, 12 // largest.places if has_bias else 0)
-            copies = 2 * num_queries + 3 * num_keys
-        return (padded_queries + 2 * padded_keys + copies) * self._inner + scores * score_bytes
+        scores = self.scores or TILE_ELEMENTS
+        is_fused = self.is_fused and self.model.d_kv % ALIGNED == 0
+        bias_bytes = 0 if is_across else self.bias_bytes()
+        of_bias = 0  # Beside each score of one row, for the bias as a matrix of the queries at hand.
+        if not is_across and not bias_bytes:  # Its gradient in fp32 is laid out twice.
+            of_bias = self.e + 8 * is_backward
+        elif not is_across and self.e < FP32_BYTES:
+            of_bias = self.e
+        number_bytes = self._inner * (3 if is_backward else 1)
+        highest = 0
+        largest_tile = 0
+        count = 0
+        for group in dense_groups(self.rows, self.answers):
+            queries = group.target * self.answers if self._is_decoder else group.source
+            keys = group.source if is_across or not self._is_decoder else group.target
+            num_rows = group.rows
+            if self._is_decoder and not is_across:
+                queries = group.target
+                num_rows *= self.answers
+            rows, block = tile_sizes(num_rows, queries, keys, heads, scores)
+            count += -(-num_rows // rows)
+            of_tile = rows * max(queries, keys) * number_bytes
+            if is_fused:
+                of_score = self.e * (is_backward and not is_across)
+                working = of_tile
+            else:  # Weights are formed before anything else is.
+                of_score = self.e * (3 if is_backward else 2)
+                working = of_tile // 3
+            if group.is_padded and not self._is_decoder:
+                of_score += self.e
+            highest = max(highest, working + heads * block * keys * (rows * of_score + of_bias))
+            largest_tile = max(largest_tile, of_tile)
+        result = (own + 2 * (source if is_across else own) if is_backward else own) * self._inner
+        if count > 1:  # There is room for the results of all tiles before the first.
+            highest = result + max(highest, largest_tile)
+        elif is_backward and self.scores:  # The scores are gone when gradients are copied to lie beside each other.
+            highest = max(highest, 2 * result)
+        # The bias, its gradient, and what is added to that.
+        return bias_bytes * (1 + is_backward + is_fused) + max(highest, result)
 
 
-@lru_cache(maxsize=256)
-def _row_groups(queries: tuple[int, ...], keys: tuple[int, ...], heads: int, scores: int) -> tuple[RowGroup, ...]:
-    return tuple(row_groups(queries, keys, heads, scores))
+@dataclass(frozen=True)
+class DenseGroup:
+    """Rows that are padded to one length, and their answers to another (`model.row_groups`).
+
+    Args:
+        rows: how many there are.
+        source, target: tokens of each row, and of each answer.
+        is_padded: whether any source is shorter.
+    """
+
+    rows: int
+    source: int
+    target: int
+    is_padded: bool
+
+
+@lru_cache(maxsize=1024)
+def dense_groups(rows: MicroBatchRows, answers: int = 1) -> tuple[DenseGroup, ...]:
+    """The groups of a micro-batch where compiled kernels do not attend; the answers of a row count as equally long."""
+    sources, targets = zip(*rows, strict=True)
+    targets = tuple(-(-target // answers) for target in targets)
+    groups = list[DenseGroup]()
+    for members in share_out([sources, *[targets] * answers]):
+        longest = [max(side[row] for row in members) for side in (sources, targets)]
+        source, target = padded_widths(np.array(longest)).tolist()
+        groups.append(DenseGroup(len(members), source, target, any(sources[row] != source for row in members)))
+    return tuple(groups)
+
+
+def dense_tokens(rows: MicroBatchRows, answers: int = 1) -> Tokens:
+    """Tokens of a micro-batch with their padding."""
+    groups = dense_groups(rows, answers)
+    return Tokens(
+        sum(group.rows * group.source for group in groups), sum(group.rows * group.target * answers for group in groups)
+    )

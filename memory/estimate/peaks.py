@@ -10,6 +10,7 @@ Shapes: N source and M target tokens of a micro-batch, D d_model, F d_ff, V voca
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from limits import (
@@ -26,11 +27,12 @@ from limits import (
     loss_chunk_tokens,
     update_elements,
 )
-from memory.estimate.blocks import NO_ADAPTERS, Block
+from memory.estimate.blocks import NO_ADAPTERS, Block, dense_tokens
 from memory.estimate.precision import FLOAT16, FLOAT32, INT4, INT8, QUANTIZED, dtype_bytes
-from memory.estimate.shapes import Tokens
+from memory.estimate.shapes import MicroBatchRows, Shapes, Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
+from model.row_groups import padded_size
 from model.shapes import DECODER, ENCODER, Stack, inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
 from settings.consistency import SEQUENCE
@@ -110,7 +112,7 @@ def _row_bytes(work: Workload, choice: ExecutionPlan, machine: Machine) -> int:
     if not machine.base_bytes:
         return 0  # The host's memory does not count where the device has its own.
     rows = choice.batch_size_per_gpu
-    together = work.step_shapes.together(rows, choice.micro_batches_per_pass, choice.sizes)
+    together = tokens_together(work, choice, machine)
     ids = work.step_shapes.padded_tokens(rows) + together.source + 2 * together.target  # Read, and to be written.
     return ID_BYTES * ids + ROW_BYTES * work.rows
 
@@ -128,16 +130,54 @@ def block_of(
         stack=stack,
         e=e,
         stream=max(e, dtype_bytes(choice.precision.between_blocks)),
-        tokens=shapes.largest_micro_batch(rows, ((), ()) if is_evaluation else choice.sizes),
+        tokens=largest_tokens(shapes, choice, work, machine, is_evaluation=is_evaluation),
         rows=shapes.widest_micro_batch(rows),
         answers=work.answers,
         dropout=drops,
-        draws_masks=drops and not machine.compiles_dropout,
-        kernels=choice.kernels and work.model.d_kv in KERNEL_WIDTHS,
+        kernels=attends_compiled(work, choice),
         scores=choice.scores,
         is_fused=machine.fuses_attention,
-        processors=machine.processors,
         adapted=work.adapted,
+    )
+
+
+def attends_compiled(work: Workload, choice: ExecutionPlan) -> bool:
+    """Whether compiled kernels attend, to rows that lie end to end; elsewhere rows are padded."""
+    return choice.kernels and work.model.d_kv in KERNEL_WIDTHS
+
+
+def largest_tokens(
+    shapes: Shapes, choice: ExecutionPlan, work: Workload, machine: Machine, *, is_evaluation: bool = False
+) -> Tokens:
+    """Tokens of the largest micro-batch, filled up or padded as it lies on the device."""
+    rows = choice.eval_batch_size_per_gpu if is_evaluation else choice.batch_size_per_gpu
+    if attends_compiled(work, choice):
+        return shapes.largest_micro_batch(rows, ((), ()) if is_evaluation else choice.sizes)
+    return _padded(shapes.largest_micro_batch(rows), [shapes.widest_micro_batch(rows)], work.answers, machine)
+
+
+def tokens_together(work: Workload, choice: ExecutionPlan, machine: Machine) -> Tokens:
+    """Tokens of all micro-batches of a pass, filled up or padded as they lie on the device."""
+    shapes = work.step_shapes
+    rows = choice.batch_size_per_gpu
+    count = choice.micro_batches_per_pass
+    if attends_compiled(work, choice):
+        return shapes.together(rows, count, choice.sizes)
+    together = shapes.step
+    if count * rows < shapes.rows:
+        largest = shapes.largest_micro_batch(rows)
+        together = Tokens(min(count * largest.source, together.source), min(count * largest.target, together.target))
+    return _padded(together, shapes.worst_steps(rows)[0], work.answers, machine)
+
+
+def _padded(tokens: Tokens, micro_batches: Sequence[MicroBatchRows], answers: int, machine: Machine) -> Tokens:
+    """So many tokens with as much padding as these micro-batches have."""
+    padded = [dense_tokens(rows, answers) for rows in micro_batches]
+    sources, targets = zip(*(lengths for rows in micro_batches for lengths in rows), strict=True)
+    few_shapes = not machine.fuses_attention
+    return Tokens(
+        padded_size(math.ceil(tokens.source * sum(each.source for each in padded) / sum(sources)), few_shapes),
+        padded_size(math.ceil(tokens.target * sum(each.target for each in padded) / max(1, sum(targets))), few_shapes),
     )
 
 
@@ -151,11 +191,13 @@ class StepEstimate:
         self._machine = machine
         self._blocks = {stack: block_of(work, choice, machine, stack) for stack in stacks_of(model)}
         self._last_stack: Stack = DECODER if model.num_decoder_layers else ENCODER
-        # `_tokens` are those of the largest micro-batch, `_together` those of all that pass through a block together.
-        self._tokens = self._blocks[ENCODER].tokens
-        self._together = work.step_shapes.together(
-            choice.batch_size_per_gpu, choice.micro_batches_per_pass, choice.sizes
-        )
+        self._tokens = self._blocks[ENCODER].tokens  # Of the largest micro-batch.
+        self._is_compiled = attends_compiled(work, choice)
+        self._labels = self._tokens.target
+        if not self._is_compiled:  # The loss looks at no padding.
+            self._labels = padded_size(work.step_shapes.largest_micro_batch(choice.batch_size_per_gpu).target)
+        # Of all micro-batches that pass through a block together.
+        self._together = tokens_together(work, choice, machine)
         saved_decoder = min(choice.saved_blocks, model.num_decoder_layers)
         self._saved_blocks: dict[Stack, int] = {DECODER: saved_decoder, ENCODER: choice.saved_blocks - saved_decoder}
         self._gradient_bytes = 4 if work.learning.adapters else dtype_bytes(choice.compute)
@@ -193,15 +235,16 @@ class StepEstimate:
             "gradients": self._gradient_bytes * (learns["total"] if self._choice.accumulation_passes > 1 else trained),
             "checkpointed activations": activations,
             "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
+            "position bias": sum(block.bias_bytes() for block in self._blocks.values()),
         }
         if not model.is_text:
             return {**parts, "label head": _label_head(self._work, self._choice, self._tokens, has_gradient=True)}
+        # Hidden states of the tokens that are judged, and their gradient.
+        judged = 0 if self._is_compiled else 2 * self._labels * self._stream_bytes()
         return {
             **parts,
-            "logits": _logits(self._work, self._choice, self._tokens.target, has_gradient=True),
-            "weights in compute dtype": _head_in_compute_dtype(
-                self._work, self._choice, self._machine, self._tokens.target
-            ),
+            "logits": _logits(self._work, self._choice, self._labels, has_gradient=True) + judged,
+            "weights in compute dtype": _head_in_compute_dtype(self._work, self._choice, self._machine, self._labels),
         }
 
     def _decoder_backward(self, complete: int) -> Parts:
@@ -216,6 +259,7 @@ class StepEstimate:
             )
             + of_others,
             "saved blocks": self._saved(self._saved_blocks[ENCODER], max(0, self._saved_blocks[DECODER] - complete)),
+            "position bias": self._blocks[ENCODER].bias_bytes(),
         }
 
     def _encoder_backward(self, complete: int) -> Parts:
@@ -247,8 +291,11 @@ class StepEstimate:
             e = dtype_bytes(self._choice.compute)
             if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
                 size += own * self._work.model.d_model * e
+        gradients = self._gradients(0 if self._is_alone else learns, held)
+        if stack == self._last_stack and not self._work.model.is_text and not self._has_all_gradients:
+            gradients -= self._work.learns["embedding"] * self._gradient_bytes  # Opened after the blocks of this stack.
         return {
-            "gradients": self._gradients(0 if self._is_alone else learns, held),
+            "gradients": gradients,
             "one block": size,
             "weights in compute dtype": _block_in_compute_dtype(
                 self._work, self._choice, self._machine, stack, self._tokens

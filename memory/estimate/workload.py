@@ -120,10 +120,8 @@ class Machine:
         measured: dtype name -> FLOP/s as measured here; for estimates of time alone, no choice may depend on it.
         num_processes: ranks that share the effective batch.
         libraries_bytes: what libraries take after the base is measured, on a GPU of its memory.
-        pads_attention: whether attention pads rows, as on GPUs.
-        fuses_attention: whether torch's fused attention computes where nothing is dropped (CUDA).
-        compiles_dropout: whether one kernel draws and drops (GPUs).
-        processors: of a GPU, see `limits.fuses_backward`; 0: not known.
+        pads_attention: whether it is a GPU, which forms many scores of attention at a time.
+        fuses_attention: whether torch's fused attention computes (CUDA).
         widens_whole: whether a product widens a narrow head as a whole, as devices do; a CPU does so in pieces.
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
@@ -144,8 +142,6 @@ class Machine:
     libraries_bytes: int = LIBRARIES_BYTES
     pads_attention: bool = False
     fuses_attention: bool = False
-    compiles_dropout: bool = False
-    processors: int = 0
     widens_whole: bool = False
     host_bytes: int = 0
     correction: float = 1.0

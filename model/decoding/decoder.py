@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from devices.malloc import trim_malloc
 from devices.threads import follow_machine
@@ -87,8 +88,9 @@ class Decoder:
     def _read(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Keys and values of prompts, by row, in groups that the encoder takes together."""
         for group in _groups({row: len(ids) for row, ids in prompts.items()}):
-            rows = Rows(tuple(len(prompts[row]) for row in group))
-            encoded = self._encode([token for row in group for token in prompts[row]], rows)
+            rows = self.model.lay_out(tuple(len(prompts[row]) for row in group))
+            padded = pad_sequence([torch.tensor(prompts[row]) for row in group], batch_first=True)
+            encoded = self._encode(rows.flatten(padded), rows)
             for number, block in enumerate(self.blocks):
                 cross = block.cross_attention
                 with self.with_weights(block.parameters()):
@@ -97,10 +99,10 @@ class Decoder:
                     part = slice(start, start + length)
                     self.cache.fill(number, row, keys[part], values[part])
 
-    def _encode(self, ids: list[int], rows: Rows) -> Tensor:
+    def _encode(self, ids: Tensor, rows: Rows) -> Tensor:
         """Encoder output (N, D). What malloc keeps of other lengths is given back before, and its own after."""
         self._trim()
-        x = embed(torch.tensor(ids, device=self.device), self.model.embedding, residual_dtype(self.dtype))
+        x = embed(ids.to(self.device), self.model.embedding, residual_dtype(self.dtype))
         # products of fewer tokens would differ in their last bit with the number of threads (`devices.threads.one_thread`)
         with few_rows() if len(ids) < LEAST_FILLED else nullcontext():
             output: Tensor = self.model.encoder(x, Dropout(0.0, rows), dtype=self.dtype, with_weights=self.with_weights)

@@ -143,7 +143,7 @@ class KVCache:
         """For each block the bias (H, 2 T - 1) of a token towards others, itself in the middle, then -inf; for a kernel until itself."""
         decoder = self._model.decoder
         makers = [decoder.bias] if decoder.bias is not None else [block.bias for block in decoder.blocks]
-        made = [maker(longest) for maker in makers]  # type: ignore[operator]
+        made = [maker.over_distances(longest) for maker in makers]  # type: ignore[operator,union-attr]
         made = [bias.to(self.dtype) if self._kernels is None else bias[:, :longest].contiguous() for bias in made]
         self._biases = made * (len(self._own) // len(made))
 

@@ -15,7 +15,7 @@ import devices
 from devices import processor
 from devices.kernels import build, calls
 from devices.kernels.build import NoKernels
-from devices.pointwise import random_words
+from devices.pointwise import MIX_1, mix_by_torch, random_words
 from model.dropout import Dropout
 from model.layers import RMSNorm
 from model.loss import LossSettings, loss_and_gradients
@@ -106,10 +106,13 @@ def test_sums_of_adafactor(dtype: torch.dtype) -> None:
     assert kernels.square_sum(grad) == pytest.approx(float(square.sum()), rel=1e-6)
 
 
-def test_dropout_drops_the_same_numbers(compiled: bool) -> None:
+@pytest.mark.parametrize("compiled", [True], indirect=True)
+def test_dropout_drops_what_its_definition_drops(compiled: bool) -> None:
     rows = Rows((3, 8), torch.tensor([5, -7]), filler=2)
     dropout = Dropout(0.3, rows, site=4)
-    expected = (random_words(dropout.token_keys(), 130) >= dropout.threshold) * dropout.scale
+    of_rows = dropout.row_keys()[rows.row_of_token(torch.device("cpu"))]
+    of_tokens = mix_by_torch(of_rows + rows.positions(torch.device("cpu")) * MIX_1)
+    expected = (random_words(of_tokens, 130) >= dropout.threshold) * dropout.scale
     assert torch.equal(dropout(torch.ones(rows.num_tokens, 130)), expected)
 
 

@@ -32,7 +32,7 @@ from model.int4 import INT4
 from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
-from model.rows import Rows
+from model.rows import side_by_side
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 
@@ -162,8 +162,8 @@ def test_attention_and_its_gradients_are_those_of_the_cpu(
     def attended(where: torch.device, kind: torch.dtype) -> list[Tensor]:
         inputs = [tensor.to(where, kind).requires_grad_() for tensor in (q.clone(), k.clone(), v.clone())]
         table = bias.clone().to(where).requires_grad_() if has_bias else None
-        query_rows = Rows((queries,) * num_rows)
-        out = attend(*inputs, table, (query_rows, Rows((keys,) * num_rows)), False, Dropout(0.0, query_rows))
+        query_rows, key_rows = (side_by_side((length,) * num_rows) for length in (queries, keys))
+        out = attend(*inputs, table, (query_rows, key_rows), False, Dropout(0.0, query_rows))
         out.backward(out_gradient.to(where, kind))
         weights = inputs if table is None else [*inputs, table]
         return [out.detach(), *(weight.grad for weight in weights if weight.grad is not None)]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.batches.collate import Batch
+from engine.micro_batches import to_micro_batch
 from model.loss import IGNORED
 from model.micro_batch import MicroBatch
 from model.reference import T5Reference
-from model.rows import Rows
 from model.t5 import T5
 from settings.declared import T5ModelConfig
 
@@ -74,17 +75,15 @@ class Rectangle:
         return int((self.labels != IGNORED).sum())
 
     def micro_batch(self, model: T5, rows: list[int]) -> MicroBatch:
-        """The rows of one micro-batch, end to end."""
-        source = Rows(tuple(self.source_lengths[rows].tolist()), self.keys[rows])
-        target = Rows(tuple(self.target_lengths[rows].tolist()), self.keys[rows])
-        decoder_ids = model.shift_right(self.labels)[rows]
-        return MicroBatch(
-            source.flatten(self.input_ids[rows]),
-            target.flatten(decoder_ids),
-            target.flatten(self.labels[rows]),
-            source,
-            target,
+        """The rows of one micro-batch, as this model attends to them."""
+        batch = Batch(
+            self.input_ids[rows].numpy(),
+            self.source_lengths[rows].numpy(),
+            self.labels[rows].numpy(),
+            self.target_lengths[rows].numpy(),
+            self.keys[rows].numpy(),
         )
+        return to_micro_batch(batch, model.config, model.embedding.device, None)
 
     def micro_batches(self, model: T5, cuts: list[list[int]]) -> list[MicroBatch]:
         return [self.micro_batch(model, rows) for rows in cuts]

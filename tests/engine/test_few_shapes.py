@@ -17,7 +17,6 @@ from engine.micro_batches import to_micro_batch
 from engine.weights import WeightStore
 from memory.estimate.shapes import Shapes, Sizes
 from model.loss import LossSettings
-from settings.declared import T5ModelConfig
 from tests.engine.small_models import small_model
 
 COUNTED = ("mm", "softmax", "norm", "vecdot")
@@ -48,17 +47,17 @@ def lengths(kind: str, steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return sources.astype(int).clip(2, 320), targets.astype(int).clip(2, 320)
 
 
-def met(kind: str, steps: int, rows: int, batch_size: int) -> Counting:
+def met(kind: str, steps: int, rows: int, batch_size: int, d_kv: int = 16) -> Counting:
     sources, targets = lengths(kind, steps, rows)
     sizes: Sizes = Shapes(sources, targets).sizes(batch_size)
-    model = small_model(d_model=32, d_kv=4, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
+    model = small_model(d_model=32, d_kv=d_kv, d_ff=48, num_heads=8, num_layers=1, num_decoder_layers=1)
     blockwise = Blockwise(model, 9, WeightStore(torch.float32), LossSettings(), 0.0)
     with Counting() as counting:
         for counting.step in range(steps):
             pairs = zip(sources[counting.step], targets[counting.step], strict=True)
             made = [Row(np.full(s, 3), np.full(t, 4), number) for number, (s, t) in enumerate(pairs)]
             parts = [
-                to_micro_batch(collate(made[at : at + batch_size], 0), T5ModelConfig(), torch.device("cpu"), sizes)
+                to_micro_batch(collate(made[at : at + batch_size], 0), model.config, torch.device("cpu"), sizes)
                 for at in range(0, rows, batch_size)
             ]
             blockwise.gradients(parts, 100)
@@ -73,8 +72,9 @@ def check(counting: Counting, settled: int) -> None:
         assert late <= 2, f"{name} met {late} shapes after step {settled}"  # a row longer than any before
 
 
-def test_words_meet_few_shapes() -> None:
-    check(met("words", 20, 64, 64), settled=15)
+@pytest.mark.parametrize("d_kv", [16, 4], ids=["as compiled kernels take them", "dense"])
+def test_words_meet_few_shapes(d_kv: int) -> None:
+    check(met("words", 20, 64, 64, d_kv), settled=15)
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ FORMS = {
 BASES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.int4}
 
 
-def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.0) -> T5:
+def adapted(family: str, base: str, form: str, folder: Path, dropout: float = 0.0, d_kv: int = 8) -> T5:
     """A small model whose adapters have moved from zero."""
-    hf_format.save(small_model(family), folder)
+    hf_format.save(small_model(family, d_kv=d_kv), folder)
     model = hf_format.load(folder, BASES[base])
     settings = FORMS[form]
     add_adapters(model, LoraSettings(**{**settings.__dict__, "dropout": dropout}), seed=3)
@@ -77,13 +77,18 @@ def test_gradients_equal_autograd(family: str, form: str, base: str, cut: str, s
     assert max(relative_error(gradients[name], expected[name]) for name in expected) < 2e-5
 
 
-@pytest.mark.parametrize("base", ["fp32", "int4"])
-def test_dropout_of_adapters_does_not_depend_on_micro_batches_or_recompute(base: str, tmp_path: Path) -> None:
-    batch, model = Rectangle(), adapted("t5", base, "three", tmp_path, dropout=0.4)
-    reference = gradients_of(model, base, 99, "one", batch)
+@pytest.mark.parametrize(
+    ("compiled", "cut", "base"), [(True, "one", "fp32"), (False, "uneven", "int8"), (True, "one", "int4")],
+    indirect=["compiled"],
+)  # fmt: skip
+def test_dropout_of_adapters_does_not_depend_on_recompute_nor_if_compiled_on_micro_batches(
+    compiled: bool, cut: str, base: str, tmp_path: Path
+) -> None:
+    batch, model = Rectangle(), adapted("t5", base, "three", tmp_path, dropout=0.4, d_kv=16)
+    reference = gradients_of(model, base, 99, cut, batch)
     again = gradients_of(model, base, 0, "uneven", batch)
     assert max(relative_error(again[name], reference[name]) for name in reference) < 2e-5
-    plain = gradients_of(adapted("t5", base, "three", tmp_path), base, 99, "one", batch)
+    plain = gradients_of(adapted("t5", base, "three", tmp_path, d_kv=16), base, 99, cut, batch)
     assert max(relative_error(plain[name], reference[name]) for name in reference) > 0.05, "dropout must do something"
     blockwise = blockwise_of(model, base, 0)
     losses = [blockwise.loss(batch.micro_batches(model, CUTS["one"])).item() for _ in range(2)]

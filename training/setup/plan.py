@@ -130,8 +130,6 @@ def machine_of(
         libraries_bytes=device.library_bytes,
         pads_attention=not traits.is_host,
         fuses_attention=traits.is_fused,
-        compiles_dropout=traits.has_compiler and not no_kernels,
-        processors=traits.processors,
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
         no_kernels=no_kernels,

@@ -10,7 +10,9 @@ import pytest
 from benchmarks.checks.launches import works
 from benchmarks.gpus.works import fitting_rows
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
+from limits import MOST_SCORES
 from settings.declared import T5ModelConfig
+from settings.precedence import model_presets
 from units import GIB
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
@@ -80,11 +82,26 @@ def test_a_layer_starts_as_many_kernels_as_the_next() -> None:
     assert found[2].kernels["mm"] - found[1].kernels["mm"] == 3 * (1 + 3 + 1 + 3 + 3)
 
 
-def test_few_long_rows_go_backward_by_products_that_fill_a_card() -> None:
-    of_few, of_many = (traced(replace(step("cuda", ((512, 32),) * rows), processors=16)) for rows in (4, 5))
-    name = "_efficient_attention_backward"
-    assert of_few.kernels[name] < of_many.kernels[name] and of_few.kernels["bmm"] == 2 * 5
-    assert of_few.kernels["_efficient_attention_forward"] >= 6
+@pytest.mark.parametrize(("preset", "rows", "most"), [("t5-small", 8, 1_100), ("t5-base", 32, 2_200)])
+def test_a_step_whose_gradients_are_held_starts_few_kernels(preset: str, rows: int, most: int) -> None:
+    """Of all layers, by those of one and of two."""
+    shape = T5ModelConfig(**model_presets()[preset])
+    lengths = ((512, 114),) * rows
+    found = []
+    for layers in (1, 2):
+        work = replace(shape, num_layers=layers, num_decoder_layers=layers)
+        found.append(traced(TracedWork(work, "cuda", lengths, scores=MOST_SCORES, max_grad_norm=1.0)))
+    more = found[1].launches - found[0].launches
+    assert found[0].launches + (shape.num_layers - 1) * more <= most and found[1].waits.total() == 1
+
+
+def test_rows_of_many_lengths_attend_in_one_kernel_a_group() -> None:
+    found = traced(step("cuda", RAGGED, dropout=0.1))
+    attentions = 2 * 1 + 2 * 2  # two blocks of each stack
+    groups = found.kernels["_efficient_attention_forward"] / attentions
+    assert 2 <= groups <= 8 and groups == int(groups)
+    assert found.kernels["_efficient_attention_backward"] == 2 * attentions * groups
+    assert not found.kernels["bmm"] and not found.kernels["_softmax"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +111,9 @@ def test_few_long_rows_go_backward_by_products_that_fill_a_card() -> None:
         (((512, 32),), "cuda", 0.0, 0, "bfloat16"),
         (EQUAL, "cuda", 0.0, 3, "float16"),
         (RAGGED, "mps", 0.1, 3, "float32"),
+        (RAGGED, "mps", 0.1, 0, "float32"),
+        (RAGGED, "cuda", 0.1, 0, "bfloat16"),
+        (RAGGED, "cuda", 0.0, 6, "bfloat16"),
     ],
 )
 def test_the_plan_says_what_is_held(
@@ -109,6 +129,11 @@ def test_gradients_that_are_held_take_the_place_of_activations() -> None:
         traced(TracedWork(WIDE, "cuda", EQUAL * 2, dropout=0.1, max_grad_norm=norm)).peak_bytes for norm in (1e9, 0.0)
     )
     assert held < 1.01 * applied
+
+
+def test_the_plan_of_a_row_in_blocks_of_queries_says_what_is_held() -> None:
+    work = TracedWork(WIDE, "cuda", ((2048, 64),) * 4, saved=0, scores=1 << 22)
+    assert 0.9 < planned_bytes(work) / traced(work).peak_bytes < 1.11
 
 
 @pytest.mark.slow

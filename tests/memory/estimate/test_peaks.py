@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from data.batches.collate import Batch
 from engine.blockwise import Blockwise
+from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
@@ -27,7 +29,6 @@ from model.lora.adapter import add_adapters
 from model.lora.form import LoraSettings
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
-from model.rows import Rows
 from model.shapes import targets_of, weight_counts
 from model.t5 import T5
 from settings.declared import T5ModelConfig
@@ -47,6 +48,17 @@ SHAPE = {
 ROWS, SOURCE, TARGET = 4, 192, 64
 
 
+def micro_batch(shape: T5ModelConfig, rows: int) -> MicroBatch:
+    """Rows of one length, as a CPU with or without compiled kernels lays them out."""
+    source = np.ones((rows, SOURCE), np.int64)
+    labels = np.ones((rows, TARGET), np.int64)
+    if not shape.is_text:
+        labels = source if shape.head == "token" else labels[:, :1]
+    lengths = [np.full(rows, length) for length in (SOURCE, TARGET)]
+    batch = Batch(source, lengths[0], labels, lengths[1], np.arange(rows))
+    return to_micro_batch(batch, shape, torch.device("cpu"), None)
+
+
 def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     """The most that the tensors of a second step take, as torch's own allocator counts them."""
     t5 = T5(shape).initialise(0)
@@ -60,18 +72,9 @@ def live_bytes(shape: T5ModelConfig, choice: ExecutionPlan) -> int:
     )
     update = OptimizerInBackward(OPTIMIZERS["adafactor"](dict(t5.named_parameters())))
     update.holds_gradients = choice.hold_gradients
-    keys = torch.arange(choice.batch_size_per_gpu)
 
     def step(number: int) -> None:
-        micro_batches = []
-        for _ in range(choice.micro_batches_per_pass):
-            n, m = choice.batch_size_per_gpu * SOURCE, choice.batch_size_per_gpu * TARGET
-            source, target = (Rows((length,) * choice.batch_size_per_gpu, keys) for length in (SOURCE, TARGET))
-            if shape.is_text:
-                labels = torch.ones(m).long()
-            else:
-                target, m, labels = source, n, torch.ones(n if shape.head == "token" else len(keys)).long()
-            micro_batches.append(MicroBatch(torch.ones(n).long(), torch.ones(m).long(), labels, source, target))
+        micro_batches = [micro_batch(shape, choice.batch_size_per_gpu) for _ in range(choice.micro_batches_per_pass)]
         update.begin(Step(number, 1e-3))
         update.finish(blockwise.gradients(micro_batches, 10, update))
 
@@ -186,32 +189,29 @@ def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
     ids=["dropped inputs", "no inputs of frozen matrices"],
 )
 def test_what_adapters_keep_for_backward_is_counted(
-    form: dict[str, Any], some: tuple[str, ...] | None, most: float
+    form: dict[str, Any], some: tuple[str, ...] | None, most: float, compiled: bool
 ) -> None:
     """Beside plain adapters on all matrices, which keep what their products keep; of dropped inputs, one stands for the input itself."""
     shape = T5ModelConfig(**SHAPE)
     targets = tuple(targets_of(shape))
-    lengths = [(SOURCE,) * ROWS, (TARGET,) * ROWS]
 
     def kept(settings: LoraSettings) -> int:
         t5 = T5(shape).initialise(0)
         add_adapters(t5, settings, seed=1)
         store = weight_store_for(torch.float32, torch.float32)
         blockwise = Blockwise(t5, 5, store, LossSettings(), 0.0)
-        source, target = (Rows(side, torch.arange(ROWS)) for side in lengths)
-        n, m = (torch.ones(sum(side)).long() for side in lengths)
         held: dict[int, torch.Tensor] = {}  # alive, so that no storage comes twice
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: held.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t
         ):
-            blockwise.gradients([MicroBatch(n, m, m, source, target)], 10)
+            blockwise.gradients([micro_batch(shape, ROWS)], 10)
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
     found = kept(LoraSettings(2, 4.0, some or targets, **form)) - kept(LoraSettings(2, 4.0, targets))
 
     def counted(targets: tuple[str, ...], drops: bool) -> int:
         work = Workload(shape, ROWS, SOURCE, TARGET, False, "adafactor", adapted=Adapted(targets, drops))
-        choice = ExecutionPlan(ROWS, 1, 1, 5, 1, "float32", "float32", MIB)
+        choice = ExecutionPlan(ROWS, 1, 1, 5, 1, "float32", "float32", MIB, kernels=compiled)
         return predict(work, choice, Machine(GIB, GIB))["loss"]["saved blocks"]
 
     low, high = sorted((0.99 * found, most * found))
@@ -223,7 +223,7 @@ def test_graphs_of_several_micro_batches_are_those_of_their_own_side() -> None:
     shape = T5ModelConfig(**SHAPE)
     sources, targets = np.array([[112, 16, 16, 16]]), np.array([[16, 16, 16, 64]])
     work = Workload(shape, 4, 112, 64, False, "adafactor", shapes=Shapes(sources, targets))
-    choice = ExecutionPlan(1, 4, 1, 2, 4, "float32", "float32", MIB)
+    choice = ExecutionPlan(1, 4, 1, 2, 4, "float32", "float32", MIB, kernels=True)
     saved = predict(work, choice, Machine(GIB, GIB, 0))["loss"]["saved blocks"]
     source, target = sources.sum(), targets.sum()
     d, inner, f = 4 * 128, 4 * 128, 4 * 512
