@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from settings.declared import ROOT
@@ -89,5 +90,5 @@ def test_memory_is_sampled_once_a_step(tmp_path: Path) -> None:
     counts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"device"')]
     assert len(counts) == 12
     for name, most in (("device", 5), ("proc", 1)):
-        of_steps = [after[name] - before[name] for before, after in zip(counts, counts[1:], strict=False)]
+        of_steps = [after[name] - before[name] for before, after in pairwise(counts)]
         assert statistics.median(of_steps) <= most, f"{name}: {of_steps}"
