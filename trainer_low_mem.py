@@ -142,7 +142,8 @@ class LowMemTrainer:
             if self.group.is_main:
                 held.callback(restore_replaced_run, run.run_dir)  # where it is not deleted once the run has begun
             self._begin(run, held)
-            self._loop()
+            with self.monitor.phase("train"):  # evaluations and checkpoints are phases of their own inside it
+                self._loop()
             return self._finish()
 
     def _begin(self, run: ResolvedRun, held: ExitStack) -> None:
@@ -201,8 +202,7 @@ class LowMemTrainer:
         while live.state.step < steps.max_steps and not live.best.should_stop:
             controller.before_step(live.state.step, live.run.loader.num_rows)
             number = live.state.step + 1
-            with self.monitor.phase("train"):
-                is_done = self._step(number)
+            is_done = self._step(number)
             if (threads := live.run.threads.now) != noted_threads:
                 note = say(
                     "computing with {now} of {most} threads, as many as other programs leave",
@@ -243,6 +243,7 @@ class LowMemTrainer:
         step = Step(number, rate, self.weight_decay, self.config.run.seed)
         outcome = live.engine.step(step, batches, int(labels))
         if not isinstance(outcome, Done):
+            self.monitor.sample()  # what the failed step took is no peak of the plan that follows
             self.recorder.note_peak(number)
             recover(live, outcome, number)
             return False

@@ -3,8 +3,6 @@
     WORK           tiny, t5-small (the default), t5-base, chatlm-0.2b, t5-3b
     --systems=...  of shipped, tuned, ours-standard, ours-low, ours-ultra; by default all that the work has room for
     --repeats=2    turns                              --write=True   into docs/benchmarks.md
-    --device=cpu   or cuda, mps: works t5-base, t5-base-dropout, t5-base-ragged on CUDA, t5-small on MPS (by default all);
-                   systems eager, fused, compiled (Hugging Face), ours-standard, ours-low, ours-ultra: see `benchmarks.gpus`
 
 Each system runs in a child process of its own, alone, in turn. Printed: tokens/s, the peak of the process (anonymous memory
 of the tree; VmHWM, with pages of files, beside it), the ratios to the peer with their spread, and the share of what this
@@ -23,13 +21,13 @@ from dataclasses import dataclass, replace
 from benchmarks.parts import children
 from benchmarks.parts.results import Run, markdown, pairs_of, ratio, show_section, speeds_of
 from memory.estimate.time import Amount, flops_of, recomputed_flops
-from settings.declared import DEVICES, T5ModelConfig
+from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
 from units import format_size
 
 SYSTEMS = ("shipped", "tuned", "ours-standard", "ours-low", "ours-ultra")
 MODE_BAR = 0.95  # of the share of ours-standard's speed that a mode's recomputed products allow
-OPTIONS = {"systems": "", "repeats": "2", "write": "True", "device": "cpu"}
+OPTIONS = {"systems": "", "repeats": "2", "write": "True"}
 
 
 def saved_blocks(mode: str, blocks: int) -> int:
@@ -146,11 +144,7 @@ def notes(work: Work, runs: list[Run]) -> list[str]:
 def main(arguments: list[str]) -> None:
     """Measure the named works; all flags are --name=value."""
     names, options = children.options_of(arguments, OPTIONS, str(__doc__))
-    device, asked = options["device"], [name for name in options["systems"].split(",") if name]
-    if device not in DEVICES:
-        sys.exit(f"unknown: --device={device}; devices are {', '.join(DEVICES)}")
-    if device != "cpu":
-        return on_gpu(names, asked, options)
+    asked = [name for name in options["systems"].split(",") if name]
     refuse_unknown(names, list(WORKS), asked, SYSTEMS)
     for name in names or ["t5-small"]:
         work, runs = WORKS[name], []
@@ -161,20 +155,6 @@ def main(arguments: list[str]) -> None:
         body = "\n\n".join([table(runs), *notes(work, runs)])
         heading = f"{name}: {work.rows} rows of {work.source} + {work.target} tokens, one step"
         show_section(f"throughput-{name}", heading, body, runs, options["write"] == "True")
-
-
-def on_gpu(names: list[str], systems: list[str], options: dict[str, str]) -> None:
-    """Measure the named works on a GPU."""
-    from benchmarks.gpus import speed, works  # they load torch
-    from devices.choose import backends
-
-    device = options["device"]
-    if missing := backends()[device].why_missing():
-        sys.exit(f"--device={device}: {missing}")
-    refuse_unknown(names, list(works.works(device)), systems, works.SYSTEMS)
-    chosen = [system for system in works.SYSTEMS if system in systems or not systems]
-    repeats, write = int(options["repeats"]), options["write"] == "True"
-    speed.compare(names or list(works.TRACED[device]), chosen, repeats, device, write)
 
 
 def refuse_unknown(names: Sequence[str], works: Sequence[str], systems: Sequence[str], known: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from data.sources.files import TABLES, Source, find
 from data.sources.reading import reading
-from data.sources.tables import is_list, is_number, parquet_batch_rows, parquet_file
+from data.sources.tables import parquet_batch_rows, parquet_file
 from formats import ARROW_STREAM, PARQUET
 from language import join, say
 from settings.errors import UserError, refuse
@@ -38,6 +38,7 @@ MODES = MMAP, FILE, REOPEN = "mmap", "file", "reopen"
 OPENED = {MMAP: pa.memory_map, FILE: pa.OSFile}
 KEPT_BYTES = 64 * 1024**2  # of decoded rows of a Parquet file
 MOST_PROBLEMS = 20  # that are listed of one dataset's columns
+NUMBERS = (pa.IntegerArray, pa.FloatingPointArray)  # dates and times are none
 CHANGED = say("its size has changed since it was opened")
 MOST_OPEN_FILES = 64  # the system's limit on open files is often 1024, or 256
 
@@ -216,20 +217,19 @@ class ParquetTable:
 
 def _plain_row(batch: pa.RecordBatch, inside: int, columns: Sequence[str]) -> dict[str, Any]:
     """Copy a row out of a batch: lists of numbers as numpy arrays, all else as Python values."""
-    row = batch.select(list(columns)).slice(inside, 1)
-    if row.num_rows != 1:
+    if inside >= batch.num_rows:
         raise pa.ArrowInvalid("a batch has fewer rows than the file says")
-    row.validate(full=True)  # offsets of a damaged file would be followed out of it
-    values: dict[str, Any] = {}
-    for name, column in zip(columns, row.columns, strict=True):
-        scalar, kind = column[0], column.type
-        is_numbers = (is_list(kind) or pa.types.is_fixed_size_list(kind)) and is_number(kind.value_type)
-        if is_numbers and scalar.is_valid and not scalar.values.null_count:
-            # `to_numpy` would import pandas where it is installed: 30 MiB.
-            values[name] = np.from_dlpack(scalar.values).copy()
-        else:
-            values[name] = scalar.as_py()
-    return values
+    return {name: _plain(batch.column(name).slice(inside, 1)) for name in columns}
+
+
+def _plain(cell: pa.Array) -> Any:
+    cell.validate(full=True)  # offsets of a damaged file would be followed out of it
+    scalar = cell[0]
+    if isinstance(scalar, pa.ListScalar) and scalar.is_valid:
+        numbers = scalar.values
+        if isinstance(numbers, NUMBERS) and not numbers.null_count:
+            return np.from_dlpack(numbers).copy()  # `to_numpy` would import pandas where it is installed: 30 MiB.
+    return scalar.as_py()
 
 
 def starts(rows: Iterable[int]) -> NDArray[np.int64]:
@@ -268,7 +268,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         self._files = [self._open(source) for source in sources]
         self.columns = list(columns) if columns is not None else list(self._files[0].columns)
         self._check_columns()
-        self._starts = starts(file.num_rows for file in self._files)
+        self._starts: list[int] = starts(file.num_rows for file in self._files).tolist()
         self._recent: deque[int] = deque()  # files that hold something open, the one opened longest ago first
         self._pid = os.getpid()
 
@@ -316,7 +316,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             raise UserError(*problems[:MOST_PROBLEMS])
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         """Read one row.
@@ -327,20 +327,21 @@ class LowMemDataset(Sequence[dict[str, Any]]):
             IndexError: no such row. UserError: the file broke since it was opened.
         """
         row = operator.index(index)
-        row = row + len(self) if row < 0 else row
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+        count = self._starts[-1]
+        row = row + count if row < 0 else row
+        if not 0 <= row < count:
+            raise IndexError(f"row {index} of {count}")
         if self._pid != os.getpid():  # handles of the parent process are not ours
             self.close()
             self._pid = os.getpid()
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        number = bisect_right(self._starts, row) - 1
         if number not in self._recent:
             if len(self._recent) == MOST_OPEN_FILES:
                 self._files[self._recent.popleft()].close()
             self._recent.append(number)
         file = self._files[number]
         with reading(file.source):
-            return file.read(row - int(self._starts[number]), self.columns)
+            return file.read(row - self._starts[number], self.columns)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))

@@ -26,13 +26,19 @@ from memory.estimate.workload import ExecutionPlan
 
 @dataclass(eq=False)
 class Engine:
-    """Everything that the steps of one model need. `sum_over` sums each of some numbers over all processes."""
+    """Everything that the steps of one model need.
+
+    Args:
+        sum_over: sums each of some numbers over all processes.
+        before_wait: called in each step before the host waits for the device, for work that may be done meanwhile.
+    """
 
     blockwise: Blockwise
     update: OptimizerInBackward
     device: Device
     plan: ExecutionPlan
     sum_over: Callable[..., list[float]] = lambda *numbers: list(numbers)
+    before_wait: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.model = self.blockwise.model
@@ -84,6 +90,7 @@ class Engine:
                     for batch in batches[first : first + pass_size]
                 ]
                 loss += self.blockwise.gradients(micro_batches, total_labels, self.update, is_last)
+        self.before_wait()
         return self.update.finish(loss)
 
     def apply_plan(self, plan: ExecutionPlan) -> None:

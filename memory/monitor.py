@@ -1,9 +1,9 @@
 """The run's memory now, and its peak, in all and phase by phase.
 
-A thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (after a step,
-before an evaluation), and both feed the same peaks. What is allocated and freed between two samples is known from the
-kernel's high water mark of this process, which is read and never reset. Only anonymous memory counts against the
-budget. The cost of sampling is counted too, so that it can be shown.
+A thread samples the process tree a few times a second, the trainer adds samples at its own boundaries (one after each
+step, and around an evaluation), and both feed the same peaks. What is allocated and freed between two samples is known
+from the kernel's high water mark of this process, which is read and never reset. Only anonymous memory counts against
+the budget. The cost of sampling is counted too, so that it can be shown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ LINE_MARK = "内存监控"  # Users grep for it.
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory at one moment, in bytes; `host_bytes` is what counts against the host's budget."""
+    """Memory at one moment, in bytes.
+
+    Args:
+        host_bytes: what counts against the host's budget.
+        plan_bytes: what is held of the memory that the plan is about: the device's where it has its own, else the host's.
+    """
 
     phase: str
     anon_bytes: int
     file_bytes: int
     device_bytes: int
     host_bytes: int
+    plan_bytes: int
 
 
 class HostAlone:
@@ -80,7 +86,7 @@ class Monitor:
         self._interval_seconds = interval_seconds
         self._start = time.monotonic()
         self._processes = processes or ProcessTree()
-        self._last = Sample("start", 0, 0, 0, 0)
+        self._last = Sample("start", 0, 0, 0, 0, 0)
         self._phase = "start"
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -147,8 +153,13 @@ class Monitor:
             on_device = int(self.device.memory_now_bytes())
             # Where both share the RAM, one budget holds both.
             shared = 0 if self.device.is_separate_memory else on_device
+            planned = anonymous + shared
+            if self.device.is_separate_memory and self.device_budget_bytes:
+                # Idle blocks are the backend's to use again; only what tensors hold presses.
+                planned = on_device - self.device.memory_idle_bytes()
             phase = phase or self._phase
-            self._last = Sample(phase, anonymous, max(0, usage.file_bytes - pinned), on_device, anonymous + shared)
+            mapped = max(0, usage.file_bytes - pinned)
+            self._last = Sample(phase, anonymous, mapped, on_device, anonymous + shared, planned)
             highest = max(anonymous, usage.peak_bytes) + shared
             self.peak_bytes = max(self.peak_bytes, highest)
             self.counted_peak_bytes = max(self.counted_peak_bytes, highest)
@@ -172,10 +183,7 @@ class Monitor:
 
     def plan_bytes(self) -> int:
         """What was held at the last sample of the memory that the plan is about."""
-        if self.device.is_separate_memory and self.device_budget_bytes:
-            # Idle blocks are the backend's to use again; only what tensors hold presses.
-            return self._last.device_bytes - self.device.memory_idle_bytes()
-        return self._last.host_bytes
+        return self._last.plan_bytes
 
     def record(self, step: int, phase: str | None = None) -> dict[str, Any]:
         """Take a sample and give it the fields of a `memory` event in metrics.jsonl."""

@@ -69,9 +69,9 @@ def usage_of(pids: list[int], root: Path = ROOT) -> Usage:
 
 
 def _usage(processes: list[Counter[str]]) -> Usage:
-    total = sum(processes, Counter[str]())
+    anonymous = sum(sizes["RssAnon"] for sizes in processes)
     shared = max(sizes["RssShmem"] for sizes in processes)
-    return Usage(total["RssAnon"] + shared, total["RssFile"])
+    return Usage(anonymous + shared, sum(sizes["RssFile"] for sizes in processes))
 
 
 def _resident(pid: int, root: Path) -> Counter[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class LiveRun:
         longest, most = run.loader.longest_answer, run.config.generate.max_new_tokens
         longest = longest if most == GenerateConfig.max_new_tokens else max(longest, most)
         self.decoding = replace(run.config.generate, max_new_tokens=longest)
+        self._ahead: tuple[dict[str, int], list[Batch]] = ({}, [])  # batches, and what was asked for
         self._build()
 
     def _build(self) -> None:
@@ -55,6 +57,8 @@ class LiveRun:
             self.device.limit_memory(budget.device_bytes)
         with self.monitor.phase("load"):
             self.engine = build(self.run, choice)
+        if self.device.name != "cpu":  # elsewhere there is a wait, in which the next rows are read
+            self.engine.before_wait = self.read_ahead
         self.state = self.run.state
         self.last_good = self.state.step  # of the checkpoint that can be gone back to, or the beginning
         self.divergence = Divergence(**(self.state.divergence or {}))
@@ -119,11 +123,25 @@ class LiveRun:
 
     def batches(self, number: int) -> list[Batch]:
         """The micro-batches that this process reads in a step, counted from 1."""
+        request = self._request(number)
+        requested, batches = self._ahead
+        return batches if requested == request else self.run.loader.micro_batches(**request)
+
+    def _request(self, number: int) -> dict[str, int]:
         plan = self.controller.plan
-        return self.run.loader.micro_batches(
-            self.divergence.batch_of(number), effective_batch_size=plan.effective_batch_size,
-            batch_size=plan.choice.batch_size_per_gpu, rank=self.group.rank, num_processes=self.group.size,
-        )  # fmt: skip
+        return {
+            "step": self.divergence.batch_of(number),
+            "effective_batch_size": plan.effective_batch_size,
+            "batch_size": plan.choice.batch_size_per_gpu,
+            "rank": self.group.rank,
+            "num_processes": self.group.size,
+        }
+
+    def read_ahead(self) -> None:
+        """Read the rows of the step after the present one. Those that cannot be read are refused in their own step."""
+        request = self._request(self.state.step + 2)
+        with suppress(Exception):
+            self._ahead = (request, self.run.loader.micro_batches(**request))
 
     # --- how far it is ---
 

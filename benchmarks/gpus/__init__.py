@@ -1,4 +1,3 @@
-"""A step on a GPU beside Hugging Face: `works` says what runs, `one_system` runs a system in a child process, `speed` compares.
-`card` looks at the card from outside. The command is `python -m benchmarks.throughput --device=cuda`.
-Imported by that command and tests alone.
+"""Steps on a GPU beside Hugging Face T5: `__main__` runs one system after the other in child processes (`one_system`) on
+the steps of `works`. Imported by `python -m benchmarks.gpus` and tests alone.
 """

@@ -1,54 +1,50 @@
-"""The steps measured on a GPU, and the systems that take them; `benchmarks.checks.launches` traces the same ones."""
+"""The steps that are measured on a GPU, and the systems that take them, in the order in which they are measured."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields
+from typing import NamedTuple
 
-from benchmarks.checks import launches
-from benchmarks.traced.traced_step import TracedWork, lengths_between
-from memory.estimate.time import Amount
-from memory.estimate.time import flops_of as forward_flops
-from settings.declared import T5ModelConfig
-from units import GIB
+import numpy as np
+
+from benchmarks.traced.traced_step import TracedWork
+from settings.declared import T5ModelConfig, TrainConfig
+from settings.precedence import model_presets
 
 TINY = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
-ROWS = (128, 64, 32, 16, 8)
-PEERS = ("eager", "fused", "compiled")  # Hugging Face T5: its own attention, torch's fused one, that and torch.compile
-SYSTEMS = (*PEERS, "ours-standard", "ours-low", "ours-ultra")
-# name on the page -> name among the traced works
-TRACED = {
-    "cuda": {"t5-base": "standard", "t5-base-dropout": "dropout", "t5-base-ragged": "ragged"},
-    "mps": {"t5-small": "mps"},
+SMALL = T5ModelConfig(**model_presets()["t5-small"])
+BASE = T5ModelConfig(**model_presets()["t5-base"])
+AKKADIAN = T5ModelConfig(
+    vocab_size=4000, d_model=384, d_kv=64, d_ff=1536, num_layers=6, num_decoder_layers=3, num_heads=6
+)
+COMPILE = "compile"  # The setting that has blocks compiled.
+HAS_COMPILE = COMPILE in {field.name for field in fields(TrainConfig)}
+
+
+class Mode(NamedTuple):
+    """How many blocks keep their activations (None: all), and whether blocks are compiled."""
+
+    saved_blocks: int | None
+    is_compiled: bool = False
+
+
+MODES = {"ours-standard": Mode(None), "ours-ultra": Mode(0), "ours-compiled": Mode(None, is_compiled=True)}
+PEERS = ("amp", "regional")
+SYSTEMS = ("ours-standard", "ours-ultra", "amp", "ours-compiled", "regional")  # Those that compile come last.
+
+
+def ragged(rows: int, source: tuple[int, int], target: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Rows of random lengths between two bounds, log-uniform, as texts have them."""
+    draw = np.random.default_rng(3)
+    sides = [np.exp(draw.uniform(np.log(low), np.log(high), rows)).astype(int) for low, high in (source, target)]
+    return tuple(zip(*(side.tolist() for side in sides), strict=True))
+
+
+WORKS = {
+    "small8": TracedWork(SMALL, "cuda", ((512, 114),) * 8),
+    "base32": TracedWork(BASE, "cuda", ((512, 114),) * 32, dropout=0.1),
+    "akk128": TracedWork(AKKADIAN, "cuda", ragged(128, (8, 200), (6, 150)), dropout=0.1),
+    "baserag": TracedWork(BASE, "cuda", ragged(64, (24, 512), (6, 128)), dropout=0.1),
+    "tiny": TracedWork(TINY, "cuda", ragged(16, (20, 60), (5, 20)), dropout=0.1),
 }
-
-
-def works(device: str, rows: int = ROWS[0]) -> dict[str, TracedWork]:
-    """Name -> work, for a kind of GPU, of so many rows at most; `tiny` runs where there is none."""
-    tiny = TracedWork(TINY, device, lengths_between(16, 20, 100), dropout=0.1)
-    traced = {name: launches.works()[known][0] for name, known in TRACED[device].items()}
-    cut = {name: replace(work, lengths=work.lengths[:rows]) for name, work in traced.items()}
-    return {**cut, "tiny": tiny}
-
-
-def fitting_rows(free_bytes: int) -> int:
-    """The most rows of 512 + 114 tokens that Hugging Face's t5-base with fused attention trains on within 85% of a card.
-
-    5 GiB and 0.41 GiB a row, as traced on tensors that hold nothing; its own attention takes 0.2 GiB a row more.
-    """
-    return next((rows for rows in ROWS if (5 + 0.41 * rows) * GIB <= 0.85 * free_bytes), ROWS[-1])
-
-
-def flops_of(work: TracedWork) -> float:
-    """Multiplications and additions of a step that no padding adds to and no block makes twice."""
-    return 3 * sum(sum(forward_flops(work.model, Amount.of_rows(1, source, target))) for source, target in work.lengths)
-
-
-def described(name: str, work: TracedWork) -> str:
-    """The work as a heading."""
-    sources, targets = zip(*work.lengths, strict=True)
-    is_equal = len(set(work.lengths)) == 1
-    size = (
-        f"{sources[0]} + {targets[0]}" if is_equal else f"{min(sources)}-{max(sources)} + {min(targets)}-{max(targets)}"
-    )
-    dropped = f", dropout {work.dropout}" if work.dropout else ""
-    return f"{name}: {len(work.lengths)} rows of {size} tokens{dropped}, one step"
+MEASURED = tuple(WORKS)[:-1]  # `tiny` is for machines without a GPU.

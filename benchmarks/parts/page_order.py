@@ -19,7 +19,7 @@ from units import format_size
 # chapter -> the beginnings of its sections' names, in order; what is in none comes last
 CHAPTERS = {
     "Memory": ("contract-keeping", "contract-answers", "contract-budgets", "finetuning-", "encoders-"),
-    "Speed": ("throughput-t5-small", "throughput-", "busy", "processes", "generation-"),
+    "Speed": ("gpus", "throughput-t5-small", "throughput-", "busy", "processes", "generation-"),
     "Quality": ("recipe-", "rates-", "quality-", "fp16"),
     "Plan": ("contract-accuracy", "plan-", "time-"),
     "Data": ("data-",),
@@ -99,10 +99,7 @@ def _best(runs: list[dict[str, Any]], systems: str) -> dict[str, tuple[float, st
 
 def _throughput(name: str, runs: list[dict[str, Any]]) -> Iterator[Row]:
     work, ours = f"a step of {name.removeprefix('throughput-')}", _best(runs, "ours-")
-    # on a GPU the peers are called otherwise
-    peer = next(
-        (best for name in ("tuned", "shipped", "compiled", "fused", "eager") if (best := _best(runs, name))), {}
-    )
+    peer = _best(runs, "tuned") or _best(runs, "shipped")
     for question, figure, shown in (("memory", "peak", format_size), ("speed", "speed", _speed)):
         sides = [
             f"{shown(side[figure][0])} ({side[figure][1].removeprefix('ours-')})" if side else "-"

@@ -74,7 +74,7 @@ class TokenRows(Sequence[dict[str, Any]]):
                 problem = say(
                     "{name} is {kind}, not token ids", name=name, kind="null" if ids is None else type(ids).__name__
                 )
-            elif ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+            elif _largest(ids) >= self._vocab_size:
                 wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
                 problem = say(
                     "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
@@ -104,6 +104,12 @@ class TokenRows(Sequence[dict[str, Any]]):
                 place=self._place,
                 index=index + 1,
             )
+
+
+def _largest(ids: NDArray[Any]) -> int:
+    """The largest of some ids, in one pass: one below 0 counts as a very large one."""
+    unsigned = ids if ids.dtype.kind == "u" else ids.view(f"u{ids.itemsize}")
+    return int(np.maximum.reduce(unsigned, initial=0))
 
 
 class StepLoader:
@@ -288,8 +294,9 @@ class StepLoader:
             return LabelledRow(inputs, labels, key, self.decodes)
         prompt, *answers = self._pairs[number].values()
         if self.objective != PREFERENCES:
-            ends = np.flatnonzero(answers[0] == special.eos)[:-1] + 1
-            answers = np.split(answers[0], ends)
+            ends = (answers[0] == special.eos).nonzero()[0]
+            if len(ends) > 1:
+                answers = np.split(answers[0], ends[:-1] + 1)
         inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
         targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
         if self.objective != PREFERENCES:

@@ -52,6 +52,18 @@ def test_a_model_that_is_not_finite_is_not_saved(trainer: LowMemTrainer) -> None
     assert save(live, is_best=False) and live.last_good == last + 1
 
 
+def test_rows_that_were_read_ahead_are_those_of_the_next_step(trainer: LowMemTrainer) -> None:
+    live = trainer.live
+    number = live.state.step + 2
+    (plain,) = live.batches(number)
+    live.read_ahead()
+    (ahead,) = live.batches(number)
+    (present,) = live.batches(number - 1)
+    assert ahead is live.batches(number)[0], "not read again"
+    assert ahead.keys.tolist() == plain.keys.tolist() != present.keys.tolist()
+    assert ahead.input_ids.tolist() == plain.input_ids.tolist()
+
+
 def test_what_is_published_is_what_is_shown(trainer: LowMemTrainer) -> None:
     live = trainer.live
     best = live.checkpoints.named_best()

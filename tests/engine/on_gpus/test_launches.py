@@ -8,12 +8,10 @@ from functools import lru_cache
 import pytest
 
 from benchmarks.checks.launches import works
-from benchmarks.gpus.works import fitting_rows
 from benchmarks.traced.traced_step import TracedWork, planned_bytes, trace
 from limits import MOST_SCORES
 from settings.declared import T5ModelConfig
 from settings.precedence import model_presets
-from units import GIB
 
 SHAPE = T5ModelConfig(vocab_size=320, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4)
 WIDE = T5ModelConfig(vocab_size=512, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_decoder_layers=3, num_heads=8)
@@ -42,10 +40,6 @@ def test_twice_the_rows_start_as_many_kernels(
 
 def test_indices_of_groups_of_several_lengths_are_sent_together() -> None:
     assert traced(step("cuda", RAGGED, dropout=0.1, scores=1 << 20)).uploads.total() == 1
-
-
-def test_a_smaller_card_is_given_fewer_rows() -> None:
-    assert [fitting_rows(free * GIB) for free in (6, 12, 16, 24, 80)] == [8, 8, 16, 32, 128]
 
 
 def test_several_processes_wait_as_often_as_one() -> None:
