@@ -36,7 +36,7 @@ from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, sum_of, token_losses
 from model.micro_batch import MicroBatch
 from model.quantization import embed, rows_of
-from model.t5 import T5, Stack
+from model.t5 import T5, Block, Stack
 
 
 class Blockwise:
@@ -396,6 +396,7 @@ class Stage:
         else:
             keys = inputs["keys"]
             of_block = None if keys is None else keys[self.index].detach()
+            assert isinstance(self.module, Block)
             block = partial(run_block, parts, self.module, **{**inputs, "keys": of_block})
         dropout = inputs["dropout"].at(self.stack.site + 1 if self.is_norm else self.module.site)
 
@@ -417,7 +418,7 @@ class StackSchedule:
     def __init__(self, model: T5, is_decoder: bool, entry_learns: bool, all_learn: bool) -> None:
         self.is_decoder, self.entry_learns = is_decoder, entry_learns
         self.stack = stack = model.decoder if is_decoder else model.encoder
-        self.blocks = list(stack.blocks)
+        self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
         first = len(model.encoder.blocks) if is_decoder else 0
         modules = [*stack.blocks, stack.final_norm]
         self.stages = [Stage(stack, module, first + index, index) for index, module in enumerate(modules)]

@@ -25,7 +25,7 @@ INDUCTOR = "inductor"
 MOST_GRAPHS = 64
 FOLDER = "inductor"
 # No kernel is chosen by its time, which would also take memory; no matrix is padded.
-OPTIONS = {"deterministic": True, "triton.autotune_pointwise": False, "shape_padding": False}
+OPTIONS: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False, "shape_padding": False}
 
 
 def compile_parts(backend: str = INDUCTOR) -> BlockParts:
@@ -47,7 +47,7 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
 
 
 def _compiled(part: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    options = None
+    options: dict[str, Any] | None = None
     if backend == INDUCTOR:
         known = torch._inductor.list_options()  # Some are newer than torch 2.9.
         options = {name: value for name, value in OPTIONS.items() if name in known}

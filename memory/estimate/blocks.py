@@ -60,6 +60,7 @@ class Block:
         kernels: whether compiled kernels of a CPU compute attention and dropout.
         scores: of attention that a GPU forms at a time; 0: a CPU.
         is_fused: whether torch's fused attention computes.
+        compiled: whether torch compiles what lies between attentions (`model.block_parts`).
     """
 
     model: T5ModelConfig
@@ -74,6 +75,7 @@ class Block:
     scores: int = 0
     is_fused: bool = False
     adapted: Adapted = NO_ADAPTERS
+    compiled: bool = False
 
     def saved(self, tokens: Tokens) -> list[int]:
         """Sizes of the tensors that backward reads, of so many tokens, without the block's input."""
@@ -180,7 +182,7 @@ class Block:
 
     @property
     def _is_in_place(self) -> bool:
-        return self.model.feed_forward_proj == "relu"
+        return self.model.feed_forward_proj == "relu" and not self.compiled
 
     @cached_property
     def _d(self) -> int:
