@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from devices import machine_file
+from devices.threads import keep_threads
 from model.block_parts import BlockParts
 
 INDUCTOR = "inductor"
@@ -39,6 +40,8 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
+    # torch would compile anew for another number of threads, though it changes nothing on a GPU.
+    keep_threads()
     from torch._dynamo import config
 
     config.specialize_float = True
