@@ -34,7 +34,7 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
 
     Args:
         backend: of `torch.compile`; others than inductor are for tests.
-    Memory: 113 MiB of RAM for the compiler, and some 0.2 GiB while it works.
+    Memory: `memory.estimate.workload.COMPILER_BYTES` of RAM.
     """
     # Read when the compiler is imported. A process of its own for each kernel would count to the run's RAM.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -10,19 +10,23 @@ import torch
 
 from devices.base import CUDA, override_traits
 from devices.kernels import calls
+from devices.threads import use_threads
 from engine.blockwise import Blockwise
 from engine.compiled import compile_parts
 from engine.weights import WeightStore
-from model.block_parts import BlockParts, dropped, place_dropout_keys
+from memory.estimate.blocks import Block as PlannedBlock
+from memory.estimate.shapes import Tokens
+from model.block_parts import BlockParts, dropped, place_dropout_keys, run_block
+from model.dropout import Dropout
 from model.loss import LossSettings
 from model.reference import T5Reference
-from model.rows import side_by_side
+from model.rows import dense_sides, side_by_side
 from model.t5 import T5
 from tests.engine.small_models import Rectangle, relative_error, small_model
 
-pytestmark = [  # Dynamo does both, and hides the warnings.
+pytestmark = [  # Torch's own compiler raises these, and hides them or not.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 GPU = replace(CUDA, is_fused=False)  # A CPU has none of its kernels.
 
@@ -106,3 +110,52 @@ def test_steps_of_any_length_run_the_same_graphs() -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows, source, target in ((4, 90, 9), (7, 30, 60), (5, 4, 3)):
             gradients(model, Rectangle(rows, source, target), 2, parts, rate)
+
+
+@pytest.mark.parametrize(("family", "rate"), [("t5", 0.1), ("t5-v1.1", 0.0)])
+def test_a_block_saves_no_more_than_is_planned(family: str, rate: float) -> None:
+    model = small_model(family, d_model=64, d_kv=16, d_ff=192)
+    lengths = ((64, 32),) * 8
+    sources, targets = zip(*lengths, strict=True)
+    rows, target_rows = dense_sides(sources, targets, torch.arange(8))
+    tokens = Tokens(rows.num_tokens, target_rows.num_tokens)
+    # Inductor keeps for backward what this backend does.
+    parts = compile_parts("aot_eager_decomp_partition")
+    encoder_output = torch.randn(rows.num_tokens, 64, requires_grad=True)
+    for name, stack in model.stacks.items():
+        own = target_rows if stack.blocks[1].is_decoder else rows
+        x = torch.randn(own.num_tokens, 64, requires_grad=True)
+        keys = place_dropout_keys(own, [stack.blocks[1]], x.device)[0].detach() if rate else None
+        bias = None if stack.bias is None else stack.bias(own.longest).detach().requires_grad_()
+        saved = dict[int, int]()
+
+        def pack(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = run_block(
+                parts,
+                stack.blocks[1],
+                x,
+                bias=bias,
+                dropout=Dropout(rate, own),
+                keys=keys,
+                encoder_output=encoder_output,
+                encoder_rows=rows,
+            )
+        for given in (x, bias, keys, encoder_output, *model.parameters()):
+            saved.pop(0 if given is None else given.untyped_storage().data_ptr(), None)
+        block = PlannedBlock(model.config, name, 4, 4, tokens, lengths, dropout=rate > 0, scores=2**26, compiled=True)
+        statistics = 0.02 * sum(block.saved(tokens))  # A few numbers a token, which are not counted.
+        assert result.requires_grad and sum(saved.values()) / sum(block.saved(tokens)) > 0.6
+        assert sum(saved.values()) <= sum(block.saved(tokens)) + statistics
+
+
+def test_threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = use_threads("auto")
+    assert not threads.is_fixed
+    compile_parts("eager")
+    assert threads.is_fixed, "torch compiles anew for another number of them"
+    use_threads(torch.get_num_threads())
