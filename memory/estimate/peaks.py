@@ -287,10 +287,6 @@ class StepEstimate:
         # Later micro-batches add to the gradients that the first has left; one alone forms them inside the block.
         is_first = self._is_alone and not self._has_all_gradients
         size = block.backward(learns * self._gradient_bytes if is_first else 0)
-        if self._choice.compiled and self._choice.gradient_accumulation_steps > 1:
-            size += (
-                learns * self._gradient_bytes
-            )  # Of a later micro-batch, before they are added to those of the first.
         if complete >= self._saved_blocks[stack]:
             size += sum(block.saved(block.tokens))
             own = block.tokens.target if stack == DECODER else block.tokens.source

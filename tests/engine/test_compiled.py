@@ -113,14 +113,13 @@ def test_steps_of_any_length_run_the_same_graphs() -> None:
 
 
 @pytest.mark.parametrize(("family", "rate"), [("t5", 0.1), ("t5-v1.1", 0.0)])
-def test_a_block_saves_no_more_than_is_planned(family: str, rate: float) -> None:
+def test_a_block_saves_what_is_planned(family: str, rate: float) -> None:
     model = small_model(family, d_model=64, d_kv=16, d_ff=192)
     lengths = ((64, 32),) * 8
     sources, targets = zip(*lengths, strict=True)
     rows, target_rows = dense_sides(sources, targets, torch.arange(8))
     tokens = Tokens(rows.num_tokens, target_rows.num_tokens)
-    # Inductor keeps for backward what this backend does.
-    parts = compile_parts("aot_eager_decomp_partition")
+    parts = BlockParts()
     encoder_output = torch.randn(rows.num_tokens, 64, requires_grad=True)
     for name, stack in model.stacks.items():
         own = target_rows if stack.blocks[1].is_decoder else rows
@@ -147,9 +146,7 @@ def test_a_block_saves_no_more_than_is_planned(family: str, rate: float) -> None
         for given in (x, bias, keys, encoder_output, *model.parameters()):
             saved.pop(0 if given is None else given.untyped_storage().data_ptr(), None)
         block = PlannedBlock(model.config, name, 4, 4, tokens, lengths, dropout=rate > 0, scores=2**26, compiled=True)
-        statistics = 0.02 * sum(block.saved(tokens))  # A few numbers a token, which are not counted.
-        assert result.requires_grad and sum(saved.values()) / sum(block.saved(tokens)) > 0.6
-        assert sum(saved.values()) <= sum(block.saved(tokens)) + statistics
+        assert result.requires_grad and 0.97 < sum(saved.values()) / sum(block.saved(tokens)) < 1.02
 
 
 def test_threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
