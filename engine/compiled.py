@@ -22,7 +22,7 @@ from devices.threads import keep_threads
 from model.block_parts import BlockParts
 
 INDUCTOR = "inductor"
-# Of one function: with and without gradients, dropout, a last product, the gradient of the input, for each set of trained weights.
+# Of one function: with and without dropout and the last product, for each set of trained weights.
 MOST_GRAPHS = 64
 FOLDER = "inductor"
 TOKEN_ARGUMENTS = (1, 5, 2, 4, 2, 5)  # Of each of `BlockParts`, how many of its arguments have a line for each token.
