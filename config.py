@@ -71,6 +71,9 @@ class TrainConfig:
     batch_size_per_gpu = "auto"  # micro-batch size: rows per forward pass
     eval_batch_size_per_gpu = "auto"  # micro-batch size in evaluation
     gradient_accumulation_steps = "auto"  # micro-batches per step and process
+    # compile blocks with torch at the first steps, which takes about a minute; auto: on NVIDIA GPUs, for runs of 500
+    # steps or more
+    compile = "auto"
     # adafactor (T5's own), adamw_rms (AdamW scaled by each weight's RMS), adamw_8bit (adamw_rms with 8-bit moments),
     # adamw, or muon (lowest loss per token); adamw with adapters
     optimizer = "adafactor"

@@ -425,6 +425,10 @@ class Device(ABC):
         reason = say("fp32 products: bf16 ones are not faster here; weights may still be stored in bf16")
         return DtypeChoice(best, reason, requested == "auto")
 
+    def why_not_compiling(self) -> str:
+        """Why torch compiles no blocks here; empty where it can."""
+        return say("torch compiles for NVIDIA GPUs and processors only")
+
     def multiplies_fp16(self) -> bool:
         """Whether fp16 products are fast here."""
         return False

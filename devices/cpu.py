@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from devices.base import Device
+from devices.torch_compiler import why_not_for_cpu
 from language import join
 from settings.fields import counted
 
@@ -19,3 +20,6 @@ class CpuDevice(Device):
 
     def describe(self) -> str:
         return join(", ", ["CPU", counted(torch.get_num_threads(), "thread")])
+
+    def why_not_compiling(self) -> str:
+        return why_not_for_cpu()

@@ -16,9 +16,11 @@ import torch
 
 from devices.base import Device
 from devices.copies import Carrier, CudaCarrier
+from devices.torch_compiler import why_not_for_gpu
 from language import join, say
 from units import KIB, MIB
 
+COMPILED_CAPABILITY = (7, 0)  # Of Triton.
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
 # Turing's smaller chips (TU116, TU117) have none, but the same capability. Source: NVIDIA's data sheets of these cards.
 NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
@@ -154,6 +156,13 @@ class CudaDevice(Device):
         is_fast = {torch.bfloat16: torch.bfloat16 in self.fast_dtypes(), torch.float16: self.multiplies_fp16()}
         rate = narrow if is_fast.get(dtype) else wide
         return rate * torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+
+    def why_not_compiling(self) -> str:
+        if torch.version.hip is not None:
+            return say("torch compiles for NVIDIA GPUs and processors only")
+        if torch.cuda.get_device_capability(self.torch_device) < COMPILED_CAPABILITY:
+            return say("torch compiles for GPUs from Volta on")
+        return why_not_for_gpu()
 
     def multiplies_fp16(self) -> bool:
         has_cores = torch.cuda.get_device_capability(self.torch_device) >= FP16_CAPABILITY

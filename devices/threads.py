@@ -134,6 +134,12 @@ def use_threads(requested: int | str, processes: int = 1) -> Threads:
     return _threads
 
 
+def keep_threads() -> None:
+    """Use as many threads as now from here on: what torch has compiled holds for one number of them."""
+    if _threads is not None:
+        _threads.is_fixed = True
+
+
 def follow_machine() -> None:
     """Use as many threads as other programs leave now; between two pieces of work, in the thread that computes."""
     if _threads is not None:

@@ -29,13 +29,14 @@ from engine.gradient_checkpointing import BlockFunction, CheckpointedBlock, back
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.weights import WeightStore
+from model.block_parts import BlockParts, place_dropout_keys, run_block
 from model.dropout import Dropout
 from model.embedding_gradients import TokenSums, add_token_gradients
 from model.layers import residual_dtype
 from model.loss import LossSettings, loss_and_gradients, sum_of, token_losses
 from model.micro_batch import MicroBatch
 from model.quantization import embed, rows_of
-from model.t5 import T5, Stack
+from model.t5 import T5, Block, Stack
 
 
 class Blockwise:
@@ -52,6 +53,7 @@ class Blockwise:
         between_blocks_dtype: of what passes between blocks; None: that of the residual stream. Where products are fp32 for
             lack of fast bf16 ones, bf16 halves what these activations take, and rounds as products in bf16 would.
         heap: returns freed memory that malloc holds, all of it between stacks, else what is too much; None: it stays.
+        parts: compiled functions that blocks are made of (`engine.compiled`); None: blocks run as they are.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Blockwise:
         scaling: LossScaling | None = None,
         between_blocks_dtype: torch.dtype | None = None,
         heap: HeapTrimmer | None = None,
+        parts: BlockParts | None = None,
     ) -> None:
+        self.parts = parts
         self.model, self.saved_blocks, self.weight_store, self.loss_settings = model, saved_blocks, weight_store, loss
         self.dropout_rate, self.objective, self.scaling = dropout_rate, objective or Objective(), scaling
         self.heap = heap or HeapTrimmer("small")
@@ -231,6 +235,9 @@ class StackPass:
         self.rows = [mb.target if is_decoder else mb.source for mb in micro_batches]
         rate, adapter_rate = (blockwise.dropout_rate, blockwise.model.adapter_dropout) if with_backward else (0.0, 0.0)
         self.dropouts = [Dropout(rate, rows, adapter_rate=adapter_rate) for rows in self.rows]
+        self.dropout_keys: list[Tensor | None] = [None for _ in self.rows]
+        if blockwise.parts is not None and rate:
+            self.dropout_keys = [place_dropout_keys(rows, stack.blocks, self.embedding.device) for rows in self.rows]
         # of all together
         self.longest = max((rows.longest for rows in self.rows), default=0)
         self.bias: Tensor | None = None
@@ -258,7 +265,12 @@ class StackPass:
                 self._expect_next(is_last=index == len(stages) - 1)
                 blocks = [
                     CheckpointedBlock(
-                        stage.function(each), x, keeps_graph, self.residual_dtype, needs_input, blockwise.heap
+                        stage.function(each, blockwise.parts),
+                        x,
+                        keeps_graph,
+                        self.residual_dtype,
+                        needs_input,
+                        blockwise.heap,
                     )
                     for each, x in zip(inputs, hidden, strict=True)
                 ]
@@ -300,9 +312,12 @@ class StackPass:
 
     def _inputs(self, encoder_outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
         """What the blocks take for each micro-batch, beside their input."""
-        inputs: list[dict[str, Any]] = [
-            {"bias": self.bias, "dropout": dropout, "dtype": self.compute_dtype} for dropout in self.dropouts
-        ]
+        inputs: list[dict[str, Any]] = [{"bias": self.bias, "dropout": dropout} for dropout in self.dropouts]
+        for each, keys in zip(inputs, self.dropout_keys, strict=True):
+            if self.blockwise.parts is None:
+                each["dtype"] = self.compute_dtype
+            else:
+                each["keys"] = keys
         if self.stack.is_decoder:
             for each, mb, output in zip(inputs, self.micro_batches, encoder_outputs, strict=True):
                 each.update(encoder_output=output, encoder_rows=mb.encoder_output_rows)
@@ -359,17 +374,30 @@ class Stage:
     """A block, or the norm after the last one, which is as good as a block.
 
     Args:
-        number: of the block, counted over both stacks.
+        number: of the block, counted over both stacks. index: in its own stack.
     """
 
-    def __init__(self, stack: Stack, module: nn.Module, number: int) -> None:
+    def __init__(self, stack: Stack, module: nn.Module, number: int, index: int) -> None:
         self.stack, self.module, self.number = stack, module, number
+        self.index = index
         self.weights = list(module.parameters())
         self.is_norm = module is stack.final_norm
 
-    def function(self, inputs: Mapping[str, Any]) -> BlockFunction:
-        """The block with everything but its input given; each time that it runs it drops the same."""
-        block = partial(self.stack.leave, dropout=inputs["dropout"]) if self.is_norm else partial(self.module, **inputs)
+    def function(self, inputs: Mapping[str, Any], parts: BlockParts | None) -> BlockFunction:
+        """The block with everything but its input given; each time that it runs it drops the same.
+
+        Args:
+            inputs: what it takes beside its input; with `parts` the keys of dropout are those of all blocks of the stack.
+        """
+        if self.is_norm:
+            block = partial(self.stack.leave, dropout=inputs["dropout"])
+        elif parts is None:
+            block = partial(self.module, **inputs)
+        else:
+            keys = inputs["keys"]
+            of_block = None if keys is None else keys[self.index].detach()
+            assert isinstance(self.module, Block)
+            block = partial(run_block, parts, self.module, **{**inputs, "keys": of_block})
         dropout = inputs["dropout"].at(self.stack.site + 1 if self.is_norm else self.module.site)
 
         def run(x: Tensor, *, graph_only: bool = False) -> Tensor:
@@ -390,9 +418,10 @@ class StackSchedule:
     def __init__(self, model: T5, is_decoder: bool, entry_learns: bool, all_learn: bool) -> None:
         self.is_decoder, self.entry_learns = is_decoder, entry_learns
         self.stack = stack = model.decoder if is_decoder else model.encoder
+        self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
         first = len(model.encoder.blocks) if is_decoder else 0
         modules = [*stack.blocks, stack.final_norm]
-        self.stages = [Stage(stack, module, number) for number, module in enumerate(modules, first)]
+        self.stages = [Stage(stack, module, first + index, index) for index, module in enumerate(modules)]
         bias_learns = stack.bias is not None and stack.bias.table.requires_grad
         learning = [i for i, stage in enumerate(self.stages) if any(w.requires_grad for w in stage.weights)]
         # the lowest stage that backward runs; the number of stages: none

@@ -15,7 +15,7 @@ from language import join, say
 from limits import DEVICE_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 from memory.estimate.precision import FLOAT32, QUANTIZED, WORDS, Precision, precisions
 from memory.estimate.workload import DEVICE, FILE, RAM, ExecutionPlan, Machine, Workload
-from memory.step_work import evaluation_batch, kernels_of, micro_batches, scores_of
+from memory.step_work import compiles_blocks, evaluation_batch, kernels_of, micro_batches, scores_of
 from memory.weights_in import weights_in_to_try
 from settings.declared import Config
 from settings.fields import AUTO
@@ -173,8 +173,14 @@ class Ladder:
                     kernels=kernels_of(self._config, self.machine),
                     scores=scores_of(self.machine),
                 )
+                plan = replace(plan, compiled=self._compiles(plan))
                 offloaded = self._offloaded(plan, rung.weights_in)
                 yield [replace(each, saved_blocks=saved) for each, saved in product(offloaded, saved_blocks)]
+
+    def _compiles(self, plan: ExecutionPlan) -> bool:
+        if self._running is not None:
+            return self._running.compiled
+        return compiles_blocks(self._config, self.machine, self.work, plan)
 
     def _offloaded(self, plan: ExecutionPlan, weights_in: str) -> list[ExecutionPlan]:
         """The same plan with weights kept there, of as few blocks as settings allow first."""
@@ -185,7 +191,10 @@ class Ladder:
             counts = [self._running.offloaded_blocks]
         elif self._config.memory.weights_in != AUTO:
             counts = [self._num_blocks]
-        return [replace(plan, weights_in=weights_in, offloaded_blocks=count) for count in counts]
+        return [
+            replace(plan, weights_in=weights_in, offloaded_blocks=count, compiled=plan.compiled and not count)
+            for count in counts
+        ]
 
     def as_before(self, plan: ExecutionPlan) -> Iterator[list[ExecutionPlan]]:
         """Families of the plan that a run had before: it computes alike wherever its weights are kept."""

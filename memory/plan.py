@@ -27,9 +27,9 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.ladder import Ladder, Rung
 from memory.remarks import remarks_on
 from memory.resumed_choice import choice_to_keep, precision_to_keep
-from memory.step_work import effective_batch, make_work
+from memory.step_work import effective_batch, make_work, why_not_compiled
 from settings.declared import Config
-from settings.errors import DoesNotFit
+from settings.errors import DoesNotFit, UserError
 from units import format_size
 
 NEARLY = 1.05  # Times the seconds of the fastest plan that count as little.
@@ -198,6 +198,7 @@ def plan(
     shapes: Shapes | None = None,
     evaluation: Shapes | None = None,
     mapped: tuple[str, int] = ("", 0),
+    steps: int | None = None,
 ) -> Plan:
     """Choose how a step is done within the machine's budget.
 
@@ -208,13 +209,13 @@ def plan(
         changed: settings of the step that this start changes.
         running: the choice of a run that is under way, whose dtypes and offloaded weights stay; None: it has not begun.
         shapes, evaluation: how long the rows of the run's steps, and of its evaluations, are; None: all the longest.
-        mapped: of a frozen base, as `Workload` has it.
+        mapped, steps: as `Workload` has them.
     Raises:
         DoesNotFit: no plan fits; names the least budget and the cheapest changes.
         UserError: the run that is resumed computes in what this device does not.
     """
     work = make_work(config, machine, source_tokens, target_tokens)
-    work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped)
+    work = replace(work, shapes=shapes, evaluation=evaluation, mapped=mapped, steps=steps)
     ladders = [Ladder(config, machine, work, running.precision if running else None, running)]
     earlier_precision = None
     choice = None
@@ -233,6 +234,11 @@ def plan(
             raise _does_not_fit(config, ladders[-1])
         choice = candidate.plan
         rung = candidate.rung.describe()
+    if config.train.compile is True and not choice.compiled:
+        raise UserError(
+            "--compile = True, is not possible here: {reason}; omit it",
+            reason=why_not_compiled(machine, work, choice),
+        )
     phases = predict(work, choice, machine)
     # Gradients are held where that costs no memory: then a step that is not finite changes no weight. Offloaded weights
     # are updated in backward, which has just brought them.

@@ -10,7 +10,7 @@ from memory.estimate.precision import FLOAT16, Precision
 from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
-from memory.step_work import effective_batch, machine_rows
+from memory.step_work import COMPILED_FROM_STEPS, effective_batch, machine_rows, why_not_compiled
 from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.fields import AUTO, counted
@@ -60,8 +60,28 @@ def remarks_on(
     yield from _of_dtypes(config, choice, machine, earlier_precision)
     if earlier is not None and earlier.kernels and not choice.kernels:
         yield say("the run used compiled kernels, which are not available now: results differ in the last digits")
+    yield from _of_compiling(config, work, choice, machine, earlier)
     if machine.no_kernels and not choice.kernels and config.run.compiled_kernels is not False:
         yield say("running without compiled kernels: {missing}", missing=machine.no_kernels)
+
+
+def _of_compiling(
+    config: Config, work: Workload, choice: ExecutionPlan, machine: Machine, earlier: ExecutionPlan | None
+) -> Iterator[str]:
+    """Whether torch compiles the blocks, where it might."""
+    if choice.compiled:
+        yield say(
+            "blocks are compiled by torch at the first steps, which takes about a minute; --compile=False omits it"
+        )
+    elif earlier is not None and earlier.compiled:
+        yield say(
+            "the run compiled its blocks, which it does no longer: results differ in the last digits ({reason})",
+            reason=why_not_compiled(machine, work, choice) or "--compile=False",
+        )
+    elif config.train.compile == AUTO and machine.fuses_attention and (work.steps or 0) >= COMPILED_FROM_STEPS:
+        reason = why_not_compiled(machine, work, choice)
+        if reason:
+            yield say("blocks are not compiled: {reason}", reason=reason)
 
 
 def _of_rows(config: Config, choice: ExecutionPlan, machine: Machine) -> Iterator[str]:

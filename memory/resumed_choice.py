@@ -8,7 +8,7 @@ from typing import Any
 
 from memory.estimate.precision import FLOAT16, Precision, requested_precision
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
-from memory.step_work import evaluation_batch, kernels_of, scores_of
+from memory.step_work import evaluation_batch, kernels_of, scores_of, why_not_compiled
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -74,6 +74,8 @@ def choice_to_keep(
         kernels=may_use_kernels and kernels_of(config, machine),
         scores=(earlier.scores or scores_of(machine)) if machine.pads_attention else 0,
     )
+    compiled = earlier.compiled if config.train.compile == AUTO else config.train.compile is True
+    choice = replace(choice, compiled=compiled and not why_not_compiled(machine, work, choice))
     if EVALUATION_BATCH in changed:
         choice = replace(choice, eval_batch_size_per_gpu=evaluation_batch(config, machine, earlier.batch_size_per_gpu))
     values = step_settings(config)

@@ -6,16 +6,27 @@ from __future__ import annotations
 
 import math
 
+from language import say
 from limits import LEAST_SCORES, MOST_SCORES
-from memory.estimate.workload import Machine, Workload, adapted_by, trained_counts
+from memory.estimate.precision import FLOAT16
+from memory.estimate.workload import (
+    COMPILER_BYTES,
+    ExecutionPlan,
+    Machine,
+    Workload,
+    adapted_by,
+    trained_counts,
+)
 from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
+from units import format_size
 
 SMALL_MACHINE_BYTES = 13 * 1000**3
 SMALL_MACHINE_ROWS = 8
 ROWS = 32
+COMPILED_FROM_STEPS = 500  # To compile takes about a minute, and saves some 0.1 s a step.
 LEAST_EVALUATION_ROWS = 2  # An evaluation batch on a small machine has so many; twice that elsewhere.
 SCORES_SHARE = 256  # Bytes of the budget for each score: some 12 of them are in use at a time.
 
@@ -94,6 +105,32 @@ def scores_of(machine: Machine) -> int:
         return 0
     most = max(1, machine.budget_bytes // SCORES_SHARE)
     return min(MOST_SCORES, max(LEAST_SCORES, 1 << most.bit_length() - 1))
+
+
+def compiles_blocks(config: Config, machine: Machine, work: Workload, plan: ExecutionPlan) -> bool:
+    """Whether torch compiles the blocks of a plan: where it may and can, and left to auto where it pays."""
+    asked = config.train.compile
+    if asked == AUTO:
+        is_long = work.steps is not None and work.steps >= COMPILED_FROM_STEPS
+        return machine.fuses_attention and is_long and not why_not_compiled(machine, work, plan)
+    return bool(asked) and not why_not_compiled(machine, work, plan)
+
+
+def why_not_compiled(machine: Machine, work: Workload, plan: ExecutionPlan) -> str:
+    """Why torch cannot compile the blocks of a plan; empty where it can."""
+    if machine.no_compiler:
+        return machine.no_compiler
+    if machine.has_own_memory and machine.host_bytes < COMPILER_BYTES:
+        return say("the compiler takes {size} of RAM, which is not left", size=format_size(COMPILER_BYTES))
+    if plan.kernels:
+        return say("compiled kernels compute on this processor; with --compiled_kernels=False torch can compile")
+    if work.adapted.targets:
+        return say("blocks with adapters are not compiled")
+    if plan.storage != plan.compute or plan.compute == FLOAT16:
+        return say("only blocks of weights that are stored as they are computed with are compiled, and not in fp16")
+    if plan.offloaded_blocks:
+        return say("blocks with offloaded weights are not compiled")
+    return ""
 
 
 def kernels_of(config: Config, machine: Machine) -> bool:

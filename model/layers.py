@@ -149,6 +149,16 @@ class _Product(torch.autograd.Function):
         return grad_x, None, *grad_weights
 
 
+def weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
+    """The gradient of W in the product x W^T; None where it needs none, or has been added to the one that it has."""
+    if not weight.requires_grad:
+        return None
+    if _adds_in_place and weight.is_leaf and weight.grad is not None:
+        add_product(weight.grad, grad, x)
+        return None
+    return add_product(None, grad, x)
+
+
 def _whole(weights: Sequence[Tensor]) -> Tensor:
     whole = weights[0] if len(weights) == 1 else as_one(weights, 0)
     assert whole is not None, "these matrices were below each other"

@@ -311,6 +311,9 @@ class TrainConfig(Noting):
     batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size: rows per forward pass", unit="rows", low=1)
     eval_batch_size_per_gpu: int | Auto = setting(AUTO, "micro-batch size in evaluation", unit="rows", low=1)
     gradient_accumulation_steps: int | Auto = setting(AUTO, "micro-batches per step and process", low=1)
+    compile: bool | Auto = setting(
+        AUTO, "compile blocks with torch at the first steps, which takes about a minute; auto: on NVIDIA GPUs, for runs of 500 steps or more",
+    )  # fmt: skip
     optimizer: str = defining(
         optimizers.DEFAULT,
         optimizers.described(),

@@ -60,6 +60,7 @@ class Block:
         kernels: whether compiled kernels of a CPU compute attention and dropout.
         scores: of attention that a GPU forms at a time; 0: a CPU.
         is_fused: whether torch's fused attention computes.
+        compiled: whether torch compiles what lies between attentions (`model.block_parts`).
     """
 
     model: T5ModelConfig
@@ -74,11 +75,17 @@ class Block:
     scores: int = 0
     is_fused: bool = False
     adapted: Adapted = NO_ADAPTERS
+    compiled: bool = False
 
     def saved(self, tokens: Tokens) -> list[int]:
         """Sizes of the tensors that backward reads, of so many tokens, without the block's input."""
         own, source = self._own_and_source(tokens)
         attentions = 2 if self._is_decoder else 1
+        if self.compiled:  # Norms, activations and dropout are computed again.
+            sizes = [own * self.model.d_model * self.stream + 2 * own * self._inner] * attentions
+            sizes += [2 * (source if across else own) * self._inner for across in (False, True)[:attentions]]
+            sizes += [STATISTIC_BYTES * self.model.num_heads * own] * (attentions * self.is_fused)
+            return sizes + self._saved_by_feed_forward(own)
         sizes = [own * self._d] * self._needs("q", "k", "v")
         sizes += [own * self.model.d_model * self.stream] * attentions
         keeps_result = self._needs("o") or (self.is_fused and not self.kernels)
@@ -100,6 +107,8 @@ class Block:
         return sizes + self._saved_by_feed_forward(own)
 
     def _saved_by_feed_forward(self, own: int) -> list[int]:
+        if self.compiled:
+            return [own * self._ff] * (2 if is_gated(self.model) else 1)
         reads_output = self._needs("wo")
         inner = 3 + reads_output if is_gated(self.model) else 1 + (self.kernels and self.dropout) * reads_output
         sizes = [own * self._d] * self._needs("wi", "wi_0", "wi_1") + [own * self._ff] * inner
@@ -139,6 +148,8 @@ class Block:
         stream = own * self.model.d_model * self.stream
         ff = own * self._ff
         feed_forward = ff if self._is_in_place else 2 * ff
+        if self.compiled:  # What `wo` reads, and the gradients of all that is F wide, at once.
+            feed_forward = (4 if is_gated(self.model) else 3) * ff + 3 * stream
         feed_forward += self._needs("wo") * self.model.d_model * self._ff
         if self.dropout or stream != own * self._d:
             feed_forward += stream
@@ -181,7 +192,7 @@ class Block:
 
     @property
     def _is_in_place(self) -> bool:
-        return self.model.feed_forward_proj == "relu"
+        return self.model.feed_forward_proj == "relu" and not self.compiled
 
     @cached_property
     def _d(self) -> int:

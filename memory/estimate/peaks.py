@@ -31,7 +31,7 @@ from memory.estimate.blocks import NO_ADAPTERS, Block, dense_tokens
 from memory.estimate.precision import FLOAT16, FLOAT32, INT4, INT8, QUANTIZED, dtype_bytes
 from memory.estimate.shapes import MicroBatchRows, Shapes, Tokens
 from memory.estimate.weight_offload import mapped_bytes, resident_bytes, slots_bytes
-from memory.estimate.workload import COMPILED_BYTES, ExecutionPlan, Machine, Workload, state_bytes
+from memory.estimate.workload import COMPILED_BYTES, COMPILER_BYTES, ExecutionPlan, Machine, Workload, state_bytes
 from model.row_groups import padded_size
 from model.shapes import DECODER, ENCODER, Stack, inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
@@ -97,12 +97,13 @@ def _fixed(work: Workload, choice: ExecutionPlan, machine: Machine) -> Parts:
         token_rows = trained.parts["embedding"] + max(0, trained.parts["head"] - label_head)
         fp32_weights += 4 * (trained.adapters + token_rows)
     keeps_compiled_products = machine.base_bytes and choice.compute == "bfloat16" and not machine.widens_whole
+    compiler = COMPILER_BYTES if choice.compiled and machine.base_bytes else 0
     fixed = {
         "base": machine.base_bytes,
         "weights": resident_bytes(work, choice) - mapped_bytes(work, choice, machine) + fp32_weights,
         "weights at work": slots_bytes(work, choice, machine),
         "optimizer state": state_bytes(work),
-        "libraries": machine.libraries_bytes + (COMPILED_BYTES if keeps_compiled_products else 0),
+        "libraries": machine.libraries_bytes + (COMPILED_BYTES if keeps_compiled_products else 0) + compiler,
     }
     return {name: size for name, size in fixed.items() if size or name != "weights at work"}
 
@@ -138,6 +139,7 @@ def block_of(
         scores=choice.scores,
         is_fused=machine.fuses_attention,
         adapted=work.adapted,
+        compiled=choice.compiled and not is_evaluation,
     )
 
 

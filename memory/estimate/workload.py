@@ -95,6 +95,9 @@ def adapted_by(config: Config) -> Adapted:
 
 HEADS = ("head", "label head", "label bias")  # Roles of weights.
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
+# RAM of torch's compiler: 113 MiB when it is imported, the rest while it compiles with the compilers that it starts. A run on
+# a CPU took 350 MiB more (torch 2.13); what Triton takes is a guess.
+COMPILER_BYTES = 512 * MIB
 COMPILED_BYTES = 26 * MIB  # Products in bf16 that oneDNN and torch keep compiled (`devices.environment`).
 # Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a
 # file.
@@ -126,6 +129,7 @@ class Machine:
         correction: measured over predicted, of all temporary memory, where a probe has told it.
         has_kernels: whether compiled kernels are there, or can be made (`devices.kernels`).
         no_kernels: why there are none; on a GPU, those of `devices.pointwise`.
+        no_compiler: why torch compiles no blocks there (`engine.compiled`); empty where it can.
         disk_rates: bytes a second that are read from and written to the disk: nominal.
         measured_disk: as measured here.
         device: what computes where that is not the CPU.
@@ -149,6 +153,7 @@ class Machine:
     measured: tuple[tuple[str, float], ...] = ()
     has_kernels: bool = False
     no_kernels: str = ""
+    no_compiler: str = "torch compiles for NVIDIA GPUs and processors only"
     disk_rates: tuple[float, float] = (1e9, 5e8)
     measured_disk: tuple[float, float] | None = None
     is_another: bool = False
@@ -183,6 +188,7 @@ class Workload:
         answers: decoder rows of one encoder row; their tokens count together.
         trained: what is trained; None: all weights.
         adapted: what adapters change of what a block saves.
+        steps: of the whole run; None: not known.
         mapped: of a frozen base the dtype that it is stored in, and how many of its weights may stay mapped from there.
     """
 
@@ -200,6 +206,7 @@ class Workload:
     trained: TrainedWeights | None = None
     adapted: Adapted = NO_ADAPTERS
     mapped: tuple[str, int] = ("", 0)
+    steps: int | None = None
 
     @cached_property
     def learning(self) -> TrainedWeights:
@@ -253,6 +260,7 @@ class ExecutionPlan:
         offloaded_blocks: blocks whose weights are kept there and brought to the device while the block runs.
         hold_gradients: whether all updates wait for the end of backward, as clipping and fp16 have them wait in any
             plan.
+        compiled: whether torch compiles the blocks (`engine.compiled`).
     """
 
     batch_size_per_gpu: int
@@ -271,6 +279,7 @@ class ExecutionPlan:
     weights_in: str = "device"
     offloaded_blocks: int = 0
     hold_gradients: bool = False
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         """Lists, as JSON gives them, become tuples."""

@@ -22,6 +22,7 @@ from data.batches.collate import Row, collate
 from devices.base import Device, place, placed_together
 from devices.pointwise import why_not_compiled
 from engine.blockwise import Blockwise
+from engine.compiled import compile_parts
 from engine.loss_scaling import LossScaling
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
@@ -31,6 +32,7 @@ from engine.weights import WeightStore, weight_store_for
 from memory.cleanup import free_failed
 from memory.estimate.workload import ExecutionPlan
 from model.attention import attend
+from model.block_parts import BlockParts
 from model.dropout import Dropout
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
@@ -136,15 +138,21 @@ def test_fp16_learns_overflows_without_a_trace_and_gives_the_same_bits(gpu: Devi
 
 
 @ONLY_CUDA
-@pytest.mark.parametrize(("compute", "max_grad_norm"), [("bfloat16", 0.0), ("bfloat16", 1.0), ("float16", 0.0)])
-def test_the_host_waits_once_a_step(gpu: Device, compute: str, max_grad_norm: float) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("compute", "max_grad_norm", "compiled"),
+    [("bfloat16", 0.0, False), ("bfloat16", 1.0, False), ("float16", 0.0, False), ("bfloat16", 0.0, True)],
+)
+def test_the_host_waits_once_a_step(gpu: Device, compute: str, max_grad_norm: float, compiled: bool) -> None:
     if compute == "float16" and not gpu.multiplies_fp16():
         pytest.skip("this GPU has no fp16")
     model = moved(small_model("t5"), gpu, torch.bfloat16)
     choice = ExecutionPlan(4, 1, 1, 0, 4, "bfloat16", compute, 2**20)
     scaling = LossScaling() if compute == "float16" else None
     store = weight_store_for(torch.bfloat16, getattr(torch, compute))
-    blockwise = Blockwise(model, 0, store, LossSettings(), 0.0, scaling=scaling)
+    rate = 0.1 if compiled else 0.0
+    parts = compile_parts() if compiled else None
+    blockwise = Blockwise(model, 0, store, LossSettings(), rate, scaling=scaling, parts=parts)
     optimizer = OPTIMIZERS["adafactor"](dict(model.named_parameters()))
     engine = Engine(blockwise, OptimizerInBackward(optimizer, max_grad_norm, scaling, store), gpu, choice)
     draw = np.random.default_rng(0)
@@ -159,6 +167,33 @@ def test_the_host_waits_once_a_step(gpu: Device, compute: str, max_grad_norm: fl
             torch.cuda.set_sync_debug_mode("default")
     waits = [str(warning) for warning in caught if str(warning.message).startswith("called a synchronizing")]
     assert len(waits) <= 1, waits
+
+
+@ONLY_CUDA
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Torch's own, as its compiler is imported.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "saved"), [("t5", 0), ("t5-v1.1", 99), ("umt5", 2)])
+def test_compiled_blocks_give_the_gradients_of_their_functions(
+    gpu: Device, family: str, saved: int, dtype: torch.dtype
+) -> None:
+    model = moved(small_model(family, d_model=64, d_ff=128, d_kv=16), gpu, dtype)
+    batch = Rectangle()
+    compiled = compile_parts()
+    for cuts in ([[0, 3], [1], [2]], [[0, 1, 2, 3]]):
+        micro_batches = batch.micro_batches(model, cuts)
+        losses, grads = [], []
+        for parts in (BlockParts(), compiled, compiled):
+            store = WeightStore(dtype)
+            blockwise = Blockwise(model, saved, store, LossSettings(), 0.1, parts=parts)
+            loss, found = gradients(blockwise, micro_batches, batch.num_labels)
+            losses.append(loss)
+            grads.append(torch.cat([grad.flatten() for grad in found.values()]))
+        error = float((grads[1] - grads[0]).norm() / grads[0].norm())
+        print(f"{family}, {dtype}: loss {losses[1] / losses[0] - 1:+.1e}, gradients {error:.1e}")
+        assert losses[1] == pytest.approx(losses[0], rel=2e-2 if dtype == torch.bfloat16 else 1e-5)
+        assert error < (3e-2 if dtype == torch.bfloat16 else 1e-5)
+        assert losses[2] == losses[1] and torch.equal(grads[2], grads[1]), "the same bits in a repeated pass"
 
 
 def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
@@ -269,11 +304,14 @@ def test_a_run_has_the_losses_of_the_cpu_resumes_and_answers(gpu: Device, tmp_pa
     place_of.do("evaluate", model, f"--device={gpu.name}", f"--validation_file={tmp_path / 'text.txt'}")
 
 
-@pytest.mark.parametrize("mode", ["standard", "low", "ultra", "fp16"])
+@pytest.mark.parametrize("mode", ["standard", "low", "ultra", "fp16", "compiled"])
 def test_the_peak_is_the_planned_one(gpu: Device, tmp_path: Path, mode: str) -> None:
     if mode == "fp16" and not gpu.multiplies_fp16():
         pytest.skip("this GPU has no fp16")
-    how = "--mixed_precision=fp16" if mode == "fp16" else f"--memory_mode={mode}"
+    flags = {"fp16": "--mixed_precision=fp16", "compiled": "--compile=True"}
+    if mode == "compiled" and (reason := gpu.why_not_compiling()):
+        pytest.skip(reason)
+    how = flags.get(mode, f"--memory_mode={mode}")
     _, events, _ = trained(tmp_path, mode, f"--device={gpu.name}", how)
     planned, measured = (events["end"][f"{name}_peak_bytes"] for name in ("planned", "measured"))
     print(f"{mode}: planned {planned / MIB:.0f} MiB, measured {measured / MIB:.0f} MiB ({measured / planned - 1:+.0%})")

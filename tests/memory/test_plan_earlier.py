@@ -10,6 +10,7 @@ import pytest
 from memory.estimate.workload import ExecutionPlan, Machine
 from memory.plan import Plan, plan
 from memory.resumed_choice import MICRO_BATCHES
+from settings.errors import UserError
 from settings.loading import load
 from units import GIB, MIB
 
@@ -104,3 +105,32 @@ def test_a_saving_that_is_asked_anew_goes_before_the_earlier_way(name: str, valu
         assert planned(earlier, **flags).choice == earlier, (
             "what the run had to change stays, where nothing is asked anew"
         )
+
+
+GPU_RATES = (("float32", 1e13), ("bfloat16", 4e13))
+GPU = Machine(8 * GIB, 8 * GIB, rates=GPU_RATES, pads_attention=True, fuses_attention=True, no_compiler="")
+
+
+def compiles(flag: str, machine: Machine = GPU, steps: int | None = 1000, **facts: Any) -> bool:
+    flags = {"train_file": "x", "model_preset": "tiny", "mixed_precision": "bf16", "compile": flag}
+    return plan(load("train", flags), machine, source_tokens=64, target_tokens=32, steps=steps, **facts).choice.compiled
+
+
+def test_long_runs_compile_their_blocks_where_torch_can() -> None:
+    assert compiles("auto") and compiles("True", steps=10)
+    assert not compiles("auto", steps=499) and not compiles("auto", steps=None) and not compiles("False")
+    assert not compiles("auto", replace(GPU, no_compiler="Triton is missing"))
+    assert not compiles("auto", replace(GPU, has_own_memory=True, host_bytes=100 * MIB))
+    assert not compiles("auto", replace(GPU, pads_attention=False, fuses_attention=False))
+    with pytest.raises(UserError, match="--compile = True, is not possible here: Triton is missing"):
+        compiles("True", replace(GPU, no_compiler="Triton is missing"))
+    with pytest.raises(UserError, match="compiled kernels compute"):
+        compiles("True", Machine(8 * GIB, 8 * GIB, no_compiler="", has_kernels=True))
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_run_goes_on_compiled_or_not_as_it_began(began: bool) -> None:
+    earlier = ExecutionPlan(32, 1, 1, 4, 4, "bfloat16", "bfloat16", 32 * MIB, scores=2**20, compiled=began)
+    assert compiles("auto", steps=1000, earlier=earlier) is began
+    assert compiles("auto", steps=20, earlier=earlier) is began
+    assert compiles("True", earlier=earlier) and not compiles("False", earlier=earlier)

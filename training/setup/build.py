@@ -13,6 +13,7 @@ from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise, Objective
+from engine.compiled import compile_parts
 from engine.loss_scaling import LossScaling
 from engine.objectives.labels import LabelObjective
 from engine.objectives.preference import PreferenceLoss, PreferenceObjective
@@ -96,6 +97,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
         objective_of(config, model),
         scaling,
         between_blocks_dtype=between_blocks,
+        parts=compile_parts() if choice.compiled else None,
     )
     reducer = Reducer(group.hosts) if group.size > 1 else None
     update = OptimizerInBackward(optimizer, config.train.max_grad_norm, scaling, weight_store, reducer)

@@ -133,6 +133,7 @@ def machine_of(
         widens_whole=device.name != "cpu",
         has_kernels=device.name == "cpu" and kernels() is not None,
         no_kernels=no_kernels,
+        no_compiler=device.why_not_compiling(),
         measured_disk=None if folder is None else disk_rates(folder),
         host_bytes=max(0, budget.host_bytes - loaded_bytes(device, base_bytes)) if device.copies_beside else 0,
         device="" if device.name == "cpu" else device.describe(),

@@ -168,7 +168,7 @@ class RunSpec:
 
     def by(self, chosen: Plan) -> RunSpec:
         """The same run, its steps done as another plan says."""
-        return replace(self, plan=chosen, steps=_steps(self.asked, chosen, self.rows))
+        return replace(self, plan=chosen, steps=_steps(self.asked, chosen.effective_batch_size, self.rows))
 
 
 def resolve(
@@ -193,6 +193,7 @@ def resolve(
     # No more samples than rows that are held out, where these are prepared
     most = rows.held_out if rows.lengths is not None and rows.sample is None else config.train.sample_rows
     planned = config.changed(objective=rows.objective, sample_rows=min(config.train.sample_rows, most))
+    steps = _steps(config, effective_batch(config, machine), rows)
     chosen = plan(
         planned,
         machine,
@@ -204,8 +205,9 @@ def resolve(
         changed=changed,
         running=running,
         mapped=mapped_base(config),
+        steps=None if steps is None else steps.max_steps,
     )
-    spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen, rows), done)
+    spec = RunSpec(config, machine, rows, chosen, _steps(config, chosen.effective_batch_size, rows), done)
     if spec.steps is None:
         return spec
     left = schedule_of(spec.settings, done, rows.held_out, rows.answer_tokens, machine.num_processes)
@@ -229,10 +231,10 @@ def mapped_base(config: Config) -> tuple[str, int]:
     return {"F32": FLOAT32, "BF16": BFLOAT16}.get(stored, ""), counts["total"] - tables
 
 
-def _steps(config: Config, chosen: Plan, rows: Rows) -> Steps | None:
+def _steps(config: Config, effective_batch_size: int, rows: Rows) -> Steps | None:
     if rows.count is None and config.train.max_steps == AUTO:
         return None
-    return Steps.of(config, chosen.effective_batch_size, rows.count or 0)
+    return Steps.of(config, effective_batch_size, rows.count or 0)
 
 
 def _shapes(lengths: StepLengths, max_tokens: int | None) -> Shapes:

@@ -1,0 +1,69 @@
+"""The parts of blocks (`model.block_parts`), compiled by torch: on a GPU a step of small operations is bound by their launches.
+
+Nothing is compiled before its first use. The number of tokens is a variable of each graph, so that steps of any length run the
+same code; there is one graph for each function with dropout, without it, and where a block is recomputed. Backward is a function of
+its own: its graph knows no autograd, which costs the host half of the time of a call.
+torch's compiler keeps what it has compiled in a folder, so that a later run begins faster. Of several kernels it takes one by
+its own rules and times none: a repeated run has the same bits, and nothing is allocated for measurements.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from devices import machine_file
+from devices.threads import keep_threads
+from model.block_parts import BlockParts
+
+INDUCTOR = "inductor"
+# Of one function: with and without dropout and the last product, for each set of trained weights.
+MOST_GRAPHS = 64
+FOLDER = "inductor"
+TOKEN_ARGUMENTS = (1, 5, 2, 4, 2, 5)  # Of each of `BlockParts`, how many of its arguments have a line for each token.
+# No kernel is chosen by its time, which would also take memory; no matrix is padded.
+OPTIONS: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False, "shape_padding": False}
+
+
+def compile_parts(backend: str = INDUCTOR) -> BlockParts:
+    """The functions that blocks are made of; each is compiled when it first runs.
+
+    Args:
+        backend: of `torch.compile`; others than inductor are for tests.
+    Memory: `memory.estimate.workload.COMPILER_BYTES` of RAM.
+    """
+    # Read when the compiler is imported. A process of its own for each kernel would count to the run's RAM.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
+    # torch would compile anew for another number of threads, though it changes nothing on a GPU.
+    keep_threads()
+    from torch._dynamo import config
+
+    config.specialize_float = True
+    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    return BlockParts(
+        *[_compiled(part, count, backend) for part, count in zip(BlockParts(), TOKEN_ARGUMENTS, strict=True)]
+    )
+
+
+def _compiled(part: Callable[..., Any], count: int, backend: str) -> Callable[..., Any]:
+    options: dict[str, Any] | None = None
+    if backend == INDUCTOR:
+        known = torch._inductor.list_options()  # Some are newer than torch 2.9.
+        options = {name: value for name, value in OPTIONS.items() if name in known}
+    compiled = torch.compile(part, backend=backend, fullgraph=True, dynamic=False, options=options)
+    return partial(_run, compiled, count)
+
+
+def _run(compiled: Callable[..., Any], count: int, *arguments: Any) -> Any:
+    """Call a function of which the first arguments, so many, have a line for each token."""
+    for tensor in arguments[:count]:
+        if tensor is not None:
+            torch._dynamo.mark_dynamic(tensor, 0)
+    return compiled(*arguments)
