@@ -16,23 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
-from data.prepare.encode import Encoded, Encoder, longest_of
+from data.prepare.encode import Encoded, load_encoder
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.shards.store import COLUMNS, TRAIN, VALIDATION
+from data.shards.store import TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import check_columns
+from data.task import RowLimits, Task
 from data.text.clean import Dropped
 from data.text.conversations import Examples
-from data.text.preferences import check_answers
 from language import say
-from settings.consistency import HEADS
 from settings.errors import UserError, refuse
 
 HELD_OUT_ONE_IN = 100
@@ -51,22 +49,22 @@ class Job:
     """What is to be encoded.
 
     Args:
-        kind: a key of `data.shards.store.COLUMNS`; columns: what rows are made of.
+        columns: what rows are made of.
         train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
         validation: sources of the validation split; may be none.
-        lengths: pairs and preferences are cut to these.
+        limits: to which the stored columns are cut.
         max_samples: rows of `train` that are read; None: all.
         parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
         dedup: none or exact; duplicates are looked for in `train`.
     """
 
-    kind: str
+    task: Task
     columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]
     hold_out: bool
-    lengths: Lengths
+    limits: RowLimits
     max_samples: int | None
     skip_bad_rows: bool
     parts: Sequence[str] = ("",)
@@ -116,14 +114,14 @@ class Split:
     """
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
-        self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
+        self.format = job.task.shards
         self.folder_name = folder.name
         names = job.columns.names
-        is_regression = names == ()
-        self.writer = ShardWriter(folder, job.kind, vocab_size, state and state["writer"], is_regression)
+        self.writer = ShardWriter(folder, self.format, vocab_size, state and state["writer"], is_regression=names == ())
         self.label_counts: list[int] = state["label_counts"] if state else [0] * len(names or ())
         self.counts = dict.fromkeys(COUNTS, 0) | (state["counts"] if state else {})
-        self.lengths = [LengthCounts(**facts) for facts in (state["lengths"] if state else [{} for _ in self.columns])]
+        lengths = state["lengths"] if state else [{} for _ in self.format.columns]
+        self.lengths = [LengthCounts(**facts) for facts in lengths]
         self.parts: list[dict[str, Any]] = list(state["parts"]) if state else []
         self.position = Position(**state["position"]) if state else Position()
         self.usable: int = state["usable"] if state else 0
@@ -137,7 +135,11 @@ class Split:
             found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
             self.label_counts = (np.array(self.label_counts) + found).tolist()
         stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
-        tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
+        tokens = sum(
+            int(lengths.sum())
+            for name, lengths in zip(self.format.columns, stored, strict=True)
+            if name != self.format.label_column
+        )
         cut = np.sum([uncut - kept for uncut, kept in zip(uncut, stored, strict=True)], axis=0)
         self.parts[-1]["rows"] += len(stored[0])
         self.parts[-1]["tokens"] += tokens
@@ -163,7 +165,7 @@ class Split:
         """Write the last rows and say what the split holds."""
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
-        lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
+        lengths = {name: counts.facts() for name, counts in zip(self.format.columns, self.lengths, strict=True)}
         return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
 
 
@@ -208,7 +210,6 @@ class Writing:
             some batches of rows and of encodings; 1 byte a row with `dedup`.
         """
         job = self.job
-        longest = longest_of(job.kind, job.lengths)
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.enter_context(split.writer)
@@ -224,14 +225,14 @@ class Writing:
                     skip_bad_rows=job.skip_bad_rows,
                 )
             encode = stack.enter_context(
-                workers_in_order(Encoder.load, (tokenizer_dir, job.examples, longest), workers)
+                workers_in_order(load_encoder, (job.task.name, tokenizer_dir, job.examples, job.limits), workers)
             )
             if job.train:
                 self._fill(TRAIN, job.train, encode, doubles)
             if job.validation:
                 self._fill(VALIDATION, job.validation, encode, None)
             if not job.skip_bad_rows:
-                check_answers(self.dropped, _named([*job.train, *job.validation]))
+                job.task.refuse_dropped(self.dropped, _named([*job.train, *job.validation]))
             facts = {name: split.finish() for name, split in self.splits.items()}
         self._check_enough(facts)
         return facts

@@ -16,16 +16,15 @@ from typing import Any
 
 from data.text.cells import parsed
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS, turns_of
-from data.text.labels import labels_of, numbered, spans_of, words_of
 from data.text.preferences import dialogue, parted
 from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
 from language import join, say
-from settings.consistency import TOKEN
 from settings.declared import DataConfig
 from settings.fields import AUTO, listed
 
 TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
-RULES, HISTORY, MASK = "system", "history", "mask"
+RULES = "system"
+HISTORY = "history"
 # prompt and response; of a prompt, what is behind + or before : may be missing in a file
 PAIRS = (
     ("instruction+input+context", "output"),  # Alpaca, LLaMA-Factory
@@ -73,8 +72,8 @@ class _Text:
         elif key and not isinstance(cell, ValueError):
             entries = _table(column, cell).get(key)
         if not isinstance(entries, list):
-            return [_text(record, column, key, self.may_count)]
-        texts = [_text({column: entry}, column, "", self.may_count) for entry in entries]
+            return [text_of(record, column, key, self.may_count)]
+        texts = [text_of({column: entry}, column, "", self.may_count) for entry in entries]
         answers = list(dict.fromkeys(text for text in texts if text.strip()))
         if not answers:
             if key:
@@ -90,9 +89,9 @@ class _Text:
                 return self.answers(record)[0]
             if self.may_be_turns and not key and isinstance(record.get(column), (list, dict)):
                 return _turns(record, column)
-            return _text(record, column, key, self.may_count)
+            return text_of(record, column, key, self.may_count)
         there = [part for part in self.parts if part == self.parts[self.needed] or record.get(part[0]) is not None]
-        cells = [_text(record, column, key, self.may_count) for column, key in there]
+        cells = [text_of(record, column, key, self.may_count) for column, key in there]
         return self.joint.join(cell for cell in cells if cell.strip())
 
 
@@ -106,10 +105,8 @@ class Columns:
         turns, system: columns with the turns before the prompt, and with rules; none: empty.
         is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
             lack what need not be there, and a response may be a number.
-        head: of rows with labels, sequence or token. label: their column; `mask` is another one, if a file has it.
-        names: of the labels; (): they are numbers to be predicted; None: not known yet.
-        is_protein: whether the text is letters, whatever blanks it has.
         has_answers: of pairs whether a response may be a list of right answers.
+        names: of labels, see `LabelColumns`; None: there are no labels, or their names are not known yet.
     """
 
     texts: tuple[str, ...] = ()
@@ -117,11 +114,8 @@ class Columns:
     system: str = ""
     is_spoken: bool = False
     is_known: bool = False
-    head: str = ""
-    label: str = ""
-    names: tuple[str, ...] | None = None
-    is_protein: bool = False
     has_answers: bool = False
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, columns: Columns | Sequence[str]) -> Columns:
@@ -131,18 +125,33 @@ class Columns:
     @property
     def form(self) -> str:
         """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
-        if self.head:
-            return self.head
         if not self.texts:
             return "messages"
         if self.turns or self.system or self.is_spoken:
             return "history"
         return ANSWERS if self.has_answers else "plain"
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether turns may come before a prompt."""
+        return bool(self.turns) or self.is_spoken
+
+    def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
+        """What is said of a file that lacks some of these columns.
+
+        Args:
+            problems: which, in words. names: the file's columns.
+        """
+        return say(
+            "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and "
+            "--response_column (dpo: --chosen_column, --rejected_column)",
+            file=file,
+            problems=problems,
+            columns=listed(names),
+        )
+
     def sides(self) -> list[str]:
-        """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
-        if self.head:
-            return [*self.texts, *([self.label] if self.label else [])]
+        """What the encoder's text is made of, and each of the decoder's, for people."""
         asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
         return [
             ", ".join(asked) or say("what {texts} begin with", texts=join(" and ", self.texts[1:])),
@@ -151,8 +160,6 @@ class Columns:
 
     def cells(self) -> list[str]:
         """A name for each cell of a row."""
-        if self.head:
-            return [*self.texts, self.label]
         texts = [text or "prompt" for text in self.texts]
         return texts if self.form in ("plain", ANSWERS) else [*texts, self.turns or self.system or "turns"]
 
@@ -177,9 +184,6 @@ class Columns:
             names: the file's columns.
         """
         found: dict[str, set[str]] = {}
-        if self.head:
-            masks = [MASK] if MASK in names else []
-            return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in (self.label, *masks)}}
         for text in self._texts(names):
             for column, key in text.parts:
                 may = found.setdefault(column, set())
@@ -200,8 +204,6 @@ class Columns:
         Returns:
             a function that raises ValueError, with what is wrong, for a bad record.
         """
-        if self.head:
-            return self._labelled
         texts, is_pair, is_plain = self._texts(names), len(self.texts) == 2, self.form == "plain"
 
         def row(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -220,28 +222,6 @@ class Columns:
             return tuple(cells) if is_plain else (*cells, json.dumps(self._ruled(before, record), ensure_ascii=False))
 
         return row
-
-    def _labelled(self, record: Mapping[str, Any]) -> tuple[str, str]:
-        """The text of a record, and JSON of its labels: names where these are not known yet, else what is learnt."""
-        column = self.texts[0]
-        text = _text({**record, column: words_of(record[column])} if column in record else record, column)
-        if self.label not in record:
-            raise ValueError(
-                say("has no {label}; it has {value}", label=self.label, value=listed(record) or say("nothing"))
-            )
-        if not text.strip():
-            raise ValueError(say("{column} is empty", column=column))
-        mask = record.get(MASK)
-        try:
-            if isinstance(mask, ValueError):
-                raise mask
-            labels = labels_of(self.head, record[self.label], mask)
-            if self.head == TOKEN:
-                letters = "".join(text.split()) if self.is_protein else text
-                spans_of(letters, len(labels), self.is_protein)
-            return text, json.dumps(labels if self.names is None else numbered(labels, self.names), ensure_ascii=False)
-        except ValueError as error:
-            raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
 
     def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
         """The turns of a record up to its last question, to be answered.
@@ -270,7 +250,7 @@ class Columns:
         """With the rules of their column, unless the turns have some."""
         if not self.system or record.get(self.system) is None or any(role == SYSTEM for role, _ in turns):
             return turns
-        rules = _text(record, self.system)
+        rules = text_of(record, self.system)
         return [(SYSTEM, rules), *turns] if rules.strip() else turns
 
     def _asked(self, before: list[Turn], cells: Sequence[str | list[Turn]]) -> tuple[list[Turn], list[str]]:
@@ -288,31 +268,79 @@ class Columns:
         return asked[:-1], [asked[-1][1], *texts]
 
 
-def recognised(data: DataConfig, kind: str, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
-    """The columns of a file by the settings' names, or by those of well-known shapes; None where it has neither.
+def pair_columns(data: DataConfig, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns of a prompt and its response by the settings' names, or by those of well-known shapes; None: neither.
 
     Args:
-        kind: "pairs", "preferences", or "prompts", which need no answers where they have the settings' name.
         first: columns of the first row. sample: of all columns, the first cell that is not null, or one of its type.
     """
-    all_answers = {"pairs": (data.response_column,), "preferences": (data.chosen_column, data.rejected_column)}
-    answers = all_answers.get(kind, ())
-    defaults, history, prompt = DataConfig(), data.history_column or "", data.prompt_column
-    is_default, has_answers = prompt == defaults.prompt_column, all(_is_there(answer, first) for answer in answers)
-    if data.messages_column != AUTO and (kind == "pairs" or (kind == "prompts" and data.messages_column in first)):
-        return Columns((), data.messages_column, _rules(sample), is_known=True)
-    if has_answers and _is_there(prompt, first if is_default else list(sample)):
-        return _spoken(Columns((prompt, *answers), history, is_known=not history or history in sample), sample)
-    messages = next((name for name in MESSAGES_COLUMNS if name in first and not history), "")
-    turns = messages or history or (HISTORY if isinstance(sample.get(HISTORY, ""), (list, type(None))) else "")
-    before = Columns((), turns, _rules(sample), is_known=not history or history in sample)
-    # of preferences read as pairs the better answers are measured
-    if kind == "preferences" or (has_answers and answers == (data.chosen_column,)):
-        asked = next((_made(asked, sample) for asked in ASKED if asked.split("+")[0] in first and not messages), "")
-        return _spoken(replace(before, texts=(asked, *answers)), sample) if has_answers else None
-    if messages:
+    if data.messages_column != AUTO:
+        return _conversation(data.messages_column, sample)
+    answer = data.response_column
+    if named := _named(data, (answer,), first, sample):
+        return named
+    # Of preferences that are read as pairs, the better answers are measured.
+    if answer == data.chosen_column and _is_there(answer, first):
+        return _answers_alone(data, (answer,), first, sample)
+    return _well_known(data, first, sample)
+
+
+def preference_columns(data: DataConfig, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns of a prompt with a better and a worse response; see `pair_columns`."""
+    answers = data.chosen_column, data.rejected_column
+    if not all(_is_there(answer, first) for answer in answers):
+        return None
+    return _named(data, answers, first, sample) or _answers_alone(data, answers, first, sample)
+
+
+def prompt_columns(data: DataConfig, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns of a prompt alone by the settings' name, or those of a pair by well-known shapes; see `pair_columns`."""
+    if data.messages_column != AUTO and data.messages_column in first:
+        return _conversation(data.messages_column, sample)
+    return _named(data, (), first, sample) or _well_known(data, first, sample)
+
+
+def _conversation(column: str, sample: Mapping[str, Any]) -> Columns:
+    return Columns((), column, _rules(sample), is_known=True)
+
+
+def _named(data: DataConfig, answers: Sequence[str], first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns that the settings name; the usual prompt has to be in the first row."""
+    history = data.history_column or ""
+    prompts = first if data.prompt_column == DataConfig.prompt_column else list(sample)
+    if not _is_there(data.prompt_column, prompts) or not all(_is_there(answer, first) for answer in answers):
+        return None
+    return _spoken(Columns((data.prompt_column, *answers), history, is_known=not history or history in sample), sample)
+
+
+def _messages(data: DataConfig, first: Sequence[str]) -> str:
+    """A column that is usually called so; empty where there is none, or another holds the turns."""
+    return next((name for name in MESSAGES_COLUMNS if name in first and not data.history_column), "")
+
+
+def _turns_before(data: DataConfig, first: Sequence[str], sample: Mapping[str, Any]) -> Columns:
+    """The columns of what comes before a question."""
+    history = data.history_column or ""
+    usual = HISTORY if isinstance(sample.get(HISTORY, ""), (list, type(None))) else ""
+    turns = _messages(data, first) or history or usual
+    return Columns((), turns, _rules(sample), is_known=not history or history in sample)
+
+
+def _answers_alone(
+    data: DataConfig, answers: Sequence[str], first: Sequence[str], sample: Mapping[str, Any]
+) -> Columns:
+    """Columns of answers, whose prompt has a usual name, or is what they begin with."""
+    prompts = () if _messages(data, first) else ASKED
+    prompt = next((_made(asked, sample) for asked in prompts if asked.split("+")[0] in first), "")
+    return _spoken(replace(_turns_before(data, first, sample), texts=(prompt, *answers)), sample)
+
+
+def _well_known(data: DataConfig, first: Sequence[str], sample: Mapping[str, Any]) -> Columns | None:
+    """The columns of a conversation, or of a pair of a well-known shape where the settings name no columns."""
+    before = _turns_before(data, first, sample)
+    if _messages(data, first):
         return before
-    if not is_default or data.response_column != defaults.response_column:
+    if (data.prompt_column, data.response_column) != (DataConfig.prompt_column, DataConfig.response_column):
         return None
     for asked, answer in PAIRS:
         column, _, key = answer.partition(".")
@@ -393,7 +421,7 @@ def _turns(record: Mapping[str, Any], name: str) -> list[Turn]:
         raise ValueError(say("{name} {error}", name=name, error=error)) from None
 
 
-def _text(record: Mapping[str, Any], name: str, key: str = "", may_count: bool = False) -> str:
+def text_of(record: Mapping[str, Any], name: str, key: str = "", may_count: bool = False) -> str:
     """The text of a cell, or under a key of a cell with a table."""
     if name not in record:
         raise ValueError(say("has no {name}; it has {value}", name=name, value=listed(record) or say("nothing")))

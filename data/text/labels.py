@@ -15,7 +15,6 @@ from typing import Any
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import NUMPY_STRINGS, parsed
 from language import join, say
-from settings.consistency import TOKEN
 from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
@@ -23,28 +22,39 @@ MOST_LABELS = 4096
 LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
 
 
-def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
-    """The labels of a row, None where they are masked.
+def label_of(cell: object, mask: object = None) -> list[str | None]:
+    """The one label of a text, None where it is masked.
 
     Args:
-        head: sequence or token. cell, mask: as a file has them; of the mask 1 where the label counts, None: all count.
+        cell, mask: as a file has them; of the mask 1 where the label counts, None: it does.
     Raises:
         ValueError: with what is wrong.
     """
-    if head != TOKEN and _is_list(cell):
+    if _is_list(cell):
         raise ValueError(say("holds a list; a text has one label (several labels per text are not supported)"))
-    entries = _entries(cell) if head == TOKEN else [cell]
-    labels = [None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry) for entry in entries]
+    label = _learnt(cell)
+    if mask is not None:
+        return [label] if _counts(mask) else [None]
+    if label is None:
+        raise ValueError(say("is missing"))
+    return [label]
+
+
+def labels_of(cell: object, mask: object = None) -> list[str | None]:
+    """The labels of the letters or words of a text, None where they are masked; see `label_of`."""
+    labels = [_learnt(entry) for entry in _entries(cell)]
     if mask is None:
-        if head != TOKEN and labels == [None]:
-            raise ValueError(say("is missing"))
         return labels
-    counts = [_counts(entry) for entry in (_entries(mask) if head == TOKEN else [mask])]
+    counts = [_counts(entry) for entry in _entries(mask)]
     if len(counts) != len(labels):
         raise ValueError(
             say("has {count:,} labels and a mask of {other_count:,}", count=len(labels), other_count=len(counts))
         )
     return [label if does_count else None for label, does_count in zip(labels, counts, strict=True)]
+
+
+def _learnt(entry: object) -> str | None:
+    return None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry)
 
 
 def numbered(labels: Sequence[str | None], names: Sequence[str]) -> list[float | None]:
