@@ -14,8 +14,9 @@ from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
 from data.sources.corpus import build_sample_corpus
 from data.sources.files import Source
-from data.sources.layouts import Columns, pair_columns
+from data.sources.layouts import Columns
 from data.sources.reading import head_of
+from data.sources.shapes import pair_columns
 from data.task import Match, ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
 from formats import TEXT

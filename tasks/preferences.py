@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from data.batches.collate import PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.files import Source
-from data.sources.layouts import Columns, preference_columns
+from data.sources.layouts import Columns
 from data.sources.reading import head_of
+from data.sources.shapes import preference_columns
 from data.task import Match, ShardFormat
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, turns_in

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from data.batches.mixture import named_weights
 from data.prepare.data_tokenizer import read_extra_tokens, tokenizer_folder
@@ -37,7 +38,7 @@ from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import Config, DataConfig
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, at_home, listed
 from settings.tasks import task_named
 from storage import (
@@ -57,7 +58,17 @@ from storage import (
 
 FORMAT = 5  # raise it when the same text would give other shards
 IDENTITY = "identity"
-Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
+
+
+class StoredSplit(NamedTuple):
+    """One split of a shards folder."""
+
+    manifest: Manifest
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.manifest.root / self.name
 
 
 @dataclass(frozen=True)
@@ -120,13 +131,13 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
     with _all_cores(config), noted_in(note):
         rows = find_training_data(alone, once, "--validation_file")
         if rows.shards is not None:
-            place = _place(rows.shards, VALIDATION)
+            split = _given_split(rows.shards, VALIDATION)
         else:
             rows = _with_label_names(alone, rows, once)
             folder = tokenizer_folder(alone, rows, once)
             sets = set_names(config.data.validation_file)
-            place = (_make_shards(alone, rows, folder, [], rows.sources, once, sets=sets), VALIDATION)
-        return _prepared(config, rows, place, place)
+            split = StoredSplit(_make_shards(alone, rows, folder, [], rows.sources, once, sets=sets), VALIDATION)
+        return _prepared(config, rows, split, split)
 
 
 def find_prepared(config: Config) -> Prepared | None:
@@ -195,10 +206,8 @@ def _is_of_cache(config: Config, root: Path) -> bool:
     """Whether shards were made under the cache folder, and no setting names them."""
     if config.prepare.shards_dir != AUTO or root.parent.resolve() != Path(config.data.cache_dir).resolve():
         return False
-    named = [
-        Path(str(spec)) for spec in (config.data.train_file, config.data.validation_file) if spec and is_shards(spec)
-    ]
-    return root.resolve() not in [Manifest.of(path).root.resolve() for path in named]
+    specs = [spec for spec in (config.data.train_file, config.data.validation_file) if spec and is_shards(spec)]
+    return root.resolve() not in [Manifest.of(Path(str(spec))).root.resolve() for spec in specs]
 
 
 @contextmanager
@@ -221,34 +230,34 @@ def _prepare(config: Config, once: Once) -> Prepared:
         training_data = find_training_data(config, once)
         if data.mixture_weights is not None and training_data.shards is None:  # Of shards their loader reads the parts.
             named_weights(data.mixture_weights, training_data.parts)
-        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        validation = [] if given else held_out_sources(data)
+        validation = held_out_sources(data)
         sets = set_names(validation_file)
+        given = _given_split(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
     except UserError as error:  # Of all that is named, what is missing is told at once.
         raise UserError(*error.problems, *file_problems(data)) from None
     training_data = _with_label_names(config, training_data, once)
     check_heeded(config, training_data)
-    if training_data.shards is not None:
-        _refuse_changes(config, validation)
-        train = _place(training_data.shards, TRAIN)
-        tokenizer_dir = train[0].root / TOKENIZER
-        if data.tokenizer_dir != AUTO:
-            _check_same_tokenizer(train[0], tokenizer_folder(config, training_data, once))
-        _check_same_template(data, training_data.task, train[0], tokenizer_dir)
-        _check_extra_tokens(config, tokenizer_dir)
-        made = train[0]
-        if validation:
-            made = _make_shards(config, training_data, tokenizer_dir, [], validation, once, sets=sets)
-    else:
+    if training_data.shards is None:
         tokenizer_dir = tokenizer_folder(config, training_data, once)
         made = _make_shards(
             config, training_data, tokenizer_dir, training_data.sources, validation, once, given is None, sets
         )
-        train = (made, TRAIN)
+        train = StoredSplit(made, TRAIN)
+    else:
+        train = _given_split(training_data.shards, TRAIN)
+        made = train.manifest
+        tokenizer_dir = made.root / TOKENIZER
+        _refuse_changes(config, validation)
+        if data.tokenizer_dir != AUTO:
+            _check_same_tokenizer(made, tokenizer_folder(config, training_data, once))
+        _check_same_template(data, training_data.task, made, tokenizer_dir)
+        _check_extra_tokens(data.extra_tokens, tokenizer_dir)
+        if validation:
+            made = _make_shards(config, training_data, tokenizer_dir, [], validation, once, sets=sets)
     if given is not None:
-        _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
-        _check_same_template(data, training_data.task, given[0], train[0].root / TOKENIZER)
-    return _prepared(config, training_data, train, given or (made, VALIDATION))
+        _check_same_tokenizer(given.manifest, train.manifest.root / TOKENIZER)
+        _check_same_template(data, training_data.task, given.manifest, train.manifest.root / TOKENIZER)
+    return _prepared(config, training_data, train, given or StoredSplit(made, VALIDATION))
 
 
 def _with_label_names(config: Config, training_data: TrainingData, once: Once) -> TrainingData:
@@ -267,19 +276,21 @@ def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
             "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples",
             max_samples=config.data.max_samples,
         )
-    asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
-    idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
-    if idle and not raw:
-        raise UserError(
-            *(say("--{name}, shards are used as they are; prepare the text with --{name}", name=name) for name in idle)
+    cleaning = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
+    idle = [name for name, is_on in cleaning.items() if is_on and config.origin(name) == "flag"]
+    if not raw:
+        refuse(
+            [say("--{name}, shards are used as they are; prepare the text with --{name}", name=name) for name in idle]
         )
 
 
-def _place(path: str | Path, split: str) -> Place:
-    """Read a path as a shards folder with its `split`, or as one split of it."""
+def _given_split(path: str | Path, name: str) -> StoredSplit:
+    """Read a path as one split of a shards folder; of a whole folder it is the one of this name, or its first."""
     manifest = Manifest.of(Path(path))
+    if manifest.root != Path(path):
+        return StoredSplit(manifest, Path(path).name)
     names = list(manifest.content["splits"])
-    return manifest, Path(path).name if manifest.root != Path(path) else split if split in names else names[0]
+    return StoredSplit(manifest, name if name in names else names[0])
 
 
 def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
@@ -293,16 +304,16 @@ def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
         )
 
 
-def _check_extra_tokens(config: Config, folder: Path) -> None:
-    if config.data.extra_tokens is not None:
-        tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
-        if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
-            raise UserError(
-                "--extra_tokens = {extra_tokens}, the shards were written without {missing}; prepare the text again "
-                "with the same --extra_tokens",
-                extra_tokens=config.data.extra_tokens,
-                missing=listed(missing),
-            )
+def _check_extra_tokens(extra_tokens: str | None, folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    tokens = [] if extra_tokens is None else read_extra_tokens(extra_tokens)
+    if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
+        raise UserError(
+            "--extra_tokens = {extra_tokens}, the shards were written without {missing}; prepare the text again "
+            "with the same --extra_tokens",
+            extra_tokens=extra_tokens,
+            missing=listed(missing),
+        )
 
 
 def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, beside: Path) -> None:
@@ -483,35 +494,35 @@ def _check_free(target: Path, identity: str) -> None:
         raise UserError("--shards_dir = {target}, holds other files; give a new or an empty folder", target=target)
 
 
-def _prepared(config: Config, training_data: TrainingData, train: Place, validation: Place) -> Prepared:
-    if train[0].kind != validation[0].kind:
+def _prepared(config: Config, training_data: TrainingData, train: StoredSplit, validation: StoredSplit) -> Prepared:
+    trained = train.manifest
+    validated = validation.manifest
+    if trained.kind != validated.kind:
         raise UserError(
             "--validation_file = {root}, holds {kind} shards, but training reads {other_kind}; prepare both alike",
-            root=validation[0].root,
-            kind=validation[0].kind,
-            other_kind=train[0].kind,
+            root=validated.root,
+            kind=validated.kind,
+            other_kind=trained.kind,
         )
-    counts: dict[str, int] = {}
-    for name, (manifest, split) in ((TRAIN, train), (VALIDATION, validation)):
-        manifest.files(split)
-        counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
-    train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
-    manifest, split = train
-    if any(other.label_names != manifest.label_names for other, _ in (train, validation)):
+    if trained.label_names != validated.label_names:
         raise UserError(
             "--validation_file = {root}, has the labels {label_names}, and the training data "
             "{other_label_names}; prepare both with the same --labels",
-            root=validation[0].root,
-            label_names=listed(validation[0].label_names),
-            other_label_names=listed(manifest.label_names),
+            root=validated.root,
+            label_names=listed(validated.label_names),
+            other_label_names=listed(trained.label_names),
         )
+    counts: dict[str, int] = {}
+    for prefix, split in ((TRAIN, train), (VALIDATION, validation)):
+        split.manifest.files(split.name)
+        counts |= {f"{prefix}_{name}": count for name, count in split.manifest.counts(split.name).items()}
     return Prepared(
-        train_dir,
-        validation_dir,
-        train[0].root / TOKENIZER,
+        train.folder,
+        validation.folder,
+        trained.root / TOKENIZER,
         training_data.objective,
         counts,
         passed_over(config, training_data.task),
-        manifest.label_names,
-        manifest.label_counts(split),
+        trained.label_names,
+        trained.label_counts(train.name),
     )

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.sources.layouts import NUMBER, TEXT, TURNS, Columns, RowOf, text_of
+from data.sources.expressions import NUMBER, TEXT, TURNS, cell_of, text_of
+from data.sources.layouts import Columns, RowOf
 from data.text.labels import numbered, words_of
 from language import say
 from settings.fields import listed
@@ -63,17 +64,14 @@ class LabelColumns(Columns):
         """The text of a record, and JSON of its labels: names where these are not known yet, else what is trained."""
         column = self.texts[0]
         text = text_of({**record, column: words_of(record[column])} if column in record else record, column)
-        if self.label not in record:
-            raise ValueError(
-                say("has no {label}; it has {value}", label=self.label, value=listed(record) or say("nothing"))
-            )
+        label = cell_of(record, self.label)
         if not text.strip():
             raise ValueError(say("{column} is empty", column=column))
         mask = record.get(MASK)
         try:
             if isinstance(mask, ValueError):
                 raise mask
-            labels = self.labels(text, record[self.label], mask)
+            labels = self.labels(text, label, mask)
             cell = labels if self.names is None else numbered(labels, self.names)
         except ValueError as error:
             raise ValueError(say("{name} {error}", name=self.label, error=error)) from None

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from childproc import CRASHED, MEMORY, ChildDied, Worker
 from data.sources.files import Source
-from data.sources.layouts import Columns, prompt_columns
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
 from data.sources.reading import BATCH_ROWS, TOO_LARGE, head_of, reading, records
+from data.sources.shapes import prompt_columns
 from data.sources.tables import fits_json, type_problems
 from data.text.templates import USER, Turn
 from formats import TEXT
