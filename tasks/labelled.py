@@ -183,15 +183,16 @@ def _name(label: Any, names: Sequence[str]) -> str | None:
 
 def aligned(tokenizer: Tokenizer, ids: NDArray[Any], labels: Sequence[str | None]) -> Table:
     """Tokens over their labels, column by column, as many as fit on a line."""
-    tokens = [(tokenizer.id_to_token(int(number)) or "").lstrip("▁Ġ") or "▁" for number in ids[: SHOWN_COLUMNS // 2]]
-    pairs = [(token, label or MASKED) for token, label in zip(tokens, labels, strict=False)]
-    widths = [max(width(token), width(label)) for token, label in pairs]
-    while sum(widths) + len(widths) > SHOWN_COLUMNS:
-        widths.pop()
-    lines = [
-        " ".join(cell + " " * (most - width(cell)) for cell, most in zip(cells, widths, strict=False)).rstrip()
-        for cells in zip(*pairs, strict=True)
-    ]
-    if len(widths) < len(ids):
-        lines[0] += say(" ... ({count})", count=counted(len(ids), "token"))
-    return [(say("tokens"), lines[0]), (say("labels"), lines[1])]
+    lines = ["", ""]
+    columns_left = SHOWN_COLUMNS
+    end = ""
+    for number, label in zip(ids.tolist(), labels, strict=True):
+        token = (tokenizer.id_to_token(number) or "").lstrip("▁Ġ") or "▁"
+        cells = token, label or MASKED
+        columns = max(map(width, cells)) + 1
+        columns_left -= columns
+        if columns_left < 0:
+            end = say(" ... ({count})", count=counted(len(ids), "token"))
+            break
+        lines = [line + cell + " " * (columns - width(cell)) for line, cell in zip(lines, cells, strict=True)]
+    return [(say("tokens"), lines[0].rstrip() + end), (say("labels"), lines[1].rstrip())]

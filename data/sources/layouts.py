@@ -135,7 +135,7 @@ class Columns:
 
     def _row_with_turns(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
         before = self._before(record)
-        cells = [
+        cells: Sequence[Any] = [
             expression.answers(record)[0] if self.has_answers and place == 1 else expression.read(record)
             for place, expression in enumerate(expressions)
         ]
