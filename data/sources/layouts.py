@@ -129,9 +129,10 @@ class Columns:
         return self._filled([expression.read(record) for expression in expressions])
 
     def _row_with_answers(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
-        prompt, answer = expressions
-        texts = self._filled([prompt.read(record), "answers"])
-        return texts[0], json.dumps(answer.answers(record), ensure_ascii=False)
+        prompt, response = expressions
+        answers = response.answers(record)
+        text, _ = self._filled([prompt.read(record), answers[0]])
+        return text, json.dumps(answers, ensure_ascii=False)
 
     def _row_with_turns(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
         before = self._before(record)
