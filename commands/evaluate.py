@@ -23,7 +23,7 @@ from data.batches.collate import IGNORED_LABEL, Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
-from data.shards.store import PAIRS, VALIDATION
+from data.shards.store import VALIDATION
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
@@ -214,7 +214,7 @@ def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int
     asked = config.metrics.eval_generate_rows
     if asked != AUTO:
         return rows, int(asked)
-    return rows, min(rows, ANSWERED_ROWS) if objective == PAIRS else 0
+    return rows, min(rows, ANSWERED_ROWS) if objective == "pairs" else 0
 
 
 def _table(

@@ -15,15 +15,14 @@ from typing import Any
 
 from childproc import ChildDied, call
 from data.batches.loader import StepLoader
-from data.batches.objectives import lengths_of
+from data.batches.rows import lengths_of
 from data.prepare.estimate import estimate_lengths
 from data.prepare.looking import look
 from data.prepare.preparing import find_prepared
 from data.prepare.preview import table_of_files, table_of_shards
-from data.prepare.task import Rows as SeenRows
-from data.prepare.task import decide, kind_of
-from data.shards.store import STREAM
+from data.prepare.training_data import find_training_data
 from data.sources.peek import about_rows, about_tokens
+from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
 from devices.environment import may_have_gpu, prepare_environment
 from language import english, join, say
@@ -39,6 +38,7 @@ from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
 from settings.precedence import model_presets
+from settings.tasks import task_named
 from storage import NotMade, only_if_made
 from training.checkpoints.folder import step_of
 from training.checkpoints.runs import check_name
@@ -203,7 +203,7 @@ def _assumed(rows: Rows, config: Config) -> list[str]:
                 sample=rows.sample.describe(),
             )
         ]
-    if rows.lengths is not None or config.data.train_file is None or kind_of(rows.objective) == STREAM:
+    if rows.lengths is not None or config.data.train_file is None or task_named(rows.objective).is_windowed:
         return []
     return [
         say(
@@ -334,11 +334,11 @@ def _about_rows(config: Config) -> int:
     if config.data.train_file is None:
         return 0
     with suppress(UserError, OSError):
-        task = look(config, decide, config, only_if_made)
-        if task.kind == STREAM:
-            rows = about_tokens(task.sources) // lengths_of(config.data, task.objective).raw_tokens
+        data = look(config, find_training_data, config, only_if_made)
+        if data.task.is_windowed:
+            rows = about_tokens(data.sources) // lengths_of(config.data, data.objective).raw_tokens
         else:
-            rows = look(config, about_rows, task.sources)
+            rows = look(config, about_rows, data.sources)
         return max(1, min(rows, config.data.max_samples or rows))
     return 0
 
@@ -354,7 +354,7 @@ def _named(config: Config) -> str:
     )  # fmt: skip
 
 
-def _rows(config: Config) -> SeenRows:
+def _rows(config: Config) -> Table:
     if config.data.train_file is None:
         return []
     with suppress(UserError):

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from commands.new_folder import held_output
+from data.prepare.data_tokenizer import read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_data_tokenizer
 from data.prepare.looking import look
-from data.prepare.task import decide, read_extra_tokens, tokenizer_quality, tokenizer_type_of, train_task_tokenizer
+from data.prepare.training_data import find_training_data
 from data.sources.places import public
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
@@ -44,19 +45,19 @@ def tokenizer(config: Config) -> None:
 
 
 def _train_into(folder: Path, config: Config) -> None:
-    task = look(config, decide, config)
-    if task.shards is not None:
+    data = look(config, find_training_data, config)
+    if data.shards is not None:
         raise UserError(
             say(
                 "--train_file = {shards}, holds token shards, no text; give the text they were made from",
-                shards=task.shards,
+                shards=data.shards,
             )
         )
-    show, kind = Progress(1), look(config, tokenizer_type_of, config, task)
+    show, kind = Progress(1), look(config, tokenizer_type_of, config, data)
     show.note(say("training a {kind} tokenizer, to be written to {folder}", kind=kind, folder=folder))
     with writing("cache_dir", config.data.cache_dir):  # where the sample lies that is too large for memory
         make_folder(Path(config.data.cache_dir))
-    trained = look(config, train_task_tokenizer, config, task)
+    trained = look(config, train_data_tokenizer, config, data)
     partial = folder / ".tmp"  # inside: the folder may be a disk of its own
     try:
         with writing("tokenizer_dir", folder):
@@ -81,6 +82,6 @@ def _train_into(folder: Path, config: Config) -> None:
     asked = config.model.vocab_size
     if trained.size < asked and kind not in ("byte", "letters"):
         rows.append((say("asked for"), say("{count}; the text yields no more", count=f"{asked:,}")))
-    rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, task, trained).items())
+    rows += ((name, str(measured)) for name, measured in look(config, tokenizer_quality, config, data, trained).items())
     rows.append((say("next"), f"{program()} train{source} --tokenizer_dir={shlex.quote(str(folder))}"))
     show.table(say("{kind} tokenizer", kind=kind), rows)

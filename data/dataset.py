@@ -357,7 +357,7 @@ class LowMemDataset(Sequence[dict[str, Any]]):
         return self.__dict__
 
 
-class TokenStream:
+class TokenStream(Sequence[dict[str, Any]]):
     """The rows of a token stream read as windows of another length.
 
     Args:
@@ -379,8 +379,8 @@ class TokenStream:
         """Whole windows; a stream shorter than one window is one short window."""
         return self.num_tokens // self.window_tokens
 
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """Give a window, (window_tokens,) int64, read from the rows that it crosses."""
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:  # type: ignore[override]
+        """Give a window as a row of `tokens`, (window_tokens,) int64, read from the rows that it crosses."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         begin = index * self.window_tokens
@@ -396,4 +396,4 @@ class TokenStream:
                 last=last + 1,
                 row_tokens=self.row_tokens,
             )
-        return window
+        return {"tokens": window}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from language import Message, say
 from settings.fields import AUTO, not_known
+from settings.tasks import is_pretraining
 
 if TYPE_CHECKING:
     from settings.declared import Config
@@ -95,7 +96,7 @@ RULES = (
         "--objective = {objective}, is what --head={objective} trains on; name that instead",
     ),
     Rule(
-        lambda s: s.is_finetune and s.objective not in (AUTO, "pairs", PREFERENCES, *HEADS),
+        lambda s: s.is_finetune and is_pretraining(s.objective),
         "--objective = {objective}, finetuning trains on pairs; use pairs or omit is_finetune",
     ),
     Rule(

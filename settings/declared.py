@@ -30,6 +30,7 @@ from settings.consistency import (
     TOKEN,
 )
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
+from settings.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # of an encoder's input
@@ -245,7 +246,7 @@ class DataConfig(Noting):
     objective: str | Auto = defining(
         AUTO, "training objective, for text span, ul2, prefix or denoise (single tokens masked, whole text as target, as ProtT5); auto: span for text, pairs for prompt and response; the command dpo takes preferences",
         derived=Derived("preferences in dpo, that of the head, span where a text_column is named", _objective),
-        choices=("span", "ul2", "prefix", "denoise", "pairs", PREFERENCES, *HEADS),
+        choices=tuple(TASKS),
     )  # fmt: skip
     max_seq_len: int = defining(
         512,

@@ -157,6 +157,9 @@ class LabelledBatch(Batch):
         return int((~is_masked).sum())
 
 
+AnyRow = Row | PreferenceRow | LabelledRow
+
+
 def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """Pad rows to the longest, rounded up to `LENGTH_MULTIPLE`, so that fewer shapes occur.
 

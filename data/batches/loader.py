@@ -10,56 +10,58 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.collate import (
-    IGNORED_LABEL,
-    Batch,
-    LabelledRow,
-    PreferenceRow,
-    Row,
-    collate,
-    collate_labels,
-    collate_preferences,
-)
+from data.batches.collate import IGNORED_LABEL, AnyRow, Batch
 from data.batches.mixture import Mixture, named_weights
-from data.batches.objectives import corrupt, corrupted_lengths, cut, lengths_of
 from data.batches.order import Order, row_keys
-from data.dataset import FILE, REOPEN, LowMemDataset, TokenStream
-from data.shards.store import COLUMNS, PREFERENCES, STREAM, TRAIN, Manifest
+from data.batches.rows import RowSettings
+from data.dataset import FILE, REOPEN, LowMemDataset
+from data.shards.store import TRAIN, Manifest
 from data.sources.files import set_names
 from data.sources.places import public
+from data.task import ShardFormat, Task
 from language import join, say
-from settings.consistency import HEADS, SEQUENCE
 from settings.declared import Config, DataConfig
 from settings.errors import UserError
+from settings.tasks import task_named
 
 BLOCKS_FROM_BYTES = 16 * 1024**3  # Shards from this size on may not fit the page cache: neighbours are read together.
 BLOCK_ROWS = 256
 CONTENT_ROWS = 256  # by which it is known whether rows are the same: in a moment, of any number
-AnyRow = Row | PreferenceRow | LabelledRow
 EVALUATION_SEED = 0x5EED  # evaluation sees the same masks whatever the training seed
 
 
 class TokenRows(Sequence[dict[str, Any]]):
-    """The rows of a split, each checked at every read: an id after the vocabulary would end the run in the middle of a step,
-    on a GPU without a word about where it came from. It costs two passes over some hundred numbers.
+    """The rows of a split, each checked at every read.
+
+    An id after the vocabulary would end the run in the middle of a step, on a GPU without a word about where it came
+    from. The check costs two passes over some hundred numbers.
 
     Args:
-        rows: of columns that hold ids. vocab_size: the highest id and 1. place: the split's folder, for messages.
-        num_labels: of a column of labels how many there are; 0: they are numbers to be predicted; None: there is no such column.
+        rows: of the columns of `format`.
+        vocab_size: the highest id and 1.
+        folder: of the split, for messages.
+        num_labels: how many labels there are; 0: they are numbers to be predicted.
     Raises:
         UserError: there are no rows; on reading one, it holds something else than ids.
     """
 
-    def __init__(self, rows: LowMemDataset, vocab_size: int, place: object, num_labels: int | None = None) -> None:
-        self._rows, self._vocab_size, self._place, self._num_labels = rows, vocab_size, place, num_labels
+    def __init__(
+        self, rows: LowMemDataset, format: ShardFormat, vocab_size: int, folder: Path, num_labels: int
+    ) -> None:
+        self._rows = rows
+        self._label_column = format.label_column
+        self._vocab_size = vocab_size
+        self._folder = folder
+        self._num_labels = num_labels
         if not len(rows):
-            raise UserError("{place}: holds no rows; delete the folder and prepare it again", place=place)
+            raise UserError("{place}: holds no rows; delete the folder and prepare it again", place=folder)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,41 +69,40 @@ class TokenRows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
         row = self._rows[index]
         for name, ids in row.items():
-            if self._num_labels is not None and name == "labels":
+            if name == self._label_column:
                 self._check_labels(ids, row["input_ids"], index)
-                continue
-            if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
-                problem = say(
-                    "{name} is {kind}, not token ids", name=name, kind="null" if ids is None else type(ids).__name__
+            elif problem := self._problem_of_ids(name, ids):
+                raise UserError(
+                    "{place}, row {index}: {problem}; delete the folder and prepare it again",
+                    place=self._folder,
+                    index=index + 1,
+                    problem=problem,
                 )
-            elif _largest(ids) >= self._vocab_size:
-                wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
-                problem = say(
-                    "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
-                    name=name,
-                    wrong=wrong[0],
-                    vocab_size=self._vocab_size - 1,
-                )
-            else:
-                continue
-            raise UserError(
-                "{place}, row {index}: {problem}; delete the folder and prepare it again",
-                place=self._place,
-                index=index + 1,
-                problem=problem,
-            )
         return row
 
+    def _problem_of_ids(self, name: str, ids: Any) -> str:
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui":
+            kind = "null" if ids is None else type(ids).__name__
+            return say("{name} is {kind}, not token ids", name=name, kind=kind)
+        if _largest(ids) < self._vocab_size:
+            return ""
+        return say(
+            "{name} holds the id {wrong}, the tokenizer has ids 0 to {vocab_size:,}",
+            name=name,
+            wrong=ids[(ids < 0) | (ids >= self._vocab_size)][0],
+            vocab_size=self._vocab_size - 1,
+        )
+
     def _check_labels(self, labels: Any, ids: Any, index: int) -> None:
-        wanted = "i" if self._num_labels else "f"
-        is_sound = isinstance(labels, np.ndarray) and labels.dtype.kind == wanted and len(labels) in (1, len(ids))
+        dtype = "i" if self._num_labels else "f"
+        is_sound = isinstance(labels, np.ndarray) and labels.dtype.kind == dtype and len(labels) in (1, len(ids))
         if is_sound and self._num_labels:
             is_sound = bool(np.all((labels == IGNORED_LABEL) | ((labels >= 0) & (labels < self._num_labels))))
         if not is_sound:
             raise UserError(
                 "{place}, row {index}: its labels do not match the labels of the folder; delete it and prepare it "
                 "again",
-                place=self._place,
+                place=self._folder,
                 index=index + 1,
             )
 
@@ -117,7 +118,7 @@ class StepLoader:
 
     Args:
         split_dir: `train_dir` or `validation_dir` of `Prepared`.
-        objective: span, ul2, prefix, denoise, pairs, preferences, sequence or token.
+        objective: a key of `settings.tasks.TASKS`.
         config: lengths, masking, order, mixture, `group_by_length`, `batch_tokens` and seed.
         ultra_low_mem: open the shard anew for every read.
     Raises:
@@ -125,34 +126,40 @@ class StepLoader:
     Memory:
         the batches of one step, and the rows of one batch; of a step whose rows are sorted all rows, while they are collated.
 
-    With preferences, micro-batches are `PreferenceBatch`, with labels `LabelledBatch`.
-
     Attributes:
+        longest: encoder and decoder tokens of the longest rows that can come, all answers of a row together.
+        longest_answer: of the first answer of a row.
         sets: of a split of validation sets with names, the numbers of each one's rows; else empty.
-        decodes: whether a decoder reads labelled texts too.
     """
 
     def __init__(self, split_dir: Path, objective: str, config: Config, ultra_low_mem: bool = False) -> None:
         data = config.data
         manifest = Manifest.of(Path(split_dir))
-        self.objective, self.special, self.seed = objective, manifest.special, config.run.seed
-        self.density, self.mean_span = data.noise_density, data.mean_noise_span_length
-        self.lengths = lengths_of(data, objective, len(self.special.sentinels))
         split = Path(split_dir).name
-        files, mode = manifest.files(split), REOPEN if ultra_low_mem else FILE
-        stored = LowMemDataset(files, COLUMNS[manifest.kind], mode=mode)
-        is_labelled = manifest.kind in HEADS
-        rows = TokenRows(stored, manifest.vocab_size, split_dir, len(manifest.label_names) if is_labelled else None)
-        self.decodes = is_labelled and config.model.num_decoder_layers > 0
-        self._pairs: Sequence[dict[str, Any]] | None = None if manifest.kind == STREAM else rows
-        self._windows = TokenStream(rows, self.lengths.raw_tokens) if manifest.kind == STREAM else None
-        self.num_rows = len(self._windows if self._pairs is None else self._pairs)  # type: ignore[arg-type]
+        self.objective = objective
+        self.task: Task = task_named(objective)
+        self.seed = config.run.seed
+        self.lengths = self.task.lengths(data, len(manifest.special.sentinels))
+        self.row_settings = RowSettings(
+            lengths=self.lengths,
+            special=manifest.special,
+            noise_density=data.noise_density,
+            mean_noise_span=data.mean_noise_span_length,
+            decodes=config.model.num_decoder_layers > 0,
+        )
+        format = self.task.shards
+        stored = LowMemDataset(manifest.files(split), format.columns, mode=REOPEN if ultra_low_mem else FILE)
+        rows = TokenRows(stored, format, manifest.vocab_size, split_dir, len(manifest.label_names))
+        self._rows = self.task.rows_of(rows, self.lengths)
+        self.num_rows = len(self._rows)
         self._tokens = manifest.counts(split).get("tokens", 0)
-        inputs, *answers = self._longest(manifest, split)
-        self.longest, self.longest_answer = (inputs, sum(answers)), answers[0]  # of preferences the better one
+        inputs, *answers = self.task.longest(manifest.lengths(split), self._rows, self.row_settings)
+        self.longest = inputs, sum(answers)
+        self.longest_answer = answers[0]
         self._order = self._make_order(manifest, split, data)
-        self.sorts_rows = data.group_by_length and self._pairs is not None
-        self.max_tokens, self.reopens = data.batch_tokens or None, ultra_low_mem
+        self.sorts_rows = data.group_by_length and not self.task.is_windowed
+        self.max_tokens = data.batch_tokens or None
+        self.reopens = ultra_low_mem
         self.sets = self._rows_of_sets(manifest, split, data.validation_file) if split != TRAIN else {}
         self.reference: NDArray[np.float32] | None = None
 
@@ -165,30 +172,11 @@ class StepLoader:
 
         Those lie evenly spaced. How and where rows are stored does not count, nor do masks and order.
         """
-        rows: Sequence[Any] = self._pairs if self._pairs is not None else self._windows  # type: ignore[assignment]
         digest = hashlib.sha256(f"{self.num_rows} {self._tokens}".encode())
         for number in np.unique(np.linspace(0, self.num_rows - 1, CONTENT_ROWS).astype(np.int64)).tolist():
-            row = rows[number]
-            for ids in row.values() if isinstance(row, dict) else [row]:
+            for ids in self._rows[number].values():
                 digest.update(ids.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
-
-    def _longest(self, manifest: Manifest, split: str) -> tuple[int, ...]:
-        """Encoder and decoder tokens of the longest rows that can come; of preferences those of each answer."""
-        bounds = self.lengths.input_tokens, self.lengths.target_tokens
-        if self.objective in HEADS:
-            longest = min(int(manifest.lengths(split)["input_ids"]["longest"]), bounds[0])
-            return longest, longest * self.decodes
-        if self._windows is None:
-            inputs, *targets = (int(facts["longest"]) for facts in manifest.lengths(split).values())
-            return min(inputs, bounds[0]), *(min(target, bounds[1]) for target in targets)
-        if self.objective == "span":
-            return corrupted_lengths(
-                self._windows.window_tokens, self.density, self.mean_span, len(self.special.sentinels)
-            )
-        if self.objective == "denoise":
-            return self._windows.window_tokens + 1, self._windows.window_tokens + 1
-        return bounds
 
     def _make_order(self, manifest: Manifest, split: str, data: DataConfig) -> Order | Mixture:
         # The order follows from the data alone: another machine must give the same one.
@@ -213,14 +201,9 @@ class StepLoader:
         return {name: rows[name] for name in names}
 
     def _part_sizes(self, manifest: Manifest, split: str) -> tuple[list[str], list[int]]:
-        """Names of the parts and their rows; a window of a stream belongs to the part that it begins in."""
+        """Names of the parts and their rows."""
         parts = manifest.parts(split)
-        names = [part["name"] for part in parts]
-        if self._windows is None:
-            return names, [part["rows"] for part in parts]
-        ends = np.cumsum([part["tokens"] for part in parts])
-        windows = np.minimum(-(-ends // self._windows.window_tokens), self.num_rows)
-        return names, np.diff(np.concatenate(([0], windows))).tolist()
+        return [part["name"] for part in parts], self.task.part_rows(parts, self._rows)
 
     def micro_batches(
         self,
@@ -245,12 +228,12 @@ class StepLoader:
         row_numbers = self._order.rows(places)
         keys = row_keys(self.seed, places)
         if self.sorts_rows:  # ties stay in the order of places
-            sorted_rows = sorted(self._rows(row_numbers, keys), key=lambda row: row.lengths)[rank::num_processes]
+            sorted_rows = sorted(self._read(row_numbers, keys), key=lambda row: row.lengths)[rank::num_processes]
             sorted_rows.reverse()
             rows: Iterator[AnyRow] = (sorted_rows.pop() for _ in range(len(sorted_rows)))  # none is held that was given
         else:
             share = np.array_split(np.arange(effective_batch_size), num_processes)[rank]
-            rows = self._rows(row_numbers[share], keys[share])
+            rows = self._read(row_numbers[share], keys[share])
         return [self._collate(group) for group in filled(rows, batch_size, self.max_tokens)]
 
     def evaluation_batches(
@@ -267,49 +250,25 @@ class StepLoader:
 
     def batch_of(self, numbers: NDArray[np.int64]) -> Batch:
         """Give the rows of these numbers as one batch, with the keys of evaluation."""
-        return self._collate(list(self._rows(numbers, row_keys(EVALUATION_SEED, numbers))))
+        return self._collate(list(self._read(numbers, row_keys(EVALUATION_SEED, numbers))))
 
     def rows_of_steps(self, steps: NDArray[np.int64], effective_batch_size: int) -> NDArray[np.int64]:
         """Numbers of the rows that steps (S,) see: (S, effective_batch_size)."""
         places = steps[:, None] * effective_batch_size + np.arange(effective_batch_size)
         return self._order.rows(places.ravel()).reshape(places.shape)
 
-    def _rows(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
+    def _read(self, numbers: NDArray[np.int64], keys: NDArray[np.uint64]) -> Iterator[AnyRow]:
         """Read rows, each when it is asked for."""
         return map(self._row, numbers.tolist(), keys.tolist())
 
     def _row(self, number: int, key: int) -> AnyRow:
-        lengths, special = self.lengths, self.special
-        if self._windows is not None:
-            window = self._windows[number]
-            return Row(*corrupt(self.objective, window, key, special, lengths, self.density, self.mean_span), key)
-        assert self._pairs is not None
-        if self.objective in HEADS:
-            ids, labels = self._pairs[number].values()
-            inputs = cut(ids.astype(np.int64), lengths.input_tokens, special.eos)
-            labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
-            if self.objective != SEQUENCE and len(labels) > len(inputs):
-                labels = labels[: len(inputs)]
-                labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
-            return LabelledRow(inputs, labels, key, self.decodes)
-        prompt, *answers = self._pairs[number].values()
-        if self.objective != PREFERENCES:
-            ends = (answers[0] == special.eos).nonzero()[0]
-            if len(ends) > 1:
-                answers = np.split(answers[0], ends[:-1] + 1)
-        inputs = cut(prompt.astype(np.int64), lengths.input_tokens, special.eos)
-        targets = [cut(answer.astype(np.int64), lengths.target_tokens, special.eos) for answer in answers]
-        if self.objective != PREFERENCES:
-            return Row(inputs, targets[0], key, targets[1:])
-        known = None if self.reference is None else np.array(self.reference[number])
-        return PreferenceRow(inputs, targets[0], targets[1], key, known)
+        row = self.task.row(self._rows[number], key, self.row_settings)
+        if self.reference is not None:
+            row = replace(row, reference=np.array(self.reference[number]))  # type: ignore[arg-type]
+        return row
 
     def _collate(self, rows: Sequence[AnyRow]) -> Batch:
-        if self.objective in HEADS:
-            return collate_labels(cast(Sequence[LabelledRow], rows), self.special.pad)
-        if self.objective == PREFERENCES:
-            return collate_preferences(cast(Sequence[PreferenceRow], rows), self.special.pad)
-        return collate(cast(Sequence[Row], rows), self.special.pad)
+        return self.task.collate(rows, self.row_settings.special.pad)
 
 
 def filled(rows: Iterable[AnyRow], batch_size: int, max_tokens: int | None) -> Iterator[list[AnyRow]]:

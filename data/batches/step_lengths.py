@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
-from data.batches.objectives import EVEN_LENGTHS
-from data.shards.store import COLUMNS, STREAM, Manifest, list_lengths
-from settings.consistency import HEADS
+from data.shards.store import Manifest, list_lengths
 
 MOST_ROWS = 400_000  # whose lengths are read: about a third of a second
 MOST_PLACES = 1_000_000  # of the order that are computed
@@ -68,11 +66,11 @@ def step_lengths(
     Memory: 4 bytes a place of the order, of rows shorter than `SHORT`, and 20 more for a moment, up to the limits above.
     """
     manifest = Manifest.of(Path(split_dir))
-    if loader.objective in EVEN_LENGTHS:  # every window gives the same lengths
+    if loader.task.has_even_lengths:
         shares = [len(part) for part in np.array_split(np.arange(effective_batch_size), num_processes)]
         longest = np.full((1, max(shares)), 1)
         return StepLengths(longest * loader.longest[0], longest * loader.longest[1], True)
-    if manifest.kind == STREAM or loader.num_rows > MOST_ROWS:
+    if loader.task.is_windowed or loader.num_rows > MOST_ROWS:
         chosen = _spaced(steps, max(1, MOST_MADE_ROWS // effective_batch_size))
         made = _made(
             loader.micro_batches(
@@ -82,8 +80,8 @@ def step_lengths(
             for step in chosen for rank in range(num_processes)
         )  # fmt: skip
         found = StepLengths(*made, len(chosen) == len(steps))
-        # of a stream the objective decides of a window
-        return found if manifest.kind == STREAM else found.with_longest(loader.longest)
+        # How long a window becomes is drawn for each, so the steps that were looked at stand for all.
+        return found if loader.task.is_windowed else found.with_longest(loader.longest)
     chosen = _spaced(steps, max(1, MOST_PLACES // effective_batch_size))
     lengths = _stored_lengths(manifest, Path(split_dir).name, loader)
     at_once = max(1, PLACES_AT_ONCE // effective_batch_size)
@@ -113,7 +111,7 @@ def drawn_lengths(
 def evaluation_lengths(loader: StepLoader, max_rows: int, num_processes: int = 1) -> StepLengths:
     """The same of the rows of an evaluation, as one step."""
     rows = min(max_rows, loader.num_rows)
-    if loader.objective in EVEN_LENGTHS:
+    if loader.task.has_even_lengths:
         ones = np.ones((1, max(1, -(-rows // num_processes))), np.int64)
         return StepLengths(ones * loader.longest[0], ones * loader.longest[1], True)
     most = min(rows, MOST_MADE_ROWS)
@@ -141,13 +139,9 @@ def _made(shares: Iterable[Iterable[Batch]]) -> tuple[Lengths, Lengths]:
 
 
 def _stored_lengths(manifest: Manifest, split: str, loader: StepLoader) -> tuple[Lengths, Lengths]:
-    """Encoder and decoder tokens of every row, (rows,) each; both answers of a preference count."""
-    inputs, *targets = list_lengths(manifest.files(split), COLUMNS[manifest.kind])
-    if manifest.kind in HEADS:
-        targets = [inputs * loader.decodes]
-    longest = loader.lengths
-    cut = [np.minimum(target, longest.target_tokens) for target in targets]
-    both = np.minimum(inputs, longest.input_tokens), np.sum(cut, axis=0)
+    """Encoder and decoder tokens of every row, (rows,) each."""
+    columns = list_lengths(manifest.files(split), loader.task.shards.columns)
+    both = loader.task.stored_lengths(columns, loader.row_settings)
     is_short = max(int(side.max(initial=0)) for side in both) < SHORT
     return (both[0].astype(np.uint16), both[1].astype(np.uint16)) if is_short else both
 

@@ -23,7 +23,7 @@ from data.progress import ProgressLine
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
-from data.text.conversations import Examples, Row
+from data.text.conversations import Examples, TextRow
 from language import say
 from storage import atomic_file
 
@@ -34,7 +34,7 @@ DIGESTS, RESULT, STATE = "digests.bin", "duplicates.npy", "digests.json"
 Digests = NDArray[np.uint64]
 
 
-def digests_of(examples: Examples, rows: Sequence[Row]) -> tuple[int, Digests]:
+def digests_of(examples: Examples, rows: Sequence[TextRow]) -> tuple[int, Digests]:
     """Bytes of a batch's texts, and one digest for each of its usable rows."""
     size = sum(len(text.encode("utf8", "replace")) for row in rows for text in row)
     texts = ("\0".join(row).encode("utf8", "replace") for row in examples.usable(rows).texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,18 +10,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.objectives import Lengths
-from data.shards.store import PAIRS, PREFERENCES
+from data.task import RowLimits
 from data.text.clean import Dropped
-from data.text.conversations import Examples, Row, Usable
+from data.text.conversations import Examples, TextRow, Usable
 from data.text.labels import spans_of
 from data.text.proteins import ANKH, PREPARATIONS, prepared
 from data.text.templates import SYSTEM, USER, Turn
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import OVERLAP_CHARS, Tokenizer
 from language import say
-from settings.consistency import HEADS, TOKEN
 from settings.errors import UserError
+from settings.tasks import task_named
 
 Counts = NDArray[np.int64]
 Labels = NDArray[np.float64]
@@ -87,84 +85,53 @@ class Encoder:
     """Cleans, words, encodes and cuts batches of rows.
 
     Args:
-        tokenizer: how texts become ids; examples: how rows become texts.
-        longest: per column, most tokens with end of text; None: any.
+        tokenizer: how texts become ids. examples: how rows become texts. limits: to which each column is cut.
     """
 
     tokenizer: Tokenizer
     examples: Examples
-    longest: tuple[int | None, ...]
+    limits: RowLimits
 
-    @classmethod
-    def load(cls, tokenizer_dir: Path, examples: Examples, longest: tuple[int | None, ...]) -> Encoder:
-        """Build the encoder in the process that uses it."""
-        return cls(Tokenizer.load(tokenizer_dir), examples, longest)
-
-    def __call__(self, rows: Sequence[Row]) -> Encoded:
-        left, form = self.examples.usable(rows), self.examples.form
-        encode = self._labelled if form in HEADS else self._plain
-        columns, uncut, unknown = encode(left)
-        texts = (row[:1] if form in HEADS else row for row in rows)
-        size = sum(len(text.encode("utf8", "replace")) for row in texts for text in row)
+    def __call__(self, rows: Sequence[TextRow]) -> Encoded:
+        usable = self.examples.usable(rows)
+        columns, uncut, unknown = self.encode(usable)
         return Encoded(
             columns,
             uncut,
             unknown,
-            np.array(left.places, np.int64),
-            left.blank,
-            size,
-            left.dropped,
-            self._references(left),
+            np.array(usable.places, np.int64),
+            usable.blank,
+            sum(len(text.encode("utf8", "replace")) for row in rows for text in row),
+            usable.dropped,
+            self._references(usable),
         )
 
-    def _references(self, left: Usable) -> Column | None:
+    def _references(self, usable: Usable) -> Column | None:
         """The right answers of each row but its first, end to end; None where no row has any."""
-        if not any(left.references):
+        if not any(usable.references):
             return None
         rows = list[Ids]()
-        for texts in left.references:
-            sides = self._ids(texts, 1)
-            rows.append(self._ended(sides, _lengths(sides), self.longest[1])[0])
-        return _joined(rows)
+        for texts in usable.references:
+            answers = self._ids(texts, 1)
+            rows.append(self.ended(answers, lengths_of_rows(answers), self.limits[1])[0])
+        return np.concatenate([np.zeros(0, np.int32), *rows]), np.array([len(row) for row in rows], np.int64)
 
-    def _plain(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
+    def encode(self, usable: Usable) -> tuple[list[Column], list[Counts], Counts]:
         """Columns, their lengths before they were cut, and the unknown tokens of each row."""
-        columns, uncut, unknown = list[Column](), list[Counts](), np.zeros(len(left.texts), np.int64)
-        for place, longest in enumerate(self.longest):
-            sides = self._ids([row[place] for row in left.texts], place)
-            uncut.append(_lengths(sides))
-            if longest is not None and place == 0:
-                sides = [self._shortened(turns, ids, longest) for turns, ids in zip(left.turns, sides, strict=True)]
-            lengths = _lengths(sides)
-            columns.append(self._ended(sides, lengths, longest))
-            unknown += self._unknown(sides)
+        columns = list[Column]()
+        uncut = list[Counts]()
+        unknown = np.zeros(len(usable.texts), np.int64)
+        for place, limit in enumerate(self.limits):
+            sides = self._ids([row[place] for row in usable.texts], place)
+            uncut.append(lengths_of_rows(sides))
+            if limit is not None and place == 0:
+                sides = [self._shortened(turns, ids, limit) for turns, ids in zip(usable.turns, sides, strict=True)]
+            columns.append(self.ended(sides, lengths_of_rows(sides), limit))
+            unknown += self.unknown(sides)
         return columns, uncut, unknown
 
-    def _labelled(self, left: Usable) -> tuple[list[Column], list[Counts], Counts]:
-        """Rows of a text and JSON of its labels; those of letters or words go to the first token of each."""
-        texts, labels = [text for text, _ in left.texts], [json.loads(told) for _, told in left.texts]
-        encoder, is_token = TextEncoder(self.tokenizer, self.examples.prepare), self.examples.form == TOKEN
-        if is_token:
-            sides, placed = list[Ids](), list[Labels]()
-            for text, told in zip(texts, labels, strict=True):
-                ids, firsts = encoder.with_places(text, len(told))
-                sides.append(ids)
-                placed.append(np.full(len(ids) + 1, np.nan))
-                has_token = firsts >= 0
-                placed[-1][firsts[has_token]] = np.array(told, float)[has_token]
-        else:
-            sides, placed = encoder.encode(texts), [np.array(told, float) for told in labels]
-        lengths, longest = _lengths(sides), self.longest[0]
-        inputs = self._ended(sides, lengths, longest)
-        if is_token and longest is not None:  # end of text takes the place of the last letter that is left
-            for row in placed:
-                row[longest - 1 :] = np.nan
-            placed = [row[:longest] for row in placed]
-        held = np.array([len(row) for row in placed], np.int64)
-        flat = np.concatenate([*placed, np.zeros(0)])
-        return [inputs, (flat, held)], [lengths, held], self._unknown(sides)
-
-    def _unknown(self, sides: Sequence[Ids]) -> Counts:
+    def unknown(self, sides: Sequence[Ids]) -> Counts:
+        """Unknown tokens of each row."""
         return np.array([np.count_nonzero(ids == self.tokenizer.unk_id) for ids in sides], np.int64)
 
     def _ids(self, texts: Sequence[str], column: int) -> list[Ids]:
@@ -193,7 +160,7 @@ class Encoder:
         fits = bisect_left(later, True, key=lambda place: len(ids_from(place)) < longest)
         return ids_from(later[min(fits, len(later) - 1)])
 
-    def _ended(self, sides: list[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
+    def ended(self, sides: Sequence[Ids], lengths: Counts, longest: int | None) -> tuple[Ids, Counts]:
         """Lay rows end to end, each cut and with end of text."""
         cut = lengths if longest is None else np.minimum(lengths, longest)
         ids = np.full(int(cut.sum()), self.tokenizer.eos_id, np.int32)
@@ -204,11 +171,7 @@ class Encoder:
         return ids, cut
 
 
-def _joined(parts: Sequence[Ids]) -> tuple[Ids, Counts]:
-    return np.concatenate([np.zeros(0, np.int32), *parts]), np.array([len(part) for part in parts], np.int64)
-
-
-def _lengths(sides: Sequence[Ids]) -> Counts:
+def lengths_of_rows(sides: Sequence[Ids]) -> Counts:
     """Tokens of each row, with end of text."""
     return np.array([len(ids) + 1 for ids in sides], np.int64)
 
@@ -305,9 +268,7 @@ def unknown_warning(unknown: int, tokens: int) -> str | None:
     return say(text, share=f"{unknown / tokens:.0%}")
 
 
-def longest_of(kind: str, lengths: Lengths) -> tuple[int | None, ...]:
-    """Per column of shards of a kind, the most tokens with end of text; None: any."""
-    inputs, targets = lengths.input_tokens, lengths.target_tokens
-    if kind in HEADS:
-        return inputs, None
-    return {PAIRS: (inputs, targets), PREFERENCES: (inputs, targets, targets)}.get(kind, (None,))
+def load_encoder(objective: str, tokenizer_dir: Path, examples: Examples, limits: RowLimits) -> Encoder:
+    """The encoder of a task, built in the process that uses it."""
+    encoder: Encoder = task_named(objective).encoder(Tokenizer.load(tokenizer_dir), examples, limits)
+    return encoder

@@ -13,23 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.objectives import lengths_of
-from data.prepare.encode import Encoder, TextEncoder
-from data.prepare.task import (
-    decide,
-    examples_of,
-    first_chars,
-    held_out_sources,
-    tokenizer_folder,
-    tokenizer_type_of,
-)
-from data.shards.store import COLUMNS, STREAM, Manifest
-from data.sources.peek import about_rows, peek
+from data.batches.rows import lengths_of
+from data.prepare.data_tokenizer import first_chars, tokenizer_folder, tokenizer_type_of
+from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
+from data.shards.store import Manifest
+from data.sources.peek import Peek, about_rows, peek
 from data.sources.reading import check_columns
 from data.tokenizers.tokenizer import Tokenizer, quality
 from data.tokenizers.training import SMALLEST_VOCABULARY, train_tokenizer
 from language import say
-from settings.consistency import HEADS
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO, counted
@@ -87,50 +79,55 @@ def estimate_lengths(config: Config) -> LengthEstimate | None:
         UserError: the data cannot be read, or lack a column. NotMade: the built-in sample is not there.
     Memory: up to 8 Mi characters, their tokens, and where no tokenizer is known what one learns from 256 KiB.
     """
-    task = decide(config, only_if_made)
-    if task.shards is not None:
+    training_data = find_training_data(config, only_if_made)
+    if training_data.shards is not None:
         return None
+    task = training_data.task
     held_out = held_out_sources(config.data)
-    # elsewhere each costs a journey
-    here, held_out_here = (
-        [source for source in sources if isinstance(source.path, Path)] for sources in (task.sources, held_out)
-    )
-    check_columns([*here, *held_out_here], task.columns)
-    if task.kind == STREAM:
+    # Of files elsewhere, each look costs a journey.
+    here = [source for source in training_data.sources if isinstance(source.path, Path)]
+    held_out_here = [source for source in held_out if isinstance(source.path, Path)]
+    check_columns([*here, *held_out_here], training_data.columns)
+    if task.is_windowed:
         return None
-    found = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples)
-    rows, is_all, kind = found.rows, found.is_all, tokenizer_type_of(config, task)
+    first = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, config.data.max_samples)
+    rows = first.rows
+    is_all = first.is_all
+    folder: Path | None = None
     try:
-        folder = tokenizer_folder(config, task, only_if_made)
+        folder = tokenizer_folder(config, training_data, only_if_made)
         tokenizer = Tokenizer.load(folder)
         vocabulary = tokenizer.size
     except NotMade:
-        folder, examples = Path(config.data.cache_dir), examples_of(config, task.kind, task.columns, None)
-        size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
-        taught = chain.from_iterable(map(examples.texts, rows[::2]))
-        named = f"--train_file = {config.data.train_file}"
-        try:
-            tokenizer = train_tokenizer(taught, kind, size, TAUGHT_BYTES, named)
-        except UserError as error:
-            raise UserError(*map(found.bad_rows.explain, error.problems)) from None
-        if kind not in ("byte", "letters"):  # whose lengths do not depend on what they learn from
-            rows, is_all = rows[1::2] or rows, False
-        vocabulary = tokenizer.size if kind in ("byte", "letters") else 0
-    if task.kind in HEADS:
-        texts = TextEncoder(tokenizer, config.data.prepare_text).encode([text for text, _ in rows])
-        sources = np.array([len(ids) + 1 for ids in texts], np.int64)
-        targets = [sources * (config.model.num_decoder_layers > 0)]
-    else:
-        whole = (None,) * len(COLUMNS[task.kind])
-        encoded = Encoder(tokenizer, examples_of(config, task.kind, task.columns, folder), whole)(rows)
-        sources, *targets = encoded.uncut
+        kind = tokenizer_type_of(config, training_data)
+        tokenizer = _stand_in(config, training_data, kind, first)
+        depends_on_text = kind not in ("byte", "letters")
+        if depends_on_text:
+            rows = rows[1::2] or rows
+            is_all = False
+        vocabulary = 0 if depends_on_text else tokenizer.size
+    examples = task.examples(config, training_data.columns, folder or Path(config.data.cache_dir))
+    sources, *targets = task.token_lengths(tokenizer, examples, rows, config.model)
     if not len(sources):
         return None
-    count = about_rows(task.sources)
+    count = about_rows(training_data.sources)
     count = min(count, config.data.max_samples or count) * len(sources) // len(rows)
     is_here = held_out_here and len(held_out_here) == len(held_out)
     validated = about_rows(held_out_here) if is_here else 0
-    return LengthEstimate(task.objective, sources, np.stack(targets), is_all, max(1, count), validated, vocabulary)
+    return LengthEstimate(
+        training_data.objective, sources, np.stack(targets), is_all, max(1, count), validated, vocabulary
+    )
+
+
+def _stand_in(config: Config, training_data: TrainingData, kind: str, first: Peek) -> Tokenizer:
+    """A tokenizer that has learnt from every other one of the first rows."""
+    examples = training_data.task.examples(config, training_data.columns, None)
+    size = max(SMALLEST_VOCABULARY[kind], min(config.model.vocab_size, LARGEST_VOCABULARY))
+    texts = chain.from_iterable(map(examples.texts, first.rows[::2]))
+    try:
+        return train_tokenizer(texts, kind, size, TAUGHT_BYTES, f"--train_file = {config.data.train_file}")
+    except UserError as error:
+        raise UserError(*map(first.bad_rows.explain, error.problems)) from None
 
 
 def misfit(config: Config, tokenizer_dir: Path) -> str:
@@ -141,28 +138,31 @@ def misfit(config: Config, tokenizer_dir: Path) -> str:
         UserError: the data or the tokenizer cannot be read.
     Memory: up to 8 Mi characters, and the library's word counts.
     """
-    tokenizer, task = Tokenizer.load(tokenizer_dir), decide(config)
-    own = None if task.shards is None else Manifest.of(task.shards).content["tokenizer"]["fingerprint"]
-    if own is None and config.data.tokenizer_dir != AUTO:
-        own = Tokenizer.load(config.data.tokenizer_dir).fingerprint
-    if own is not None:
-        told = "its tokenizer differs from that of the data or --tokenizer_dir"
-        return "" if own == tokenizer.fingerprint else say(told)
-    examples = examples_of(config, task.kind, task.columns, None)
-    rows = peek(task.sources, task.columns, SAMPLED_ROWS, config.data.max_samples).rows
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    training_data = find_training_data(config)
+    fingerprint = ""
+    if training_data.shards is not None:
+        fingerprint = Manifest.of(training_data.shards).content["tokenizer"]["fingerprint"]
+    elif config.data.tokenizer_dir != AUTO:
+        fingerprint = Tokenizer.load(config.data.tokenizer_dir).fingerprint
+    if fingerprint == tokenizer.fingerprint:
+        return ""
+    if fingerprint:
+        return say("its tokenizer differs from that of the data or --tokenizer_dir")
+    examples = training_data.task.examples(config, training_data.columns, None)
+    rows = peek(training_data.sources, training_data.columns, SAMPLED_ROWS, config.data.max_samples).rows
     taught = [text for row in rows[::2] for text in examples.texts(row)]
     if not any(taught):
         return ""
-    others = chain.from_iterable(map(examples.texts, rows[1::2] or rows))
-    asked = list(first_chars(others, SAMPLE_CHARS))
-    found = quality(tokenizer, asked)
+    measured = list(first_chars(chain.from_iterable(map(examples.texts, rows[1::2] or rows)), SAMPLE_CHARS))
     size = min(max(tokenizer.size, SMALLEST_VOCABULARY["bpe"]), LARGEST_VOCABULARY)
-    trained = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), asked)
-    lost, times = found.unknown / max(found.tokens, 1), found.tokens / max(trained.tokens, 1)
+    own = quality(tokenizer, measured)
+    trained = quality(train_tokenizer(taught, "bpe", size, 4 * SAMPLE_CHARS), measured)
+    lost = own.unknown / max(own.tokens, 1)
+    times = own.tokens / max(trained.tokens, 1)
     if lost > MOST_LOST:
-        share = f"{lost:.1%}"
-        return say("its tokenizer has no tokens for {share} of this data, which would be lost", share=share)
+        return say("its tokenizer has no tokens for {share} of this data, which would be lost", share=f"{lost:.1%}")
     if times > MOST_TIMES:
-        told = "its tokenizer needs {times} times as many tokens as one trained on this data"
-        return say(told, times=f"{times:.1f}")
+        words = "its tokenizer needs {times} times as many tokens as one trained on this data"
+        return say(words, times=f"{times:.1f}")
     return ""

@@ -23,7 +23,7 @@ from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_source
-from data.text.conversations import Row
+from data.text.conversations import TextRow
 from language import say
 from settings.errors import DoesNotFit
 from storage import write_text
@@ -52,7 +52,7 @@ class Position:
 class Batch:
     """Some rows as they were read, and the position after them."""
 
-    rows: list[Row]
+    rows: list[TextRow]
     end: Position
 
 
@@ -107,7 +107,7 @@ Run = Callable[[Iterable[Batch]], Iterator[tuple[Batch, Result]]]
 
 @contextmanager
 def workers_in_order(
-    make: Callable[..., Callable[[Sequence[Row]], Result]], arguments: tuple[Any, ...], workers: int
+    make: Callable[..., Callable[[Sequence[TextRow]], Result]], arguments: tuple[Any, ...], workers: int
 ) -> Iterator[Run[Result]]:
     """Give a function that maps batches to the results of their rows, in the same order.
 
@@ -125,7 +125,7 @@ def workers_in_order(
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
-    def ask(rows: Sequence[Row]) -> Result:
+    def ask(rows: Sequence[TextRow]) -> Result:
         worker = idle.get()
         try:
             answer: Result = worker.ask(rows)

@@ -1,6 +1,6 @@
 """Text to token shards, once for all runs.
 
-`prepare` decides the task, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
+`prepare` decides what is trained, finds or trains the tokenizer, reads the rows, encodes them and writes shards under the
 cache folder, named by a fingerprint of everything that shapes them: files, columns, tokenizer, lengths, settings. The
 same question a second time is answered at once; an attempt that was killed or interrupted continues after its last shard.
 Reading and encoding take memory that training wants, so `prepare_in_child` lets another process do it.
@@ -15,36 +15,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from data.batches.mixture import named_weights
-from data.batches.objectives import lengths_of
+from data.prepare.data_tokenizer import read_extra_tokens, tokenizer_folder
 from data.prepare.looking import ask, forget, names_files, workers
-from data.prepare.task import (
-    Rows,
-    Task,
+from data.prepare.training_data import (
+    TrainingData,
     check_heeded,
-    columns_of,
-    decide,
-    examples_of,
     file_problems,
+    find_training_data,
     held_out_sources,
-    label_names,
-    passed_over,
-    read_extra_tokens,
-    tokenizer_folder,
 )
+from data.prepare.unread import passed_over
 from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
-from data.shards.store import PAIRS, STREAM, TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
+from data.shards.store import TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
 from data.sources.files import Source, set_names, source_facts, sources_fingerprint
+from data.task import Table, Task
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
-from settings.consistency import HEADS
-from settings.declared import Config
-from settings.errors import UserError
+from settings.declared import Config, DataConfig
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, at_home, listed
+from settings.tasks import task_named
 from storage import (
     NotMade,
     Once,
@@ -62,7 +58,17 @@ from storage import (
 
 FORMAT = 5  # raise it when the same text would give other shards
 IDENTITY = "identity"
-Place = tuple[Manifest, str]  # a shards folder and the name of one of its splits
+
+
+class StoredSplit(NamedTuple):
+    """One split of a shards folder."""
+
+    manifest: Manifest
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.manifest.root / self.name
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,13 @@ class Prepared:
 
     Args:
         train_dir, validation_dir: splits of a shards folder; tokenizer_dir: the tokenizer they were written with.
-        objective: span, ul2, prefix, denoise, pairs, preferences, sequence or token, decided.
+        objective: a key of `settings.tasks.TASKS`.
         counts: `train_rows`, `train_tokens`, `train_texts`, `train_bad_rows`, `train_empty_rows`, `train_cut_rows`,
             `train_cut_tokens`, `train_unknown_tokens`, `train_dropped_rows`, `train_duplicate_rows`, and the same with
             `validation_`.
         unread: files and columns that were not read, for a table.
-        labels: of rows with labels, their names, in order; none: they are numbers. label_counts: how often each is trained on.
+        labels: the names of labels, in order; none: they are numbers, or there are none.
+        label_counts: how often each is trained on.
     """
 
     train_dir: Path
@@ -84,9 +91,15 @@ class Prepared:
     tokenizer_dir: Path
     objective: str
     counts: dict[str, int]
-    unread: Rows
+    unread: Table
     labels: tuple[str, ...] = ()
     label_counts: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """The task of the objective."""
+        task: Task = task_named(self.objective)
+        return task
 
 
 def prepare(config: Config, note: Path | None = None, once: Once = make_once) -> Prepared:
@@ -116,15 +129,15 @@ def prepare_evaluation(config: Config, note: Path | None = None, once: Once = ma
     data = replace(config.data, train_file=config.data.validation_file, validation_file=None)
     alone = replace(config, data=data)
     with _all_cores(config), noted_in(note):
-        task = decide(alone, once, "--validation_file")
-        if task.shards is not None:
-            place = _place(task.shards, VALIDATION)
+        rows = find_training_data(alone, once, "--validation_file")
+        if rows.shards is not None:
+            split = _given_split(rows.shards, VALIDATION)
         else:
-            task = _with_names(alone, task, once)
-            folder = tokenizer_folder(alone, task, once)
+            rows = _with_label_names(alone, rows, once)
+            folder = tokenizer_folder(alone, rows, once)
             sets = set_names(config.data.validation_file)
-            place = (_make_shards(alone, task, folder, [], task.sources, once, sets=sets), VALIDATION)
-        return _prepared(config, task, place, place)
+            split = StoredSplit(_make_shards(alone, rows, folder, [], rows.sources, once, sets=sets), VALIDATION)
+        return _prepared(config, rows, split, split)
 
 
 def find_prepared(config: Config) -> Prepared | None:
@@ -193,10 +206,8 @@ def _is_of_cache(config: Config, root: Path) -> bool:
     """Whether shards were made under the cache folder, and no setting names them."""
     if config.prepare.shards_dir != AUTO or root.parent.resolve() != Path(config.data.cache_dir).resolve():
         return False
-    named = [
-        Path(str(spec)) for spec in (config.data.train_file, config.data.validation_file) if spec and is_shards(spec)
-    ]
-    return root.resolve() not in [Manifest.of(path).root.resolve() for path in named]
+    specs = [spec for spec in (config.data.train_file, config.data.validation_file) if spec and is_shards(spec)]
+    return root.resolve() not in [Manifest.of(Path(str(spec))).root.resolve() for spec in specs]
 
 
 @contextmanager
@@ -213,66 +224,73 @@ def _all_cores(config: Config) -> Iterator[None]:
 
 
 def _prepare(config: Config, once: Once) -> Prepared:
-    data, validation_file = config.data, config.data.validation_file
+    data = config.data
+    validation_file = data.validation_file
     try:
-        task = decide(config, once)
-        if data.mixture_weights is not None and task.shards is None:  # Of shards their loader reads the parts.
-            named_weights(data.mixture_weights, task.parts)
-        given = _place(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
-        raw, sets = [] if given else held_out_sources(data), set_names(validation_file)
-    except UserError as error:  # of all that is named, what is missing is told at once
+        training_data = find_training_data(config, once)
+        if data.mixture_weights is not None and training_data.shards is None:  # Of shards their loader reads the parts.
+            named_weights(data.mixture_weights, training_data.parts)
+        validation = held_out_sources(data)
+        sets = set_names(validation_file)
+        given = _given_split(validation_file, VALIDATION) if validation_file and is_shards(validation_file) else None
+    except UserError as error:  # Of all that is named, what is missing is told at once.
         raise UserError(*error.problems, *file_problems(data)) from None
-    task = _with_names(config, task, once)
-    check_heeded(config, task)
-    if task.shards is not None:
-        _refuse_changes(config, raw)
-        train = _place(task.shards, TRAIN)
-        tokenizer_dir = train[0].root / TOKENIZER
-        if data.tokenizer_dir != AUTO:
-            _check_same_tokenizer(train[0], tokenizer_folder(config, task, once))
-        _check_same_template(config, train[0], tokenizer_dir)
-        _check_extra_tokens(config, tokenizer_dir)
-        made = _make_shards(config, task, tokenizer_dir, [], raw, once, sets=sets) if raw else train[0]
+    training_data = _with_label_names(config, training_data, once)
+    check_heeded(config, training_data)
+    if training_data.shards is None:
+        tokenizer_dir = tokenizer_folder(config, training_data, once)
+        made = _make_shards(
+            config, training_data, tokenizer_dir, training_data.sources, validation, once, given is None, sets
+        )
+        train = StoredSplit(made, TRAIN)
     else:
-        tokenizer_dir = tokenizer_folder(config, task, once)
-        made = _make_shards(config, task, tokenizer_dir, task.sources, raw, once, given is None, sets)
-        train = (made, TRAIN)
+        train = _given_split(training_data.shards, TRAIN)
+        made = train.manifest
+        tokenizer_dir = made.root / TOKENIZER
+        _refuse_changes(config, validation)
+        if data.tokenizer_dir != AUTO:
+            _check_same_tokenizer(made, tokenizer_folder(config, training_data, once))
+        _check_same_template(data, training_data.task, made, tokenizer_dir)
+        _check_extra_tokens(data.extra_tokens, tokenizer_dir)
+        if validation:
+            made = _make_shards(config, training_data, tokenizer_dir, [], validation, once, sets=sets)
     if given is not None:
-        _check_same_tokenizer(given[0], train[0].root / TOKENIZER)
-        _check_same_template(config, given[0], train[0].root / TOKENIZER)
-    return _prepared(config, task, train, given or (made, VALIDATION))
+        _check_same_tokenizer(given.manifest, train.manifest.root / TOKENIZER)
+        _check_same_template(data, training_data.task, given.manifest, train.manifest.root / TOKENIZER)
+    return _prepared(config, training_data, train, given or StoredSplit(made, VALIDATION))
 
 
-def _with_names(config: Config, task: Task, once: Once) -> Task:
-    if task.kind not in HEADS:
-        return task
-    return replace(task, columns=replace(task.columns, names=label_names(config, task, once)))
+def _with_label_names(config: Config, training_data: TrainingData, once: Once) -> TrainingData:
+    names = training_data.task.label_names(config, training_data, once)
+    return replace(training_data, columns=replace(training_data.columns, names=names))
 
 
 def _refuse_changes(config: Config, raw: Sequence[Source]) -> None:
     """Refuse flags that would change shards, which are used as they are.
 
     Args:
-        raw: of the validation data, which cleaning is for where they are text.
+        raw: the validation data where they are text, which cleaning is for.
     """
     if config.data.max_samples is not None:
         raise UserError(
             "--max_samples = {max_samples}, shards are used whole; prepare the text with --max_samples",
             max_samples=config.data.max_samples,
         )
-    asked = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
-    idle = [name for name, is_on in asked.items() if is_on and config.origin(name) == "flag"]
-    if idle and not raw:
-        raise UserError(
-            *(say("--{name}, shards are used as they are; prepare the text with --{name}", name=name) for name in idle)
+    cleaning = {"clean": config.cleaning.clean, "dedup": config.cleaning.dedup != "none"}
+    idle = [name for name, is_on in cleaning.items() if is_on and config.origin(name) == "flag"]
+    if not raw:
+        refuse(
+            [say("--{name}, shards are used as they are; prepare the text with --{name}", name=name) for name in idle]
         )
 
 
-def _place(path: str | Path, split: str) -> Place:
-    """Read a path as a shards folder with its `split`, or as one split of it."""
+def _given_split(path: str | Path, name: str) -> StoredSplit:
+    """Read a path as one split of a shards folder; of a whole folder it is the one of this name, or its first."""
     manifest = Manifest.of(Path(path))
+    if manifest.root != Path(path):
+        return StoredSplit(manifest, Path(path).name)
     names = list(manifest.content["splits"])
-    return manifest, Path(path).name if manifest.root != Path(path) else split if split in names else names[0]
+    return StoredSplit(manifest, name if name in names else names[0])
 
 
 def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
@@ -286,22 +304,22 @@ def _check_same_tokenizer(manifest: Manifest, folder: Path) -> None:
         )
 
 
-def _check_extra_tokens(config: Config, folder: Path) -> None:
-    if config.data.extra_tokens is not None:
-        tokenizer, tokens = Tokenizer.load(folder), read_extra_tokens(config.data.extra_tokens)
-        if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
-            raise UserError(
-                "--extra_tokens = {extra_tokens}, the shards were written without {missing}; prepare the text again "
-                "with the same --extra_tokens",
-                extra_tokens=config.data.extra_tokens,
-                missing=listed(missing),
-            )
+def _check_extra_tokens(extra_tokens: str | None, folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    tokens = [] if extra_tokens is None else read_extra_tokens(extra_tokens)
+    if missing := [token for token in tokens if tokenizer.token_to_id(token) is None]:
+        raise UserError(
+            "--extra_tokens = {extra_tokens}, the shards were written without {missing}; prepare the text again "
+            "with the same --extra_tokens",
+            extra_tokens=extra_tokens,
+            missing=listed(missing),
+        )
 
 
-def _check_same_template(config: Config, manifest: Manifest, beside: Path) -> None:
-    """Refuse shards of pairs that were written with another template than the one asked for, or that lies elsewhere."""
+def _check_same_template(data: DataConfig, task: Task, manifest: Manifest, beside: Path) -> None:
+    """Refuse shards whose prompts another template has worded than the one asked for, or that lies elsewhere."""
     written = Template.read(manifest.root / TOKENIZER) or Template()
-    if manifest.kind != STREAM and template_of(config.data, beside) != written:
+    if task.words_prompts and template_of(data, beside) != written:
         raise UserError(
             "{root}: was written with --prompt_template={name!r} and --source_prefix={prefix!r}; use the same "
             "for all, or prepare the text again",
@@ -313,7 +331,7 @@ def _check_same_template(config: Config, manifest: Manifest, beside: Path) -> No
 
 def _make_shards(
     config: Config,
-    task: Task,
+    training_data: TrainingData,
     tokenizer_dir: Path,
     train: Sequence[Source],
     validation: Sequence[Source],
@@ -322,27 +340,34 @@ def _make_shards(
     sets: Sequence[str] = (),
 ) -> Manifest:
     data = config.data
+    task = training_data.task
     tokenizer = Tokenizer.load(tokenizer_dir)
-    if task.kind == STREAM and not tokenizer.num_sentinels and task.objective != "prefix":
+    if task.needs_sentinels and not tokenizer.num_sentinels:
         raise UserError(
             "--tokenizer_dir = {tokenizer_dir}, has no sentinels <extra_id_0> ..., which {objective} needs",
             tokenizer_dir=tokenizer_dir,
-            objective=task.objective,
+            objective=task.name,
         )
-    columns = task.columns
-    if task.shards is not None:
-        columns = replace(columns_of(data, task.kind, validation), names=columns.names)
-    examples = examples_of(config, task.kind, columns, tokenizer_dir)
-    has_turns = bool(columns.turns) or columns.is_spoken
-    tokenizer.template = replace(examples.template or tokenizer.template, turns=has_turns)
+    columns = training_data.columns
+    if training_data.shards is not None:
+        columns = replace(task.columns_of(data, validation), names=columns.names)
+    examples = task.examples(config, columns, tokenizer_dir)
+    tokenizer.template = replace(examples.template or tokenizer.template, turns=columns.has_turns)
     job = Job(
-        kind=task.kind, columns=columns, train=train, validation=validation,
+        task=task,
+        columns=columns,
+        train=train,
+        validation=validation,
         hold_out=wants_validation and not validation,
-        lengths=lengths_of(data, PAIRS),
-        max_samples=data.max_samples, skip_bad_rows=data.skip_bad_rows,
-        parts=task.parts, sets=sets, examples=examples, dedup=config.cleaning.dedup,
-    )  # fmt: skip
-    settings = _settings(job)
+        limits=task.limits(data),
+        max_samples=data.max_samples,
+        skip_bad_rows=data.skip_bad_rows,
+        parts=training_data.parts,
+        sets=sets,
+        examples=examples,
+        dedup=config.cleaning.dedup,
+    )
+    settings = _settings(job) | task.shard_facts(data, columns)
     identity = fingerprint([settings, tokenizer.fingerprint])
     target = Path(data.cache_dir) / f"shards-{identity}"
     if config.prepare.shards_dir != AUTO:
@@ -352,20 +377,29 @@ def _make_shards(
     def write(folder: Path) -> None:
         if not _is_written(folder, identity):
             _keep_own(folder, identity)
-            writing = Writing(job, folder, tokenizer.size)
+            progress = Writing(job, folder, tokenizer.size)
             size = sum(source.path.stat().st_size for source in (*train, *validation))
-            splits = writing.run(tokenizer_dir, workers(config, size))
+            splits = progress.run(tokenizer_dir, workers(config, size))
             tokenizer.save(folder / TOKENIZER)
             content = {
-                "format": shards.FORMAT, "kind": job.kind, "fingerprint": identity, "settings": settings,
+                "format": shards.FORMAT,
+                "kind": task.shards.kind,
+                "fingerprint": identity,
+                "settings": settings,
                 "sources": {TRAIN: source_facts(train), VALIDATION: source_facts(validation)},
-                "tokenizer": {  # so that training need not load it
-                    "fingerprint": tokenizer.fingerprint, "size": tokenizer.size, "pad_id": tokenizer.pad_id,
-                    "eos_id": tokenizer.eos_id, "sentinel_ids": list(tokenizer.sentinel_ids),
+                # So that training need not load the tokenizer:
+                "tokenizer": {
+                    "fingerprint": tokenizer.fingerprint,
+                    "size": tokenizer.size,
+                    "pad_id": tokenizer.pad_id,
+                    "eos_id": tokenizer.eos_id,
+                    "sentinel_ids": list(tokenizer.sentinel_ids),
                 },
-                "splits": splits, "dropped": writing.dropped.reasons, "labels": list(columns.names or ()),
-                "label_counts": {name: split.label_counts for name, split in writing.splits.items()},
-            }  # fmt: skip
+                "splits": splits,
+                "dropped": progress.dropped.reasons,
+                "labels": list(columns.names or ()),
+                "label_counts": {name: split.label_counts for name, split in progress.splits.items()},
+            }
             sync(folder / TOKENIZER)
             write_text(folder / shards.MANIFEST, json.dumps(content, indent=1) + "\n")
         clear(folder)
@@ -374,7 +408,7 @@ def _make_shards(
     if config.prepare.shards_dir == AUTO:
         return read_once_made(target, write, lambda folder: _kept_shards(folder, identity), once, resumable=True)
     made = Manifest.read(once(target, write, resumable=True, flag="shards_dir"))
-    if made.content["fingerprint"] != identity:  # another process has made that folder meanwhile
+    if made.content["fingerprint"] != identity:  # Another process has made that folder meanwhile.
         raise UserError(_of_others(target))
     return made
 
@@ -412,26 +446,25 @@ def _keep_own(folder: Path, identity: str) -> None:
 
 
 def _settings(job: Job) -> dict[str, object]:
-    """Everything that shapes the shards, but for the tokenizer."""
+    """What shapes the shards of any task, but for the tokenizer."""
     facts: dict[str, object] = {
-        "format": FORMAT, "kind": job.kind, "columns": job.columns.sides(), "train": sources_fingerprint(job.train),
-        "validation": sources_fingerprint(job.validation), "hold_out": job.hold_out, "max_samples": job.max_samples,
+        "format": FORMAT,
+        "kind": job.task.shards.kind,
+        "columns": job.columns.sides(),
+        "train": sources_fingerprint(job.train),
+        "validation": sources_fingerprint(job.validation),
+        "hold_out": job.hold_out,
+        "max_samples": job.max_samples,
         "skip_bad_rows": job.skip_bad_rows,
-        "clean": job.examples.clean, "dedup": job.dedup,
-    }  # fmt: skip
+        "clean": job.examples.clean,
+        "dedup": job.dedup,
+    }
     if job.sets:
         facts["validation_sets"] = list(job.sets)
     if job.examples.template not in (None, Template()):
         facts |= job.examples.template.facts()
-    if job.examples.each_turn and job.examples.form != "plain":
+    if job.examples.each_turn and job.columns.form != "plain":
         facts["expand_turns"] = True
-    if job.kind in HEADS:
-        facts |= {"labels": job.columns.names, "prepare_text": job.examples.prepare}
-        facts["max_seq_len"] = job.lengths.input_tokens
-    elif job.kind != STREAM:
-        facts |= {"max_seq_len": job.lengths.input_tokens, "max_target_len": job.lengths.target_tokens}
-    elif job.examples.prepare != "none":
-        facts["prepare_text"] = job.examples.prepare
     return facts
 
 
@@ -461,29 +494,35 @@ def _check_free(target: Path, identity: str) -> None:
         raise UserError("--shards_dir = {target}, holds other files; give a new or an empty folder", target=target)
 
 
-def _prepared(config: Config, task: Task, train: Place, validation: Place) -> Prepared:
-    if train[0].kind != validation[0].kind:
+def _prepared(config: Config, training_data: TrainingData, train: StoredSplit, validation: StoredSplit) -> Prepared:
+    trained = train.manifest
+    validated = validation.manifest
+    if trained.kind != validated.kind:
         raise UserError(
             "--validation_file = {root}, holds {kind} shards, but training reads {other_kind}; prepare both alike",
-            root=validation[0].root,
-            kind=validation[0].kind,
-            other_kind=train[0].kind,
+            root=validated.root,
+            kind=validated.kind,
+            other_kind=trained.kind,
         )
-    counts: dict[str, int] = {}
-    for name, (manifest, split) in ((TRAIN, train), (VALIDATION, validation)):
-        manifest.files(split)
-        counts |= {f"{name}_{count}": value for count, value in manifest.counts(split).items()}
-    train_dir, validation_dir = (manifest.root / split for manifest, split in (train, validation))
-    unread, (manifest, split) = passed_over(config, train[0].kind), train
-    if any(other.label_names != manifest.label_names for other, _ in (train, validation)):
+    if trained.label_names != validated.label_names:
         raise UserError(
             "--validation_file = {root}, has the labels {label_names}, and the training data "
             "{other_label_names}; prepare both with the same --labels",
-            root=validation[0].root,
-            label_names=listed(validation[0].label_names),
-            other_label_names=listed(manifest.label_names),
+            root=validated.root,
+            label_names=listed(validated.label_names),
+            other_label_names=listed(trained.label_names),
         )
+    counts: dict[str, int] = {}
+    for prefix, split in ((TRAIN, train), (VALIDATION, validation)):
+        split.manifest.files(split.name)
+        counts |= {f"{prefix}_{name}": count for name, count in split.manifest.counts(split.name).items()}
     return Prepared(
-        train_dir, validation_dir, train[0].root / TOKENIZER, task.objective, counts, unread,
-        manifest.label_names, manifest.label_counts(split),
-    )  # fmt: skip
+        train.folder,
+        validation.folder,
+        trained.root / TOKENIZER,
+        training_data.objective,
+        counts,
+        passed_over(config, training_data.task),
+        trained.label_names,
+        trained.label_counts(train.name),
+    )

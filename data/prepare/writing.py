@@ -16,33 +16,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.objectives import Lengths
 from data.batches.order import mix
 from data.prepare.duplicates import RESULT, find_duplicates
-from data.prepare.encode import Encoded, Encoder, longest_of
+from data.prepare.encode import Encoded, load_encoder
 from data.prepare.passes import Batch, Position, Run, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.shards.store import COLUMNS, TRAIN, VALIDATION
+from data.shards.store import TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import check_columns
+from data.task import RowLimits, Task
 from data.text.clean import Dropped
 from data.text.conversations import Examples
-from data.text.preferences import check_answers
 from language import say
-from settings.consistency import HEADS
 from settings.errors import UserError, refuse
 
 HELD_OUT_ONE_IN = 100
 PROGRESS = "progress.json"
 COUNTS = (
-    "rows", "tokens", "texts", "bad_rows", "empty_rows", "cut_rows", "cut_tokens", "unknown_tokens", "dropped_rows",
+    "rows",
+    "tokens",
+    "texts",
+    "bad_rows",
+    "empty_rows",
+    "cut_rows",
+    "cut_tokens",
+    "unknown_tokens",
+    "dropped_rows",
     "duplicate_rows",
-)  # fmt: skip
+)
 
-# 1, 2, 3, 4, 6, 8, 12, 16 ...: two buckets for each doubling
+# 1, 2, 3, 4, 6, 8, 12, 16 ...: two buckets for each doubling.
 BOUNDS = np.array(sorted({1} | {2**n for n in range(1, 25)} | {3 * 2**n for n in range(24)}), np.int64)
 
 
@@ -51,22 +57,22 @@ class Job:
     """What is to be encoded.
 
     Args:
-        kind: a key of `data.shards.store.COLUMNS`; columns: what rows are made of.
+        columns: what rows are made of.
         train: sources, all of them for training, or with `hold_out` one row in a hundred for validation; may be none.
         validation: sources of the validation split; may be none.
-        lengths: pairs and preferences are cut to these.
+        limits: to which the stored columns are cut.
         max_samples: rows of `train` that are read; None: all.
         parts: the names of the parts that `Source.part` counts. sets: those of the validation sets; none: all are one.
         examples: how a row becomes the texts that are encoded; with turns, one row may become several.
         dedup: none or exact; duplicates are looked for in `train`.
     """
 
-    kind: str
+    task: Task
     columns: Columns
     train: Sequence[Source]
     validation: Sequence[Source]
     hold_out: bool
-    lengths: Lengths
+    limits: RowLimits
     max_samples: int | None
     skip_bad_rows: bool
     parts: Sequence[str] = ("",)
@@ -90,22 +96,23 @@ class LengthCounts:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
 
     def add(self, lengths: NDArray[np.int64], uncut: NDArray[np.int64]) -> None:
-        """Count rows: (rows,) tokens as stored, and before cutting."""
-        if len(lengths):
-            self.longest = max(self.longest, int(lengths.max()))
-            self.longest_uncut = max(self.longest_uncut, int(uncut.max()))
-            self.total += int(lengths.sum())
-            found = np.bincount(np.searchsorted(BOUNDS, lengths), minlength=len(self.counts))
-            self.counts = (np.array(self.counts) + found).tolist()
+        """Count one or more rows: (rows,) tokens as stored, and before cutting."""
+        self.longest = max(self.longest, int(lengths.max()))
+        self.longest_uncut = max(self.longest_uncut, int(uncut.max()))
+        self.total += int(lengths.sum())
+        counts = np.bincount(np.searchsorted(BOUNDS, lengths), minlength=len(self.counts))
+        self.counts = (np.array(self.counts) + counts).tolist()
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says; `histogram` lists [longest length of the bucket, rows] without empty buckets."""
         rows = sum(self.counts)
         histogram = [[int(bound), count] for bound, count in zip(BOUNDS, self.counts, strict=False) if count]
         return {
-            "longest": self.longest, "longest_uncut": self.longest_uncut,
-            "mean": round(self.total / rows, 2) if rows else 0.0, "histogram": histogram,
-        }  # fmt: skip
+            "longest": self.longest,
+            "longest_uncut": self.longest_uncut,
+            "mean": round(self.total / max(rows, 1), 2),
+            "histogram": histogram,
+        }
 
 
 class Split:
@@ -116,54 +123,76 @@ class Split:
     """
 
     def __init__(self, folder: Path, job: Job, vocab_size: int, state: dict[str, Any] | None) -> None:
-        self.columns, self.has_labels = COLUMNS[job.kind], job.kind in HEADS
-        self.folder_name = folder.name
+        self.format = job.task.shards
+        self.keeps_references = folder.name != TRAIN
         names = job.columns.names
-        is_regression = names == ()
-        self.writer = ShardWriter(folder, job.kind, vocab_size, state and state["writer"], is_regression)
-        self.label_counts: list[int] = state["label_counts"] if state else [0] * len(names or ())
-        self.counts = dict.fromkeys(COUNTS, 0) | (state["counts"] if state else {})
-        self.lengths = [LengthCounts(**facts) for facts in (state["lengths"] if state else [{} for _ in self.columns])]
-        self.parts: list[dict[str, Any]] = list(state["parts"]) if state else []
-        self.position = Position(**state["position"]) if state else Position()
-        self.usable: int = state["usable"] if state else 0
-        self.kept: int = state["kept"] if state else 0
+        state = {
+            "writer": None,
+            "label_counts": [0] * len(names or ()),
+            "counts": dict.fromkeys(COUNTS, 0),
+            "lengths": [{}] * len(self.format.columns),
+            "parts": [],
+            "position": {},
+            "usable": 0,
+            "kept": 0,
+        } | (state or {})
+        self.writer = ShardWriter(folder, self.format, vocab_size, state["writer"], is_regression=names == ())
+        self.label_counts: list[int] = state["label_counts"]
+        self.counts: dict[str, int] = state["counts"]
+        self.lengths = [LengthCounts(**facts) for facts in state["lengths"]]
+        self.parts: list[dict[str, Any]] = state["parts"]
+        self.position = Position(**state["position"])
+        self.usable: int = state["usable"]
+        self.kept: int = state["kept"]
 
     def add(self, encoded: Encoded, part: str) -> None:
+        """Take rows of a part of the data."""
+        if not encoded.num_rows:
+            return
         if not self.parts or self.parts[-1]["name"] != part:
             self.parts.append({"name": part, "rows": 0, "tokens": 0})
         if self.label_counts:
-            learnt = encoded.columns[1][0]
-            found = np.bincount(learnt[~np.isnan(learnt)].astype(np.int64), minlength=len(self.label_counts))
-            self.label_counts = (np.array(self.label_counts) + found).tolist()
-        stored, uncut = [lengths for _, lengths in encoded.columns], encoded.uncut
-        tokens = sum(int(lengths.sum()) for lengths in (stored[:1] if self.has_labels else stored))
-        cut = np.sum([uncut - kept for uncut, kept in zip(uncut, stored, strict=True)], axis=0)
-        self.parts[-1]["rows"] += len(stored[0])
+            labels = encoded.columns[1][0]
+            counts = np.bincount(labels[~np.isnan(labels)].astype(np.int64), minlength=len(self.label_counts))
+            self.label_counts = (np.array(self.label_counts) + counts).tolist()
+        rows = encoded.num_rows
+        tokens = 0
+        cut = np.zeros(rows, np.int64)
+        names = self.format.columns
+        for name, (_, stored), uncut, length_counts in zip(
+            names, encoded.columns, encoded.uncut, self.lengths, strict=True
+        ):
+            length_counts.add(stored, uncut)
+            cut += uncut - stored
+            tokens += int(stored.sum()) * (name != self.format.label_column)
+        self.parts[-1]["rows"] += rows
         self.parts[-1]["tokens"] += tokens
-        for counts, kept, before in zip(self.lengths, stored, uncut, strict=True):
-            counts.add(kept, before)
-        self.counts["texts"] += len(stored[0])
+        self.counts["texts"] += rows
         self.counts["tokens"] += tokens
         self.counts["unknown_tokens"] += int(encoded.unknown.sum())
         self.counts["cut_rows"] += int(np.count_nonzero(cut))
         self.counts["cut_tokens"] += int(cut.sum())
         # Training learns the first of several right answers; rows of evaluation keep all, for the scores.
-        self.writer.add(encoded.columns if self.folder_name == TRAIN else encoded.with_references())
+        self.writer.add(encoded.with_references() if self.keeps_references else encoded.columns)
 
     def state(self) -> dict[str, Any]:
         """Bring everything to disk and say how to come back to this point."""
         return {
-            "writer": self.writer.state(), "counts": self.counts, "lengths": [asdict(counts) for counts in self.lengths],
-            "parts": self.parts, "position": asdict(self.position), "usable": self.usable, "kept": self.kept,
+            "writer": self.writer.state(),
             "label_counts": self.label_counts,
-        }  # fmt: skip
+            "counts": self.counts,
+            "lengths": [asdict(counts) for counts in self.lengths],
+            "parts": self.parts,
+            "position": asdict(self.position),
+            "usable": self.usable,
+            "kept": self.kept,
+        }
 
     def finish(self) -> dict[str, Any]:
         """Write the last rows and say what the split holds."""
         self.writer.finish()
         self.counts["rows"] = sum(shard["rows"] for shard in self.writer.shards)
-        lengths = {name: counts.facts() for name, counts in zip(self.columns, self.lengths, strict=True)}
+        lengths = {name: counts.facts() for name, counts in zip(self.format.columns, self.lengths, strict=True)}
         return {"counts": self.counts, "lengths": lengths, "parts": self.parts, "shards": self.writer.shards}
 
 
@@ -178,7 +207,8 @@ class Writing:
     """
 
     def __init__(self, job: Job, folder: Path, vocab_size: int) -> None:
-        self.job, self.folder = job, folder
+        self.job = job
+        self.folder = folder
         check_columns([*job.train, *job.validation], job.columns)
         names = [TRAIN] * bool(job.train) + [VALIDATION] * bool(job.hold_out or job.validation)
         try:
@@ -208,7 +238,6 @@ class Writing:
             some batches of rows and of encodings; 1 byte a row with `dedup`.
         """
         job = self.job
-        longest = longest_of(job.kind, job.lengths)
         with ExitStack() as stack:
             for split in self.splits.values():
                 stack.enter_context(split.writer)
@@ -224,14 +253,14 @@ class Writing:
                     skip_bad_rows=job.skip_bad_rows,
                 )
             encode = stack.enter_context(
-                workers_in_order(Encoder.load, (tokenizer_dir, job.examples, longest), workers)
+                workers_in_order(load_encoder, (job.task.name, tokenizer_dir, job.examples, job.limits), workers)
             )
             if job.train:
                 self._fill(TRAIN, job.train, encode, doubles)
             if job.validation:
                 self._fill(VALIDATION, job.validation, encode, None)
             if not job.skip_bad_rows:
-                check_answers(self.dropped, _named([*job.train, *job.validation]))
+                job.task.refuse_dropped(self.dropped, _named([*job.train, *job.validation]))
             facts = {name: split.finish() for name, split in self.splits.items()}
         self._check_enough(facts)
         return facts
@@ -239,8 +268,9 @@ class Writing:
     def _fill(
         self, name: str, sources: Sequence[Source], encode: Run[Encoded], doubles: NDArray[np.bool_] | None
     ) -> None:
-        split, bad_rows = self.splits[name], self.bad_rows[name]
-        if split.position.source == len(sources):  # an earlier attempt came through
+        split = self.splits[name]
+        bad_rows = self.bad_rows[name]
+        if split.position.source == len(sources):  # An earlier attempt came through.
             return
         most = self.job.max_samples if name == TRAIN else None
         batches = read_batches(sources, self.job.columns, bad_rows, most, split.position)
@@ -258,7 +288,7 @@ class Writing:
         split.counts["bad_rows"] = bad_rows.count
         for example in bad_rows.examples:
             self.dropped.add("broken", [example])
-        if bad_rows.count > len(bad_rows.examples):
+        if bad_rows.count:
             self.dropped.reasons["broken"]["count"] += bad_rows.count - len(bad_rows.examples)
         split.position = Position(len(sources))
 
@@ -274,16 +304,14 @@ class Writing:
                 self.dropped.add("duplicate", batch.rows[place])
             split.usable += encoded.num_rows
             encoded = encoded.select(~is_double)
-        # a conversation goes to one side whole: its prompts hold its answers
+        # A conversation goes to one side whole: its prompts hold its answers.
         rows, numbers = np.unique(encoded.places, return_inverse=True)
         if name == TRAIN and self.job.hold_out:
             apart = np.array([is_held_out(split.kept + number) for number in numbers.tolist()], np.bool_)
-            if apart.any():
-                self.splits[VALIDATION].add(encoded.select(apart), part)
+            self.splits[VALIDATION].add(encoded.select(apart), part)
             encoded = encoded.select(~apart)
         split.kept += len(rows)
-        if encoded.num_rows:
-            split.add(encoded, part)
+        split.add(encoded, part)
 
     def _num_shards(self) -> int:
         return sum(len(split.writer.shards) for split in self.splits.values())
@@ -293,34 +321,50 @@ class Writing:
         save_state(self.folder / PROGRESS, {"splits": splits, "dropped": self.dropped.reasons})
 
     def _check_enough(self, facts: dict[str, Any]) -> None:
-        """Refuse splits without rows; of both where each has files of its own."""
-        job, problems = self.job, list[str]()
-        for name, sources in ((TRAIN, job.train), (VALIDATION, job.validation or job.train)):
-            if name not in facts or facts[name]["counts"]["texts"] or (problems and not job.validation):
-                continue
-            # The rows held out for validation are counted with those of training.
-            read = name if job.validation else TRAIN
-            counts = facts[read]["counts"]
-            left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
-            reasons = [
-                f"{reason}: {entry['count']}" for reason, entry in self.dropped.reasons.items() if reason != "broken"
-            ]
-            if left_out and reasons:
-                left_out = f"{left_out} ({', '.join(reasons)})"
-            remedy = say("name a file with text")
-            if name == VALIDATION and not job.validation:
-                words = "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
-                remedy = say(words)
-            told = "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by cleaning: {left_out}); {remedy}"
-            rows = {"texts": counts["texts"], "blank": counts["empty_rows"], "broken": counts["bad_rows"]}
-            problem = say(told, files=_named(sources), split=name, left_out=left_out, remedy=remedy, **rows)
-            problems.append(self.bad_rows[read].explain(problem))
-        refuse(problems)
+        """Refuse splits without rows."""
+        job = self.job
+        problems = [
+            self._nothing_left(name, facts[TRAIN if job.hold_out else name]["counts"])
+            for name in facts
+            if not facts[name]["counts"]["texts"]
+        ]
+        # Where rows are held out, both splits have the same files.
+        refuse(problems[:1] if job.hold_out else problems)
+
+    def _nothing_left(self, name: str, counts: dict[str, int]) -> str:
+        """What is said of a split without rows.
+
+        Args:
+            counts: of the rows that were read, which are counted with those of training where some are held out.
+        """
+        job = self.job
+        remedy = say("name a file with text")
+        if name == VALIDATION and job.hold_out:
+            remedy = say(
+                "one is held out of at least two, a conversation whole; give more text, or a --validation_file"
+            )
+        left_out: object = counts["dropped_rows"] + counts["duplicate_rows"]
+        entries = self.dropped.reasons.items()
+        reasons = ", ".join(f"{reason}: {entry['count']}" for reason, entry in entries if reason != "broken")
+        if left_out and reasons:
+            left_out = f"{left_out} ({reasons})"
+        problem = say(
+            "{files}: leaves no row for {split} (rows with text: {texts}, blank: {blank}, broken: {broken}, left out by "
+            "cleaning: {left_out}); {remedy}",
+            files=_named(job.validation if name == VALIDATION and job.validation else job.train),
+            split=name,
+            texts=counts["texts"],
+            blank=counts["empty_rows"],
+            broken=counts["bad_rows"],
+            left_out=left_out,
+            remedy=remedy,
+        )
+        return self.bad_rows[TRAIN if job.hold_out else name].explain(problem)
 
 
 def clear(folder: Path) -> None:
     """Remove what an interrupted attempt would need; called once all else is on the disk."""
-    for name in (PROGRESS, RESULT):  # the state first: it must not outlive what it names
+    for name in (PROGRESS, RESULT):  # The state goes first: it must not outlive what it names.
         (folder / name).unlink(missing_ok=True)
     for earlier in folder.glob("*/*.tmp"):
         earlier.unlink()

@@ -1,13 +1,8 @@
 """Token rows on disk: what a shards folder holds, and whether it is still what `prepare` has written.
 
 A shards folder holds `manifest.json`, `tokenizer/` and one folder per split (`train/`, `validation/`) of Arrow IPC
-files, 128 rows a record batch, so that one row can be read without touching much else. Five kinds:
-
-- stream: column `tokens`; all documents one after the other, end of text between them, cut into rows of 512 tokens;
-- pairs: columns `input_ids` and `labels`, each with end of text; rows of evaluation may have further right answers behind the first;
-- preferences: columns `input_ids`, `chosen` and `rejected`, each with end of text;
-- sequence, token: columns `input_ids`, with end of text, and `labels`: one of the text, or one of each token. Numbers of names, -100
-  where none is learnt, or what is predicted itself, NaN where it is not.
+files, 128 rows a record batch, so that one row can be read without touching much else. Which columns these have says the
+task that reads them (`data.task.ShardFormat`).
 
 The manifest, which holds the CRC-32 of every file, is written last, into a folder that is then renamed: where there is a
 manifest, all is there. A run compares the checksums once, before its first row: a flipped bit in a token would be learnt and
@@ -29,22 +24,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.batches.objectives import SpecialIds
+from data.batches.rows import SpecialIds
 from data.progress import ProgressLine
+from data.task import Task, shard_readers
 from language import join, say
-from settings.consistency import SEQUENCE, TOKEN
 from settings.errors import UserError, refuse
 from storage import MOST_TABLE_BYTES, PIECE_BYTES, read_text
 
 FORMAT = 3
 MANIFEST = "manifest.json"
 TRAIN, VALIDATION, TOKENIZER = "train", "validation", "tokenizer"
-STREAM, PAIRS, PREFERENCES = "stream", "pairs", "preferences"
-COLUMNS = {
-    STREAM: ("tokens",), PAIRS: ("input_ids", "labels"), PREFERENCES: ("input_ids", "chosen", "rejected"),
-    SEQUENCE: ("input_ids", "labels"), TOKEN: ("input_ids", "labels"),
-}  # fmt: skip
-ROW_TOKENS = 512
 BATCH_ROWS = 128
 LengthFacts = dict[str, Any]
 _sound: set[tuple[str, int, int]] = set()  # path, size and time of change of files that were checked
@@ -88,7 +77,7 @@ class Manifest:
                 root=root / MANIFEST,
                 format=FORMAT,
             )
-        if fault := _fault(content, FIELDS):
+        if fault := _fault(content, {"kind": tuple(shard_readers()), **FIELDS}):
             raise UserError(
                 "{root}: {fault}; copy the folder again, or delete it and prepare it again",
                 root=root / MANIFEST,
@@ -103,8 +92,13 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        """A key of `COLUMNS`."""
+        """How its rows are stored: `data.task.ShardFormat.kind`."""
         return str(self.content["kind"])
+
+    @property
+    def task(self) -> Task:
+        """The task that reads such rows, of several the first."""
+        return shard_readers()[self.kind]
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -186,7 +180,7 @@ _SPLIT = {
     "shards": [{"file": str, "rows": int, "crc32": int}],
 }  # fmt: skip
 FIELDS: dict[str, Any] = {
-    "kind": tuple(COLUMNS), "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
+    "fingerprint": str, "splits": {"*": _SPLIT}, "dropped": {"*": {"count": int, "samples": [str]}},
     "labels": [str], "label_counts": {"*": [int]},
     "tokenizer": {"fingerprint": str, "size": int, "pad_id": int, "eos_id": int, "sentinel_ids": [int]},
 }  # fmt: skip

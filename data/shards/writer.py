@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from data.batches.collate import IGNORED_LABEL
 from data.dataset import ROWS_PER_BATCH_KEY
-from data.shards.store import BATCH_ROWS, COLUMNS, ROW_TOKENS, STREAM
+from data.shards.store import BATCH_ROWS
+from data.task import ShardFormat
 from language import say
-from settings.consistency import HEADS
 from storage import rename
 
 Column = tuple[NDArray[Any], NDArray[np.int64]]  # ids or labels of many rows end to end, and the length of each row
@@ -36,9 +36,8 @@ class ShardWriter:
 
     Args:
         folder: the split's folder, made if it is not there.
-        kind: a key of `COLUMNS`.
-        vocab_size: ids below 65,536 are stored in two bytes, others in four. is_regression: whether labels are numbers to be
-            predicted, stored as float32; those of classes take four bytes.
+        vocab_size: ids below 65,536 are stored in two bytes, others in four.
+        is_regression: whether labels are numbers to be predicted, stored as float32; those of classes take four bytes.
         state: what `state` returned at the point to continue from; None: a new split.
     Raises:
         ValueError: the files are not those of that state.
@@ -49,20 +48,22 @@ class ShardWriter:
     def __init__(
         self,
         folder: Path,
-        kind: str,
+        format: ShardFormat,
         vocab_size: int,
         state: dict[str, Any] | None = None,
         is_regression: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.kind = kind
+        self.format = format
         self.shards: list[dict[str, Any]] = []
-        self._dtypes: list[type[np.generic]] = [np.uint16 if vocab_size <= 2**16 else np.int32] * len(COLUMNS[kind])
-        if kind in HEADS:
-            self._dtypes[-1] = np.float32 if is_regression else np.int32
-        types = [pa.list_(pa.from_numpy_dtype(dtype)) for dtype in self._dtypes]
-        fields = [pa.field(name, held) for name, held in zip(COLUMNS[kind], types, strict=True)]
+        id_type: type[np.generic] = np.uint16 if vocab_size <= 2**16 else np.int32
+        label_type: type[np.generic] = np.float32 if is_regression else np.int32
+        self._dtypes = [label_type if name == format.label_column else id_type for name in format.columns]
+        fields = [
+            pa.field(name, pa.list_(pa.from_numpy_dtype(dtype)))
+            for name, dtype in zip(format.columns, self._dtypes, strict=True)
+        ]
         self._schema = pa.schema(fields, metadata={ROWS_PER_BATCH_KEY: str(BATCH_ROWS).encode()})
         self._held: list[tuple[NDArray[Any], NDArray[np.int64]]] = [
             (np.zeros(0, dtype), np.zeros(0, np.int64)) for dtype in self._dtypes
@@ -103,8 +104,8 @@ class ShardWriter:
             if ids.dtype.kind == "f" and held_ids.dtype.kind == "i":
                 ids = np.nan_to_num(ids, nan=IGNORED_LABEL)
             ids = np.concatenate([held_ids, ids.astype(self._dtypes[place])])
-            if self.kind == STREAM:
-                lengths = np.full(len(ids) // ROW_TOKENS, ROW_TOKENS)
+            if row_tokens := self.format.row_tokens:
+                lengths = np.full(len(ids) // row_tokens, row_tokens)
             else:
                 lengths = np.concatenate([held_lengths, lengths])
             self._held[place] = ids, lengths

@@ -14,9 +14,10 @@ import numpy as np
 from data.sources.files import TABLES, Source, find
 from data.sources.layouts import Columns
 from data.sources.lines import TEXT_PART_BYTES, BadRows, blocks
-from data.sources.reading import head_of, read_rows, reading, what_it_teaches
+from data.sources.reading import head_of, read_rows, reading
 from data.sources.tables import parquet_file
-from data.text.conversations import Row
+from data.task import what_it_teaches
+from data.text.conversations import TextRow
 from formats import FASTA, JSON, PARQUET, TEXT
 from settings.declared import DataConfig
 from settings.errors import UserError
@@ -37,7 +38,7 @@ class Peek:
         is_all: whether there are no others.
     """
 
-    rows: list[Row]
+    rows: list[TextRow]
     bad_rows: BadRows
     is_all: bool
 
@@ -51,7 +52,7 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
         UserError: a file cannot be read.
     Memory: up to 8 Mi characters.
     """
-    rows, bad_rows, is_all = list[Row](), BadRows(skip=True), True
+    rows, bad_rows, is_all = list[TextRow](), BadRows(skip=True), True
     chosen = [sources]
     if max_rows is None and len(sources) > 1:
         count = min(len(sources), MOST_FILES)
@@ -64,7 +65,7 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
     return Peek(rows, bad_rows, is_all)
 
 
-def _up_to(rows: Iterator[Row], chars: int) -> Iterator[Row]:
+def _up_to(rows: Iterator[TextRow], chars: int) -> Iterator[TextRow]:
     for row in rows:
         yield row
         chars -= sum(map(len, row))
@@ -123,11 +124,12 @@ def preview(spec: str) -> dict[str, Any]:
     """
     source, data = find(spec)[0], DataConfig()
     names = [data.text_column] if source.kind == TEXT else head_of(source).names
-    task, known = what_it_teaches(data, source)
-    wanted = known or Columns(tuple(name for name in names if _is_text(source, name)))
+    match = what_it_teaches(data, source)
+    texts = () if match else tuple(name for name in names if _is_text(source, name))
+    wanted = match.columns if match else Columns(texts)
     found = peek([source] if wanted.kinds(names) else [], wanted, COUNTED_ROWS)
     return {
-        "file": str(source.path), "kind": source.kind, "columns": names, "task": task, "shown": wanted.cells(),
+        "file": str(source.path), "kind": source.kind, "columns": names, "task": match and match.contents, "shown": wanted.cells(),
         "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in found.rows[:SHOWN_ROWS]],
         "counted": len(found.rows), "is_whole": found.is_all, "broken": found.bad_rows.count,
         "lengths": {name: _lengths([len(row[place]) for row in found.rows]) for place, name in enumerate(wanted.cells())},

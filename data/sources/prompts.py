@@ -15,14 +15,8 @@ from childproc import CRASHED, MEMORY, ChildDied, Worker
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
-from data.sources.reading import (
-    BATCH_ROWS,
-    TOO_LARGE,
-    head_of,
-    reading,
-    recognised_columns,
-    records,
-)
+from data.sources.reading import BATCH_ROWS, TOO_LARGE, head_of, reading, records
+from data.sources.shapes import prompt_columns
 from data.sources.tables import fits_json, type_problems
 from data.text.templates import USER, Turn
 from formats import TEXT
@@ -169,11 +163,11 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
 
 def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns | None:
     """The columns of a file's prompts, by the first of the settings whose columns it has; None where it has none."""
+    head = head_of(source)
     for data in choices:
-        if (columns := recognised_columns(data, "prompts", source)) is not None:
+        if (columns := prompt_columns(data, head.names, head.sample)) is not None:
             return columns
-    names = head_of(source).names
-    return next((Columns((data.text_column,)) for data in choices if data.text_column in names), None)
+    return next((Columns((data.text_column,)) for data in choices if data.text_column in head.names), None)
 
 
 def _prompts(

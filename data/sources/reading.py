@@ -23,17 +23,15 @@ from data.sources.csv_rows import Dialect, csv_header, csv_records, dialect_of
 from data.sources.fasta import FASTA_COLUMNS, fasta_records
 from data.sources.files import OBJECTS, TABLES, Source, collected
 from data.sources.json_rows import first_objects, objects
-from data.sources.layouts import Columns, recognised
+from data.sources.layouts import Columns
 from data.sources.lines import BadRows, Record, decoded_lines, paragraphs, place_of
 from data.sources.tables import cell_of, table_records, table_schema, type_problems
-from data.text.conversations import Row
+from data.text.conversations import TextRow
 from formats import ENCRYPTED, FASTA, TEXT
 from language import join, say
-from settings.declared import DataConfig
 from settings.errors import DoesNotFit, UserError, reason_of, refuse
 from settings.fields import is_encodable, listed
 
-PAIRS, PREFERENCES, CONVERSATIONS = "pairs", "preferences", "conversations"
 BATCH_ROWS = 256
 BATCH_CHARS = 1024**2
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, OverflowError)
@@ -134,37 +132,6 @@ def _outline(cell: Any, depth: int = 2) -> Any:
     return "" if isinstance(cell, str) else cell
 
 
-def recognised_columns(data: DataConfig, kind: str, source: Source) -> Columns | None:
-    """The columns of pairs, preferences or prompts in a file, by the settings or a well-known shape; None where it has none.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    head = head_of(source)
-    return None if source.kind == TEXT else recognised(data, kind, head.names, head.sample)
-
-
-def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Columns | None]:
-    """Whether a file holds "pairs", "preferences", "conversations" or "text", and the columns that say so.
-
-    Both are None where no name is known.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    names = [data.text_column] if source.kind == TEXT else head_of(source).names
-    pairs, preferences = (recognised_columns(data, kind, source) for kind in (PAIRS, PREFERENCES))
-    if pairs is not None and pairs.texts == (data.prompt_column, data.response_column):
-        return PAIRS, pairs
-    if preferences is not None and (data.prompt_column in names or data.text_column not in names):
-        return PREFERENCES, preferences
-    if pairs is not None and not pairs.texts:
-        return CONVERSATIONS, pairs
-    if data.text_column in names:
-        return TEXT, Columns((data.text_column,))
-    return (None, None) if pairs is None else (PAIRS, pairs)
-
-
 def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
     """The number (see `place_of`) and the cells of each record, of these at least the wanted ones."""
     if source.kind in TABLES:
@@ -178,7 +145,9 @@ def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterato
     return csv_records(source, dialect, wanted, bad_rows)
 
 
-def read_rows(sources: Iterable[Source], columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[Row]]:
+def read_rows(
+    sources: Iterable[Source], columns: Columns | Sequence[str], bad_rows: BadRows
+) -> Iterator[list[TextRow]]:
     """Read the wanted columns of all rows, in order.
 
     Args:
@@ -199,9 +168,9 @@ def read_rows(sources: Iterable[Source], columns: Columns | Sequence[str], bad_r
         yield from read_source(source, columns, bad_rows)
 
 
-def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[Row]]:
+def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[TextRow]]:
     """Read one file whose columns have been checked; the same file gives the same batches. See `read_rows`."""
-    batch, chars = list[Row](), 0
+    batch, chars = list[TextRow](), 0
     with reading(source):
         for row in _rows(source, Columns.of(columns), bad_rows):
             batch.append(row)
@@ -213,7 +182,7 @@ def read_source(source: Source, columns: Columns | Sequence[str], bad_rows: BadR
         yield batch
 
 
-def _rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[Row]:
+def _rows(source: Source, columns: Columns, bad_rows: BadRows) -> Iterator[TextRow]:
     if source.kind == TEXT:
         yield from ((text,) for text in paragraphs(decoded_lines(source, bad_rows)))
         return
@@ -246,7 +215,7 @@ def check_columns(sources: Iterable[Source], columns: Columns | Sequence[str]) -
 
 def _column_problems(source: Source, columns: Columns) -> list[str]:
     if source.kind == TEXT:
-        if len(columns.texts) == 1 and columns.form == "plain":
+        if columns.cells() == [*columns.texts[:1]]:
             return []
         several = "{file}: plain text has no columns {columns}; use JSONL, CSV, Parquet or Arrow"
         return [say(several, file=source.path, columns=join(", ", columns.cells()))]
@@ -257,8 +226,5 @@ def _column_problems(source: Source, columns: Columns) -> list[str]:
         told = "column {names} is missing" if len(missing) == 1 else "columns {names} are missing"
         problems.append(say(told, names=listed(missing)))
     if problems:
-        told = "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and --response_column (dpo: --chosen_column, --rejected_column)"
-        if columns.head:
-            told = "{file}: {problems}; columns: {columns}; give yours with --text_column and --label_column"
-        return [say(told, file=source.path, problems=join(", ", problems), columns=listed(head.all_names))]
+        return [columns.missing(source.path, join(", ", problems), head.all_names)]
     return [] if head.schema is None else type_problems(source.path, head.schema, wanted)

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.sources.expressions import NUMBER, TABLE, TURNS
 from data.sources.files import Source
-from data.sources.layouts import NUMBER, TABLE, TURNS
 from data.sources.lines import LONGEST_LINE_BYTES, Record, too_long
 from data.sources.places import Place
 from formats import ARROW_STREAM, PARQUET

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 
 from data.text.cells import parsed
 from data.text.clean import Dropped, fault, normalise
-from data.text.preferences import answers_fault
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from language import join, say
-from settings.consistency import HEADS
 from settings.fields import is_encodable, listed
 
 ROLES = {
@@ -30,7 +28,7 @@ ROLES = {
 ANSWERS = "answers"  # the form of pairs that may have several right answers
 MESSAGES_COLUMNS = ("messages", "conversations")  # names that are recognised by themselves
 _KEYS = (("role", "content"), ("from", "value"))
-Row = tuple[str, ...]
+TextRow = tuple[str, ...]
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Usable:
         places: among the rows. blank: rows that were. dropped: those that cleaning left out.
     """
 
-    texts: list[Row] = field(default_factory=list)
+    texts: list[TextRow] = field(default_factory=list)
     turns: list[list[Turn]] = field(default_factory=list)
     references: list[list[str]] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -139,9 +137,8 @@ class Examples:
     Args:
         template: puts the prompt into words; None: rows are plain text.
         clean: whether texts are normalised, and rows dropped that are not worth training on.
-        form: "plain" (prompt, then answers), "messages" (one cell with all turns), "history" (prompt, answers, and a cell
-            with the turns before), "answers" (prompt, and JSON of the right answers), or of rows with labels "sequence" or "token"
-            (text, and JSON of the labels).
+        form: "plain" (texts alone), "messages" (one cell with all turns), "history" (prompt, answer, and a cell with the
+            turns before), or "answers" (prompt, and JSON of the right answers).
         each_turn: whether every answer of a conversation is learnt, not only its last.
         prepare: how the texts of proteins are prepared, see `data.text.proteins`; none: they are not.
     """
@@ -152,14 +149,14 @@ class Examples:
     each_turn: bool = False
     prepare: str = "none"
 
-    def usable(self, rows: Sequence[Row]) -> Usable:
+    def usable(self, rows: Sequence[TextRow]) -> Usable:
         """Make the examples of rows, and leave out the blank and the bad ones."""
         left = Usable()
         for place, row in enumerate(rows):
             references = json.loads(row[1])[1:] if self.form == ANSWERS else []
-            for before, raw in self._parts(row):
+            for before, raw in self.parts(row):
                 texts = tuple(map(self._cleaned, raw))
-                if (unfit := answers_fault(texts)) is not None:
+                if (unfit := self.unfit(texts)) is not None:
                     left.dropped.add(unfit, texts)
                 elif not all(text and not text.isspace() for text in texts):
                     left.blank += 1
@@ -180,29 +177,28 @@ class Examples:
     def _cleaned(self, text: str) -> str:
         return normalise(text) if self.clean else text
 
-    def texts(self, row: Row) -> list[str]:
+    def texts(self, row: TextRow) -> list[str]:
         """The texts that a row holds, for training a tokenizer."""
         if self.form == "plain":
             return list(row)
-        if self.form in HEADS:
-            return [row[0]]
         if self.form == ANSWERS:
             return [row[0], *json.loads(row[1])]
         turns = json.loads(row[-1])
         return [*row[:-1], *(text for _, text in turns)]
 
-    def _parts(self, row: Row) -> Iterator[tuple[list[Turn], Row]]:
+    def unfit(self, texts: TextRow) -> str | None:
+        """Say why an example cannot be learnt though none of its texts is blank; None: it can."""
+        return None
+
+    def parts(self, row: TextRow) -> Iterator[tuple[list[Turn], TextRow]]:
         """For each example of a row: the turns before, and the prompt with its answer or answers."""
-        if self.form in ("plain", *HEADS):
+        if self.form == "plain":
             yield [], row
             return
         if self.form == ANSWERS:
             yield [], (row[0], json.loads(row[1])[0])
             return
-        turns: list[Turn] = [(role, text) for role, text in json.loads(row[-1])]
-        if self.form == "history" and len(row) > 3:  # preferences
-            yield turns, row[:-1]
-            return
+        turns = turns_in(row)
         if self.form == "history":
             turns += [(USER, row[0]), (ASSISTANT, row[1])]
         answers = [at for at in range(1, len(turns)) if turns[at][0] == ASSISTANT and turns[at - 1][0] == USER]
@@ -210,4 +206,9 @@ class Examples:
         for at in chosen:
             yield turns[: at - 1], (turns[at - 1][1], turns[at][1])
         if not chosen:
-            yield [], ("", "")  # no question with an answer: a blank row
+            yield [], ("", "")  # A row without a question that has an answer is a blank one.
+
+
+def turns_in(row: TextRow) -> list[Turn]:
+    """The turns of the last cell of a row, as reading has written them."""
+    return [(role, text) for role, text in json.loads(row[-1])]

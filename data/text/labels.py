@@ -6,6 +6,7 @@ letter each. Masked labels are not trained and do not count.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -15,7 +16,6 @@ from typing import Any
 from data.batches.collate import IGNORED_LABEL
 from data.text.cells import NUMPY_STRINGS, parsed
 from language import join, say
-from settings.consistency import TOKEN
 from settings.fields import counted, listed
 
 Span = tuple[int, int]  # where a letter or word begins, and where it ends
@@ -23,23 +23,31 @@ MOST_LABELS = 4096
 LARGEST_NUMBER = 3.4028234e38  # that float32 holds, in which labels are stored
 
 
-def labels_of(head: str, cell: object, mask: object = None) -> list[str | None]:
-    """The labels of a row, None where they are masked.
+def label_of(cell: object, mask: object = None) -> list[str | None]:
+    """The one label of a text, None where it is masked.
 
     Args:
-        head: sequence or token. cell, mask: as a file has them; of the mask 1 where the label counts, None: all count.
+        cell, mask: as a file has them; of the mask 1 where the label counts, None: it does.
     Raises:
         ValueError: with what is wrong.
     """
-    if head != TOKEN and _is_list(cell):
+    if _is_list(cell):
         raise ValueError(say("holds a list; a text has one label (several labels per text are not supported)"))
-    entries = _entries(cell) if head == TOKEN else [cell]
-    labels = [None if entry == IGNORED_LABEL and isinstance(entry, int) else _name(entry) for entry in entries]
-    if mask is None:
-        if head != TOKEN and labels == [None]:
-            raise ValueError(say("is missing"))
-        return labels
-    counts = [_counts(entry) for entry in (_entries(mask) if head == TOKEN else [mask])]
+    labels = _masked([cell], [True if mask is None else mask])
+    if mask is None and labels == [None]:
+        raise ValueError(say("is missing"))
+    return labels
+
+
+def labels_of(cell: object, mask: object = None) -> list[str | None]:
+    """The labels of the letters or words of a text, None where they are masked; see `label_of`."""
+    entries = _entries(cell)
+    return _masked(entries, [True] * len(entries) if mask is None else _entries(mask))
+
+
+def _masked(entries: Sequence[object], mask: Sequence[object]) -> list[str | None]:
+    labels = [_name(entry) for entry in entries]
+    counts = [_counts(entry) for entry in mask]
     if len(counts) != len(labels):
         raise ValueError(
             say("has {count:,} labels and a mask of {other_count:,}", count=len(labels), other_count=len(counts))
@@ -54,23 +62,16 @@ def numbered(labels: Sequence[str | None], names: Sequence[str]) -> list[float |
         ValueError: with what is wrong.
     """
     places = {name: place for place, name in enumerate(names)}
-    found = list[float | None]()
-    for label in labels:
-        if label is None:
-            found.append(None)
-        elif not names:
-            found.append(_number(label))
-        elif label in places:
-            found.append(places[label])
-        else:
-            raise ValueError(
-                say(
-                    "has the label {label!r}, which is none of {names}; name all with --labels",
-                    label=label[:60],
-                    names=listed(names),
-                )
+    if unknown := [label for label in labels if label is not None and names and label not in places]:
+        raise ValueError(
+            say(
+                "has the label {label!r}, which is none of {names}; name all with --labels",
+                label=unknown[0][:60],
+                names=listed(names),
             )
-    return found
+        )
+    number = places.__getitem__ if names else _number
+    return [None if label is None else number(label) for label in labels]
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -95,14 +96,9 @@ def spans_of(text: str, count: int, is_protein: bool = False) -> list[Span]:
     Raises:
         ValueError: it has neither `count` letters nor words.
     """
-    words = [] if is_protein else text.split()
+    words = [] if is_protein else [match.span() for match in re.finditer(r"\S+", text)]
     if words and len(words) == count and (count > 1 or len(text) > 1):
-        found, end = list[Span](), 0
-        for word in words:
-            begin = text.index(word, end)
-            end = begin + len(word)
-            found.append((begin, end))
-        return found
+        return words
     if len(text) == count:
         return [(at, at + 1) for at in range(count)]
     sizes = [counted(len(text), "letter"), *([counted(len(words), "word")] if len(words) > 1 else [])]
@@ -156,21 +152,24 @@ def _name(entry: object) -> str | None:
         raise entry
     if isinstance(entry, bool):
         return str(entry).lower()
-    if isinstance(entry, int):  # of any length
-        return str(entry)
     if isinstance(entry, (float, Decimal)):
-        if isnan(entry):
-            return None
-        if isinf(entry):
-            raise ValueError(say("holds {entry}, which is no label; leave it empty where there is none", entry=entry))
-        text = format(Decimal(str(entry)), "f")  # by int(), 1e23 would be 99999999999999991611392
-        short = text.rstrip("0").rstrip(".") if "." in text else text
-        return "0" if entry == 0 else short
-    if entry is None or (isinstance(entry, str) and not entry.strip()):
+        return _digits(entry)
+    if entry in (None, IGNORED_LABEL):
         return None
-    if not isinstance(entry, str):
+    if not isinstance(entry, (int, str)):
         raise ValueError(say("holds {kind}, not a name and not a number", kind=type(entry).__name__))
-    return entry.strip()
+    return str(entry).strip() or None
+
+
+def _digits(number: float | Decimal) -> str | None:
+    if isnan(number):
+        return None
+    if isinf(number):
+        raise ValueError(say("holds {entry}, which is no label; leave it empty where there is none", entry=number))
+    text = format(Decimal(str(number)), "f")  # By int(), 1e23 would be 99999999999999991611392.
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text if number else "0"
 
 
 def _number(label: str) -> float:

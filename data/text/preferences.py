@@ -66,9 +66,7 @@ def parted(before: list[Turn], answers: Sequence[list[Turn]]) -> tuple[list[Turn
 
 
 def answers_fault(texts: Sequence[str]) -> str | None:
-    """Say why a row of prompt, chosen and rejected cannot be learnt; None: it can, or it is another kind of row."""
-    if len(texts) != 3:
-        return None
+    """Say why a row of prompt, chosen and rejected cannot be learnt; None: it can."""
     _, chosen, rejected = (text.strip() for text in texts)
     if not chosen or not rejected:
         return EMPTY

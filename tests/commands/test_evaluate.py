@@ -121,7 +121,7 @@ def test_the_best_of_several_right_answers_counts(
     config = load("train", {"train_file": str(rows), "is_finetune": "True", "cache_dir": str(folder / "cache")})
     learnt = StepLoader(prepare(config).train_dir, "pairs", config)
     batch = learnt.batch_of(np.arange(3))
-    assert batch.references is None and (batch.labels == learnt.special.eos).sum() == batch.num_rows == 3
+    assert batch.references is None and (batch.labels == learnt.row_settings.special.eos).sum() == batch.num_rows == 3
 
 
 def test_answers_of_one_word_have_few_scores(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,7 +256,7 @@ def stream_of(lengths: list[int]) -> list[dict[str, Any]]:
 def test_windows_cover_the_stream_in_order(window: int) -> None:
     stream = TokenStream(stream_of([16, 16, 16, 5]), window)
     assert len(stream) == 53 // window
-    joined = np.concatenate([stream[index] for index in range(len(stream))])
+    joined = np.concatenate([stream[index]["tokens"] for index in range(len(stream))])
     assert joined.dtype == np.int64 and joined.tolist() == list(range(53 // window * window))
     with pytest.raises(IndexError):
         stream[len(stream)]
@@ -264,4 +264,4 @@ def test_windows_cover_the_stream_in_order(window: int) -> None:
 
 def test_a_stream_shorter_than_a_window_is_one_short_window() -> None:
     stream = TokenStream(stream_of([5]), 512)
-    assert len(stream) == 1 and stream[0].tolist() == [0, 1, 2, 3, 4]
+    assert len(stream) == 1 and stream[0]["tokens"].tolist() == [0, 1, 2, 3, 4]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.batches.objectives import STREAM_OBJECTIVES
 from language import say
 from model.formats.checksums import CHECKSUMS_FILE, damages, read_sums, write_sums
 from run_files import RUN_FILE, read_record, saved_runs
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO
 from settings.names import name_problem, shown_name
+from settings.tasks import is_pretraining
 from storage import (
     TEMPORARY,
     atomic_file,
@@ -216,7 +216,7 @@ def only_pretrained(model: str | Path) -> bool:
     """Whether a model is a run's, or one of its checkpoints, that has learnt to fill gaps in text and nothing after."""
     folder = Path(model)
     record = next((found for place in (folder, *folder.parents[:2]) if (found := read_run(place)) is not None), None)
-    return record is not None and record.get("objective") in STREAM_OBJECTIVES
+    return record is not None and is_pretraining(str(record.get("objective")))
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class SavedRun:
     @property
     def is_of_text(self) -> bool:
         """Whether it has pretrained on text."""
-        return self.kind == "pretrain" and self.objective in STREAM_OBJECTIVES
+        return self.kind == "pretrain" and is_pretraining(self.objective)
 
 
 def runs_newest_first(output_dir: str | Path) -> list[SavedRun]:

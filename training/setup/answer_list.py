@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from childproc import CRASHED, MEMORY, ChildDied, call
-from data.prepare import task
+from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import ask, child_bytes
+from data.prepare.training_data import find_training_data
 from data.sources.files import Source, find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
 from data.sources.peek import about_rows
@@ -144,7 +145,8 @@ def foreseen_tree(config: Config) -> tuple[int, str]:
 def _foreseen(config: Config, sources: Sequence[Source]) -> tuple[int, str]:
     tokenizer: Tokenizer | None = None
     with suppress(NotMade):
-        tokenizer = Tokenizer.load(task.tokenizer_folder(config, task.decide(config, only_if_made), only_if_made))
+        data = find_training_data(config, only_if_made)
+        tokenizer = Tokenizer.load(tokenizer_folder(config, data, only_if_made))
         folder = _folder_of(config.data, sources, tokenizer)
         tree = read_once_made(folder, lambda path: None, _tree_in, only_if_made)
         return tree.num_bytes, describe(tree, sources)
@@ -195,8 +197,8 @@ def unlisted_note(tree: AnswerTree, loader: StepLoader, rows: int, of: range | N
     return [say(told, count=f"{count:,}", rows=counted(every, "row"))] if count else []
 
 
-def _build(sources: Sequence[Source], data: DataConfig, tokenizer_folder: Path, path: Path) -> None:
-    tokenizer, is_of_lines = Tokenizer.load(tokenizer_folder), True
+def _build(sources: Sequence[Source], data: DataConfig, folder: Path, path: Path) -> None:
+    tokenizer, is_of_lines = Tokenizer.load(folder), True
 
     def answers(file: TextIO) -> Iterator[NDArray[np.int32]]:
         nonlocal is_of_lines

@@ -12,9 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from data.prepare.data_tokenizer import read_extra_tokens
 from data.prepare.estimate import misfit
 from data.prepare.looking import ask
-from data.prepare.task import file_problems, read_extra_tokens
+from data.prepare.training_data import file_problems
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from data.batches.loader import StepLoader
-from data.batches.objectives import lengths_of
+from data.batches.rows import lengths_of
 from data.batches.step_lengths import StepLengths, drawn_lengths, evaluation_lengths, step_lengths
 from data.prepare.estimate import LengthEstimate, estimate_lengths
 from data.prepare.looking import look
 from data.prepare.preparing import Prepared, find_prepared
-from data.prepare.task import decide, file_problems, held_out_sources
+from data.prepare.training_data import file_problems, find_training_data, held_out_sources
 from data.prepare.writing import HELD_OUT_ONE_IN
 from memory.estimate.precision import BFLOAT16, FLOAT32
 from memory.estimate.shapes import Shapes
@@ -63,7 +63,7 @@ class Rows:
         """Of data that is not prepared: as long as the settings allow."""
         objective = config.data.objective
         if objective == AUTO and config.data.train_file is not None:
-            objective = look(config, decide, config).objective
+            objective = look(config, find_training_data, config).objective
         elif objective == AUTO:
             objective = "pairs" if config.train.is_finetune else "span"
         lengths = lengths_of(config.data, objective)

@@ -19,7 +19,7 @@ from data.dataset import LowMemDataset
 from data.prepare import looking, preparing, writing
 from data.prepare.preparing import checked_in_child, find_prepared, in_child, prepare, prepare_evaluation
 from data.prepare.writing import is_held_out
-from data.shards.store import ROW_TOKENS, TRAIN, VALIDATION, Manifest
+from data.shards.store import TRAIN, VALIDATION, Manifest
 from data.sources.corpus import SampleCorpus
 from data.tokenizers.published import byte_backend
 from data.tokenizers.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def test_every_document_is_in_one_split_whole_and_in_order(configure: Any, text_
     assert prepared.counts["train_texts"] == 297 and prepared.counts["validation_texts"] == 3
     assert prepared.counts["train_tokens"] == sum(len(text.encode()) + 1 for text in train)
     lengths = [len(row["tokens"]) for row in LowMemDataset(prepared.train_dir)]
-    assert set(lengths[:-1]) == {ROW_TOKENS} and 1 <= lengths[-1] <= ROW_TOKENS
+    assert set(lengths[:-1]) == {512} and 1 <= lengths[-1] <= 512
     assert prepared.counts["train_rows"] == len(lengths)
 
 

@@ -11,10 +11,11 @@ import pytest
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.prepare.preview import lost_of_shards, shown, table_of_files, table_of_shards
-from data.prepare.task import Rows, passed_over
-from data.shards.store import PAIRS
+from data.prepare.unread import passed_over
+from data.task import Table
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import Config
+from settings.tasks import task_named
 from terminal import one_line
 
 Configure = Callable[..., Config]
@@ -27,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "rows.json"
 
 
-def of_shards(config: Config, count: int) -> Rows:
+def of_shards(config: Config, count: int) -> Table:
     prepared = prepare(config)
     loader = StepLoader(prepared.train_dir, prepared.objective, config)
     return table_of_shards(config, prepared, loader, Tokenizer.load(prepared.tokenizer_dir), count)
@@ -80,12 +81,15 @@ def test_what_is_lost_is_told(configure: Configure, tmp_path: Path) -> None:
 
 
 def test_files_of_a_folder_that_are_not_read_are_told(configure: Configure, file: Path) -> None:
-    assert passed_over(configure(train_file=file.parent), PAIRS) == []
+    assert passed_over(configure(train_file=file.parent), task_named("pairs")) == []
     (file.parent / "more.jsonl").write_text('{"prompt": "p", "response": "r"}\n', encoding="utf8")
-    ((name, told),) = passed_over(configure(train_file=file, validation_file=file.parent), PAIRS)
+    ((name, told),) = passed_over(configure(train_file=file, validation_file=file.parent), task_named("pairs"))
     assert name == "not read" and told.startswith("1 .json") and str(file) in told
     prepared = prepare(configure(train_file=file))
-    assert passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none"), PAIRS) == []
+    assert (
+        passed_over(configure(train_file=prepared.train_dir, validation_file=file.parent / "none"), task_named("pairs"))
+        == []
+    )
 
 
 def test_long_texts_keep_both_ends() -> None:

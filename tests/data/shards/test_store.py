@@ -13,10 +13,15 @@ from data.batches.loader import StepLoader
 from data.dataset import LowMemDataset
 from data.prepare.preparing import Prepared, prepare
 from data.shards import writer
-from data.shards.store import BATCH_ROWS, FORMAT, MANIFEST, PAIRS, ROW_TOKENS, STREAM, Manifest, check_shards, is_shards
+from data.shards.store import BATCH_ROWS, FORMAT, MANIFEST, Manifest, check_shards, is_shards
 from data.shards.writer import Column, ShardWriter
+from data.task import ShardFormat
 from settings.errors import UserError
 from tests.data.conftest import Configure
+
+ROW_TOKENS = 512
+PAIRS = ShardFormat("pairs", ("input_ids", "labels"))
+STREAM = ShardFormat("stream", ("tokens",), row_tokens=ROW_TOKENS)
 
 
 def joined(rows: list[np.ndarray]) -> Column:
@@ -60,24 +65,24 @@ def test_a_stream_is_cut_into_rows_whatever_comes_at_once(tmp_path: Path, monkey
         assert np.concatenate(rows).tolist() == tokens.tolist()
 
 
-@pytest.mark.parametrize("kind", [PAIRS, STREAM])
-def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize("format", [PAIRS, STREAM])
+def test_a_writer_continues_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: ShardFormat) -> None:
     """As often as it has to, whatever was written behind it."""
     monkeypatch.setattr(writer, "SHARD_ROWS", 500)
-    columns = 2 if kind == PAIRS else 1
+    columns = len(format.columns)
     ids, lengths = np.arange(900, dtype=np.int32), np.full(300, 3)
-    with ShardWriter(tmp_path / "unbroken", kind, 1000) as unbroken:
-        for _ in range(150 if kind == STREAM else 3):
+    with ShardWriter(tmp_path / "unbroken", format, 1000) as unbroken:
+        for _ in range(150 if format == STREAM else 3):
             unbroken.add([(ids, lengths)] * columns)
         unbroken.finish()
     state = None
-    for times in [75, 75] if kind == STREAM else [1, 1, 1]:
-        with ShardWriter(tmp_path / "broken", kind, 1000, state) as again:
+    for times in [75, 75] if format == STREAM else [1, 1, 1]:
+        with ShardWriter(tmp_path / "broken", format, 1000, state) as again:
             for _ in range(times):
                 again.add([(ids, lengths)] * columns)
             state = json.loads(json.dumps(again.state()))
             again.add([(ids + 1, lengths)] * columns)
-    with ShardWriter(tmp_path / "broken", kind, 1000, state) as again:
+    with ShardWriter(tmp_path / "broken", format, 1000, state) as again:
         again.finish()
     assert again.shards == unbroken.shards
 
@@ -91,7 +96,7 @@ TOKENIZER = {"fingerprint": "0", "size": 9, "pad_id": 0, "eos_id": 1, "unk_id": 
 
 def manifest(folder: Path, **changes: object) -> Path:
     content = {
-        "format": FORMAT, "kind": STREAM, "fingerprint": "0", "dropped": {}, "tokenizer": TOKENIZER,
+        "format": FORMAT, "kind": STREAM.kind, "fingerprint": "0", "dropped": {}, "tokenizer": TOKENIZER,
         "splits": {"train": SPLIT}, "labels": [], "label_counts": {},
     }  # fmt: skip
     folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.prepare.task import decide
+from data.prepare.training_data import find_training_data
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
@@ -31,11 +31,11 @@ TRANSLATION = [{"translation": {"en": "river", "zh": "河"}}, {"translation": {"
 def rows_of(path: Path, **flags: str) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
     """Columns, rows and prompts that a run and `generate` read of a file."""
     config = load("train", {"train_file": str(path), **flags})
-    task = decide(config)
-    assert task.objective == "pairs"
-    rows = [row for batch in read_rows(task.sources, task.columns, BadRows()) for row in batch]
+    data = find_training_data(config)
+    assert data.objective == "pairs"
+    rows = [row for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
     prompts = read_prompts(find(str(path)), config.data, BadRows())
-    return task.columns.sides(), rows, [prompt.text for prompt in prompts]
+    return data.columns.sides(), rows, [prompt.text for prompt in prompts]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -90,7 +90,7 @@ def test_a_row_without_a_key_is_bad(tmp_path: Path) -> None:
 def test_what_is_asked_for_goes_first(tmp_path: Path) -> None:
     """A text is pretrained on, whatever else stands beside it; columns that are named are taken."""
     text = written(tmp_path / "t.jsonl", [{"text": "a b", "source": "x", "target": "y"}])
-    assert decide(load("train", {"train_file": str(text)})).objective == "span"
+    assert find_training_data(load("train", {"train_file": str(text)})).objective == "span"
     path = written(tmp_path / "a.jsonl", [{"source": "x", "target": "y", "note": "z"}])
     assert rows_of(path, prompt_column="note", response_column="target", objective="pairs")[1] == [("z", "y")]
 
@@ -128,8 +128,8 @@ def test_gbk_is_told_apart(tmp_path: Path, name: str) -> None:
     }[name]
     (tmp_path / name).write_bytes(text.encode("gb18030"))
     with pytest.raises(UserError, match="convert the whole file to UTF-8") as refused:
-        task = decide(load("train", {"train_file": str(tmp_path / name)}))
-        list(read_rows(task.sources, task.columns, BadRows()))
+        data = find_training_data(load("train", {"train_file": str(tmp_path / name)}))
+        list(read_rows(data.sources, data.columns, BadRows()))
     assert "skip_bad_rows" not in str(refused.value)
 
 

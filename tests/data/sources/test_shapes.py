@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.prepare.task import Task, decide, examples_of, held_out_sources, passed_over
+from data.prepare.training_data import TrainingData, find_training_data, held_out_sources
+from data.prepare.unread import passed_over
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
@@ -19,6 +20,7 @@ from data.sources.reading import head_of, read_rows
 from data.text.templates import Template
 from settings.errors import UserError
 from settings.loading import load
+from settings.tasks import task_named
 
 
 def user(text: Any) -> dict[str, Any]:
@@ -93,11 +95,11 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def task_of(path: Path, row: dict[str, Any], flags: dict[str, str]) -> tuple[Any, Task]:
+def data_of(path: Path, row: dict[str, Any], flags: dict[str, str]) -> tuple[Any, TrainingData]:
     is_dpo = "rejected" in row and "objective" not in flags
     command = "dpo" if is_dpo else "train"
     config = load(command, {"train_file": str(path), **flags})
-    return config, decide(config)
+    return config, find_training_data(config)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -106,15 +108,15 @@ def test_a_shape_gives_what_its_documents_say(
     tmp_path: Path, row: dict[str, Any], flags: dict[str, str], asked: str, answers: list[str], unused: str, kind: str
 ) -> None:
     path = written(tmp_path / f"a.{kind}", [row])
-    config, task = task_of(path, row, flags)
-    rows = [row for batch in read_rows(task.sources, task.columns, BadRows()) for row in batch]
-    examples = examples_of(config, task.kind, task.columns, tmp_path)
+    config, data = data_of(path, row, flags)
+    rows = [row for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
+    examples = data.task.examples(config, data.columns, tmp_path)
     assert examples.usable(rows).texts == [(asked, *answers)]
-    assert [cells for name, cells in passed_over(config, task.kind) if name == "not used"] == (
+    assert [cells for name, cells in passed_over(config, data.task) if name == "not used"] == (
         [unused] if unused else []
     )
     if len(answers) == 1 and "objective" not in flags:  # generate asks what was learnt
-        (prompt,) = read_prompts(task.sources, config.data, BadRows())
+        (prompt,) = read_prompts(data.sources, config.data, BadRows())
         assert Template().prompt(prompt.turns) == asked
 
 
@@ -123,11 +125,11 @@ def test_a_shape_gives_what_its_documents_say(
 def test_of_several_right_answers_the_first_is_learnt_and_all_are_kept(
     tmp_path: Path, row: dict[str, Any], flags: dict[str, str], answers: list[str], kind: str
 ) -> None:
-    config, task = task_of(written(tmp_path / f"a.{kind}", [row]), row, {"is_finetune": "True", **flags})
-    (rows,) = read_rows(task.sources, task.columns, BadRows())
-    usable = examples_of(config, task.kind, task.columns, tmp_path).usable(rows)
+    config, data = data_of(written(tmp_path / f"a.{kind}", [row]), row, {"is_finetune": "True", **flags})
+    (rows,) = read_rows(data.sources, data.columns, BadRows())
+    usable = data.task.examples(config, data.columns, tmp_path).usable(rows)
     assert [texts[1] for texts in usable.texts] == answers[:1] and usable.references == [answers[1:]]
-    assert [name for name, _ in passed_over(config, task.kind) if name == "right answers"] == ["right answers"]
+    assert [name for name, _ in passed_over(config, data.task) if name == "right answers"] == ["right answers"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -135,9 +137,9 @@ def test_of_several_right_answers_the_first_is_learnt_and_all_are_kept(
 def test_a_row_that_cannot_be_learnt_is_named(tmp_path: Path, row: dict[str, Any], told: str, kind: str) -> None:
     if kind == "parquet" and (row.get("prompt") == 7 or "stand under" in told):
         return  # a column of one type
-    _, task = task_of(written(tmp_path / f"a.{kind}", [row]), row, {})
+    _, data = data_of(written(tmp_path / f"a.{kind}", [row]), row, {})
     with pytest.raises(UserError, match=told):
-        list(read_rows(task.sources, task.columns, BadRows()))
+        list(read_rows(data.sources, data.columns, BadRows()))
 
 
 def test_numbers_are_told_alike_in_every_format(tmp_path: Path) -> None:
@@ -146,16 +148,16 @@ def test_numbers_are_told_alike_in_every_format(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"] * 4, "response": values}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("prompt,response\na,3.8\na,1.0\na,0.0000001\n")
     for name, bad in (("a.parquet", 1), ("a.csv", 0)):
-        task, found = decide(load("train", {"train_file": str(tmp_path / name)})), BadRows(skip=True)
-        rows = [row for batch in read_rows(task.sources, task.columns, found) for row in batch]
+        data, found = find_training_data(load("train", {"train_file": str(tmp_path / name)})), BadRows(skip=True)
+        rows = [row for batch in read_rows(data.sources, data.columns, found) for row in batch]
         assert [text for _, text in rows] == ["3.8", "1.0", "0.0000001"] and found.count == bad
 
 
 def test_a_file_may_lack_what_another_of_its_folder_has(tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", [{"instruction": "i", "input": "x", "output": "o", "system": "s"}])
     written(tmp_path / "b.jsonl", [{"instruction": "i", "output": "o"}])
-    task = decide(load("train", {"train_file": str(tmp_path)}))
-    found = [row[:2] for batch in read_rows(task.sources, task.columns, BadRows()) for row in batch]
+    data = find_training_data(load("train", {"train_file": str(tmp_path)}))
+    found = [row[:2] for batch in read_rows(data.sources, data.columns, BadRows()) for row in batch]
     assert found == [("i\nx", "o"), ("i", "o")]
 
 
@@ -188,7 +190,7 @@ def test_the_names_of_files_say_their_split(
     config = load("train", {"train_file": str(tmp_path)})
     assert [source.path.name for source in find(str(tmp_path))] == train
     assert [source.path.name for source in held_out_sources(config.data)] == held_out
-    assert passed_over(config, "pairs") == [(name, words.format(tmp_path)) for name, words in told]
+    assert passed_over(config, task_named("pairs")) == [(name, words.format(tmp_path)) for name, words in told]
     named = load("train", {"train_file": str(tmp_path), "validation_file": str(tmp_path / files[0])})
     assert [source.path.name for source in held_out_sources(named.data)] == [Path(files[0]).name]
     if held_out:
@@ -219,7 +221,11 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
     rows = [row for batch in read_rows([source], ["prompt", "response"], BadRows()) for row in batch]
     how = {} if is_read_as_quoted else {"quoting": 3}
     assert rows == list(pandas.read_csv(path, sep="\t", **how).itertuples(index=False, name=None))
-    told = [cell for name, cell in passed_over(load("train", {"train_file": str(path)}), "pairs") if name == "quotes"]
+    told = [
+        cell
+        for name, cell in passed_over(load("train", {"train_file": str(path)}), task_named("pairs"))
+        if name == "quotes"
+    ]
     assert bool(told) == is_read_as_quoted
 
 
@@ -236,7 +242,7 @@ def test_cells_of_tsv_are_quoted_where_all_that_begin_so_are(
 def test_other_forms_of_json_are_named(tmp_path: Path, name: str, text: str, told: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=told):
-        decide(load("train", {"train_file": str(tmp_path / name)}))
+        find_training_data(load("train", {"train_file": str(tmp_path / name)}))
 
 
 @pytest.mark.parametrize("sign", [";", "\t", ","])

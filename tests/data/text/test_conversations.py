@@ -158,10 +158,11 @@ def test_broken_turns_are_named_by_file_and_row(configure: Any, tmp_path: Path) 
 
 
 def test_a_tokenizer_is_trained_on_what_was_said_alone(configure: Any, tmp_path: Path) -> None:
-    from data.prepare.task import decide, train_task_tokenizer
+    from data.prepare.data_tokenizer import train_data_tokenizer
+    from data.prepare.training_data import find_training_data
 
     config = configure(train_file=write(tmp_path, "jsonl", 0), tokenizer_dir="auto", vocab_size=400)
-    trained = train_task_tokenizer(config, decide(config))
+    trained = train_data_tokenizer(config, find_training_data(config))
     assert trained.encode_batch(["assistant"])[0].size > 1
 
 

@@ -6,15 +6,14 @@ import re
 
 import pytest
 
-from data.text.labels import in_order, labels_of, numbered, spans_of, words_of
+from data.text.labels import in_order, label_of, labels_of, numbered, spans_of, words_of
 from data.text.proteins import prepared
-from settings.consistency import SEQUENCE, TOKEN
 
 
 @pytest.mark.parametrize("cell", [["C", "E", "H"], "CEH", '["C", "E", "H"]', "C E H"])
 def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
-    assert labels_of(TOKEN, cell) == ["C", "E", "H"]
-    assert labels_of(TOKEN, cell, "011") == labels_of(TOKEN, cell, [False, 1, 1.0]) == [None, "E", "H"]
+    assert labels_of(cell) == ["C", "E", "H"]
+    assert labels_of(cell, "011") == labels_of(cell, [False, 1, 1.0]) == [None, "E", "H"]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +32,8 @@ def test_labels_of_tokens_are_written_in_several_ways(cell: object) -> None:
     ],
 )
 def test_a_label_is_a_name_or_a_number(cell: object, label: str) -> None:
-    assert labels_of(SEQUENCE, cell) == [label]
-    assert labels_of(SEQUENCE, cell, 0) == [None]
+    assert label_of(cell) == [label]
+    assert label_of(cell, 0) == [None]
 
 
 def test_labels_become_numbers_of_names_or_what_they_say() -> None:
@@ -46,14 +45,14 @@ def test_labels_become_numbers_of_names_or_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: labels_of(TOKEN, "CEH", "01"), "3 labels and a mask of 2"),
-        (lambda: labels_of(TOKEN, "CEH", "012"), "'2' in its mask"),
-        (lambda: labels_of(TOKEN, 3), "int, not a list"),
-        (lambda: labels_of(SEQUENCE, None), "missing"),
+        (lambda: labels_of("CEH", "01"), "3 labels and a mask of 2"),
+        (lambda: labels_of("CEH", "012"), "'2' in its mask"),
+        (lambda: labels_of(3), "int, not a list"),
+        (lambda: label_of(None), "missing"),
         (lambda: numbered(["X"], ("C", "E")), "'X', which is none of C, E"),
         (lambda: numbered(["X"], ()), "'X', which is no number"),
         (lambda: numbered(["1e39"], ()), "'1e39', which is no number up to 3.4e+38"),
-        (lambda: labels_of(SEQUENCE, float("inf")), "inf, which is no label"),
+        (lambda: label_of(float("inf")), "inf, which is no label"),
         (lambda: spans_of("MKVL", 3), "3 labels, its text 4 letters"),
         (lambda: spans_of("MKVL", 1, is_protein=True), "1 labels, its text 4 letters"),
     ],
@@ -79,10 +78,10 @@ def test_proteins_are_prepared_as_their_models_were_trained() -> None:
 
 @pytest.mark.parametrize("cell", ["['O', 'B-PER', None]", '["O", "B-PER", -100]', ["O", "B-PER", -100]])
 def test_labels_as_pandas_and_transformers_write_them(cell: object) -> None:
-    assert labels_of(TOKEN, cell) == ["O", "B-PER", None]
+    assert labels_of(cell) == ["O", "B-PER", None]
     assert words_of("['The', 'EU']") == "The EU" and words_of("[1] The EU") == "[1] The EU"
     with pytest.raises(ValueError, match="no list"):
-        labels_of(TOKEN, "['O' 'B-PER']")  # NumPy's, which Python reads as one text
+        labels_of("['O' 'B-PER']")  # NumPy's, which Python reads as one text
     for several in (["a", "b"], "['a', 'b']", '["a"]', "['a' 'b']"):
         with pytest.raises(ValueError, match="several labels"):
-            labels_of(SEQUENCE, several)
+            label_of(several)

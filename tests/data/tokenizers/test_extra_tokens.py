@@ -82,7 +82,7 @@ def test_what_lies_beside_a_tokenizer_stays(folder: FolderOf, tmp_path: Path) ->
 
 
 def test_a_file_without_tokens_is_refused(tmp_path: Path) -> None:
-    from data.prepare.task import read_extra_tokens
+    from data.prepare.data_tokenizer import read_extra_tokens
 
     for path, content in ((tmp_path / "empty", " \n"), (tmp_path / "none", None)):
         if content is not None:

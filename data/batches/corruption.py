@@ -1,60 +1,32 @@
 """Inputs and targets made from a window of tokens.
 
-- span: T5's span corruption (Raffel et al. 2020, section 3.1.4): masked spans become sentinels, the target spells them
-out.
-- prefix: prefix language modelling (Raffel et al. 2020, section 3.2.1): the encoder sees a beginning, the decoder goes
-on.
-- ul2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row:
-  R (span 3 and 8, density 0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5,
-  and span 64 at 0.15). The paper's mode tokens are left out; it calls them optional.
-- denoise: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask is the first
-  sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
-- pairs: prompt and response unchanged.
-- preferences: two pairs with one prompt, the response that was chosen and the one that was rejected.
-- sequence, token: a text unchanged, and its label or those of its tokens.
+- Span corruption (Raffel et al. 2020, section 3.1.4): masked spans become sentinels, the target spells them out. The
+  mask follows `random_spans_noise_mask` of github.com/google-research/text-to-text-transfer-transformer.
+- Prefix language modelling (Raffel et al. 2020, section 3.2.1): the encoder sees a beginning, the decoder goes on.
+- UL2: a mixture of seven denoisers (Tay et al. 2022, section 3.1.2), drawn evenly for each row: R (span 3 and 8, density
+  0.15), S (prefix, a quarter is the target on average), X (span 3, 8 and 64 at density 0.5, and span 64 at 0.15). The
+  paper's mode tokens are left out; it calls them optional.
+- Denoising: single tokens become a mask, the target is the whole window (as for ProtT5, Elnaggar et al. 2021; the mask is
+  the first sentinel everywhere, as `noise_token_to_sentinel` of T5 has it).
 
-Everything is a pure function of the tokens and one key per row, so a mask depends neither on the number of processes
-nor on the micro-batch. The mask follows `random_spans_noise_mask` of
-github.com/google-research/text-to-text-transfer-transformer.
+Everything is a pure function of the tokens and a random generator, which has one key per row, so a mask depends neither
+on the number of processes nor on the micro-batch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from settings.declared import DataConfig
-from settings.fields import AUTO
+from data.batches.rows import Ids, Lengths, SpecialIds
 
-STREAM_OBJECTIVES = ("span", "ul2", "prefix", "denoise")
-EVEN_LENGTHS = ("span", "denoise")  # of which every window gives the same lengths
 R_DENOISERS = ((0.15, 3.0), (0.15, 8.0))
 X_DENOISERS = ((0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))
 S_TARGET_SHARE = 0.25
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """The ids that objectives write: end of text, padding, and sentinels in the order of their use."""
-
-    eos: int
-    pad: int
-    sentinels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Longest window, encoder input and decoder target of a task, in tokens with end of text."""
-
-    raw_tokens: int
-    input_tokens: int
-    target_tokens: int
 
 
 def _noise_counts(length: int, density: float, mean_span: float, num_sentinels: int) -> tuple[int, int]:
@@ -99,26 +71,10 @@ def span_corruption_lengths(
     return raw, *corrupted(raw)
 
 
-def lengths_of(data: DataConfig, objective: str, num_sentinels: int = 100) -> Lengths:
-    """Say how long windows, inputs and targets of an objective get.
-
-    Args:
-        objective: span, ul2, prefix, denoise, pairs or preferences. With `max_target_len` auto a target is as long as the task needs (span,
-            ul2), else as `max_seq_len`.
-    """
-    source, target = data.max_seq_len, None if data.max_target_len == AUTO else int(data.max_target_len)
-    if objective == "span":
-        masking = data.noise_density, data.mean_noise_span_length
-        return Lengths(*span_corruption_lengths(source, *masking, num_sentinels, target))
-    if objective == "ul2":
-        raw = source - 1
-        needed = max(corrupted_lengths(raw, *denoiser, num_sentinels)[1] for denoiser in (*R_DENOISERS, *X_DENOISERS))
-        return Lengths(raw, source, target or needed)
-    if objective == "denoise":
-        longest = min(source, target or source)
-        return Lengths(longest - 1, longest, longest)
-    target = target or source
-    return Lengths(min(source, source + target - 2), source, target)
+def ul2_target_tokens(raw_tokens: int, num_sentinels: int) -> int:
+    """Longest target, with end of text, that a denoiser of UL2 makes of a window."""
+    denoisers = (*R_DENOISERS, *X_DENOISERS)
+    return max(corrupted_lengths(raw_tokens, *denoiser, num_sentinels)[1] for denoiser in denoisers)
 
 
 def _segment(rng: np.random.Generator, num_items: int, num_segments: int) -> Ids:
@@ -182,9 +138,9 @@ def prefix_lm(
     longest_target = min(round(2 * mean_target * len(tokens)), lengths.target_tokens - 1)
     latest = min(len(tokens), lengths.input_tokens) - 1
     earliest = min(max(len(tokens) - longest_target, 1), latest)
-    cut = int(rng.integers(earliest, latest + 1))
+    end = int(rng.integers(earliest, latest + 1))
     eos = np.array([special.eos])
-    return np.concatenate((tokens[:cut], eos)), np.concatenate((tokens[cut:], eos))
+    return np.concatenate((tokens[:end], eos)), np.concatenate((tokens[end:], eos))
 
 
 def denoising(tokens: Ids, rng: np.random.Generator, special: SpecialIds, density: float) -> tuple[Ids, Ids]:
@@ -208,30 +164,3 @@ def ul2(tokens: Ids, rng: np.random.Generator, special: SpecialIds, lengths: Len
         lengths.input_tokens, density, mean_span, len(special.sentinels), lengths.target_tokens
     )[0]
     return span_corruption(tokens[:fits], rng, special, density, mean_span)
-
-
-def cut(ids: Ids, longest: int, eos: int) -> Ids:
-    """A side of a pair, cut to a length with eos as its last token."""
-    return ids if len(ids) <= longest else np.concatenate((ids[: longest - 1], [eos]))
-
-
-def corrupt(
-    objective: str, tokens: Ids, key: int, special: SpecialIds, lengths: Lengths, density: float, mean_span: float
-) -> tuple[Ids, Ids]:
-    """Make an example of a window of the token stream.
-
-    Args:
-        objective: one of `STREAM_OBJECTIVES`.
-        tokens: (N,) int64, 2 .. `lengths.raw_tokens`.
-        key: 64 bits that fix every random choice.
-    Returns:
-        input ids (at most `lengths.input_tokens`) and labels (at most `lengths.target_tokens`).
-    """
-    rng = np.random.Generator(np.random.Philox(key=key))
-    if objective == "span":
-        return span_corruption(tokens, rng, special, density, mean_span)
-    if objective == "ul2":
-        return ul2(tokens, rng, special, lengths)
-    if objective == "denoise":
-        return denoising(tokens, rng, special, density)
-    return prefix_lm(tokens, rng, special, lengths)

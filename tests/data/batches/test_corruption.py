@@ -5,21 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.batches.objectives import (
-    Lengths,
-    SpecialIds,
-    corrupt,
+from data.batches.corruption import (
     corrupted_lengths,
-    cut,
-    lengths_of,
     noise_mask,
     prefix_lm,
     span_corruption,
     span_corruption_lengths,
     ul2,
 )
+from data.batches.rows import Lengths, RowSettings, SpecialIds, cut, lengths_of
 from settings.declared import DataConfig
 from settings.fields import AUTO
+from settings.tasks import task_named
 
 EOS, FIRST_SENTINEL = 1, 10_000
 SPECIAL = SpecialIds(eos=EOS, pad=0, sentinels=tuple(range(FIRST_SENTINEL, FIRST_SENTINEL - 100, -1)))
@@ -33,6 +30,12 @@ def generator(key: int) -> np.random.Generator:
 
 def of_data(max_seq_len: int, max_target_len: int | None = None) -> DataConfig:
     return DataConfig(max_seq_len=max_seq_len, max_target_len=max_target_len or AUTO)
+
+
+def corrupted(objective: str, tokens: np.ndarray, key: int, lengths: Lengths) -> tuple[np.ndarray, np.ndarray]:
+    settings = RowSettings(lengths, SPECIAL, noise_density=0.15, mean_noise_span=3.0, decodes=True)
+    row = task_named(objective).row({"tokens": tokens}, key, settings)
+    return row.input_ids, row.labels
 
 
 def is_sentinel(token: int) -> bool:
@@ -115,7 +118,7 @@ def test_a_prefix_and_its_continuation_are_the_window(length: int, share: float,
 @given(max_seq_len=st.integers(8, 300), target=st.one_of(st.none(), st.integers(4, 300)), key=KEYS)
 def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, target: int | None, key: int) -> None:
     lengths = lengths_of(of_data(max_seq_len, target), objective)
-    inputs, labels = corrupt(objective, np.arange(2, lengths.raw_tokens + 2), key, SPECIAL, lengths, 0.15, 3.0)
+    inputs, labels = corrupted(objective, np.arange(2, lengths.raw_tokens + 2), key, lengths)
     assert len(inputs) <= lengths.input_tokens <= max_seq_len
     assert len(labels) <= lengths.target_tokens <= (target or 10**9)
     assert inputs[-1] == EOS and labels[-1] == EOS
@@ -124,7 +127,7 @@ def test_lengths_hold_for_every_objective(objective: str, max_seq_len: int, targ
 def test_denoising_masks_single_tokens_and_asks_for_all() -> None:
     lengths = lengths_of(of_data(5000), "denoise")
     tokens = np.arange(2, lengths.raw_tokens + 2)
-    inputs, labels = corrupt("denoise", tokens, 7, SPECIAL, lengths, 0.15, 3.0)
+    inputs, labels = corrupted("denoise", tokens, 7, lengths)
     masked = inputs == FIRST_SENTINEL
     assert labels.tolist() == [*tokens.tolist(), EOS] and len(inputs) == 5000
     assert inputs[~masked].tolist() == labels[~masked].tolist() and 0.13 < masked.mean() < 0.17
@@ -146,7 +149,7 @@ def test_ul2_draws_each_denoiser_as_often() -> None:
 def test_the_key_alone_decides() -> None:
     lengths = lengths_of(of_data(128), "span")
     tokens = np.arange(2, lengths.raw_tokens + 2)
-    again = [corrupt("span", tokens, key, SPECIAL, lengths, 0.15, 3.0)[0].tolist() for key in (5, 5, 6)]
+    again = [corrupted("span", tokens, key, lengths)[0].tolist() for key in (5, 5, 6)]
     assert again[0] == again[1] != again[2]
 
 

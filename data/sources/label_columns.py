@@ -1,0 +1,78 @@
+"""The columns of a text and its labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data.sources.expressions import NUMBER, TEXT, TURNS, cell_of, text_of
+from data.sources.layouts import Columns, RowOf
+from data.text.labels import numbered, words_of
+from language import say
+from settings.fields import listed
+
+MASK = "mask"
+
+
+@dataclass(frozen=True)
+class LabelColumns(Columns):
+    """A column of texts and one of labels, with a third one named `mask` where a file has it.
+
+    Args:
+        names: of the labels; (): they are numbers to be predicted; None: not known yet.
+        label: column of the labels.
+    """
+
+    label: str = ""
+
+    @property
+    def form(self) -> str:
+        return "labels"
+
+    def labels(self, text: str, cell: object, mask: object) -> list[str | None]:
+        """The labels of a text, None where they are masked.
+
+        Raises:
+            ValueError: with what is wrong.
+        """
+        raise NotImplementedError
+
+    def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
+        return say(
+            "{file}: {problems}; columns: {columns}; give yours with --text_column and --label_column",
+            file=file,
+            problems=problems,
+            columns=listed(names),
+        )
+
+    def sides(self) -> list[str]:
+        return self.cells()
+
+    def cells(self) -> list[str]:
+        return [*self.texts, self.label]
+
+    def kinds(self, names: Sequence[str]) -> dict[str, set[str]]:
+        labels = [self.label, *({MASK} & set(names))]
+        return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in labels}}
+
+    def row_of(self, names: Sequence[str]) -> RowOf:
+        return self._row
+
+    def _row(self, record: Mapping[str, Any]) -> tuple[str, str]:
+        """The text of a record, and JSON of its labels: names where these are not known yet, else what is trained."""
+        column = self.texts[0]
+        text = text_of({**record, column: words_of(record[column])} if column in record else record, column)
+        label = cell_of(record, self.label)
+        if not text.strip():
+            raise ValueError(say("{column} is empty", column=column))
+        mask = record.get(MASK)
+        try:
+            if isinstance(mask, ValueError):
+                raise mask
+            labels = self.labels(text, label, mask)
+            cell = labels if self.names is None else numbered(labels, self.names)
+        except ValueError as error:
+            raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
+        return text, json.dumps(cell, ensure_ascii=False)

@@ -1,0 +1,147 @@
+"""What `data` asks of a task: which rows it reads, and what becomes of them until they are a batch.
+
+The classes are in `tasks/`, one file each; `settings.tasks` lists them by the name of their objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from settings.declared import Config, DataConfig, T5ModelConfig
+from settings.tasks import TASKS, task_named
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from data.batches.collate import AnyRow, Batch
+    from data.batches.rows import Lengths, RowSettings
+    from data.prepare.encode import Encoder
+    from data.prepare.training_data import TrainingData
+    from data.shards.store import LengthFacts
+    from data.sources.files import Source
+    from data.sources.layouts import Columns
+    from data.sources.peek import Peek
+    from data.text.clean import Dropped
+    from data.text.conversations import Examples, TextRow
+    from data.tokenizers.tokenizer import Tokenizer
+    from storage import Once
+
+Table = list[tuple[str, str]]  # rows of a table for people: a title and what it says
+RowLimits = tuple[int | None, ...]  # of each stored column, the most tokens with end of text; None: any
+
+
+@dataclass(frozen=True)
+class ShardFormat:
+    """How rows are stored.
+
+    Args:
+        kind: its name in a manifest.
+        columns: of a row, that of the encoder's ids first.
+        row_tokens: the rows are one stream of tokens, cut into pieces of this length; 0: each row is stored by itself.
+        label_column: the column that holds labels rather than ids.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    row_tokens: int = 0
+    label_column: str = ""
+
+
+class Match(NamedTuple):
+    """A file that a task can read.
+
+    Args:
+        certainty: of several tasks that can read a file, the highest is right.
+        objective: name of the task. contents: what the file holds, for people.
+    """
+
+    certainty: int
+    objective: str
+    contents: str
+    columns: Columns
+
+
+class Task(Protocol):
+    """See `tasks.base.Task`, which says of each what most tasks answer."""
+
+    shards: ClassVar[ShardFormat]
+    command: ClassVar[str]
+    is_windowed: ClassVar[bool]
+    has_even_lengths: ClassVar[bool]
+    needs_sentinels: ClassVar[bool]
+    words_prompts: ClassVar[bool]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def flags(self) -> str: ...
+
+    # Which rows of which files:
+
+    def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]: ...
+    def recognise(self, data: DataConfig, source: Source) -> Match | None: ...
+    def unless_named(self, data: DataConfig) -> str: ...
+    def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns: ...
+    def column_flags(self, columns: Sequence[str]) -> Sequence[str]: ...
+    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]: ...
+    def tokenizer_type(self, training_data: TrainingData) -> str: ...
+    def label_names(self, config: Config, training_data: TrainingData, once: Once) -> tuple[str, ...] | None: ...
+
+    # How they become ids:
+
+    def examples(self, config: Config, columns: Columns, tokenizer_dir: Path | None) -> Examples: ...
+    def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder: ...
+    def limits(self, data: DataConfig) -> RowLimits: ...
+    def shard_facts(self, data: DataConfig, columns: Columns) -> dict[str, object]: ...
+    def refuse_dropped(self, dropped: Dropped, files: str) -> None: ...
+
+    # How ids become a batch:
+
+    def lengths(self, data: DataConfig, num_sentinels: int = 100) -> Lengths: ...
+    def rows_of(self, stored: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]: ...
+    def part_rows(self, parts: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any]]) -> list[int]: ...
+    def longest(
+        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+    ) -> tuple[int, ...]: ...
+    def stored_lengths(
+        self, columns: Sequence[NDArray[np.int64]], settings: RowSettings
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> AnyRow: ...
+    def collate(self, rows: Sequence[Any], pad_token_id: int) -> Batch: ...
+
+    # What is told of them:
+
+    def token_lengths(
+        self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
+    ) -> list[NDArray[np.int64]]: ...
+    def length_title(self, column: str) -> str | None: ...
+    def limit_words(self, data: DataConfig, cut_rows: int) -> str: ...
+    def show_labels(self, names: Sequence[str], counts: Sequence[int]) -> Table: ...
+    def show_batch(self, batch: Batch, tokenizer: Tokenizer, label_names: Sequence[str]) -> Table: ...
+    def show_rows(
+        self, data: DataConfig, peek: Peek, count: int, examples: Examples, tokenizer: Tokenizer | None
+    ) -> Table: ...
+
+
+def all_tasks() -> list[Task]:
+    """One task of each name."""
+    return [task_named(name) for name in TASKS]
+
+
+def shard_readers() -> dict[str, Task]:
+    """For each kind of shards the first task that reads it."""
+    return {task.shards.kind: task for task in reversed(all_tasks())}
+
+
+def what_it_teaches(data: DataConfig, source: Source) -> Match | None:
+    """The task that a file is most likely for; None where it has no columns that any task knows.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    matches = [match for task in all_tasks() if (match := task.recognise(data, source)) is not None]
+    return max(matches, key=lambda match: match.certainty, default=None)

@@ -1,0 +1,233 @@
+"""What the program asks of a task, and what most tasks answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.collate import AnyRow, Batch, Row, collate
+from data.batches.rows import Lengths, RowSettings
+from data.prepare.encode import Encoder
+from data.prepare.preview import cut_row, side_row, text_of_ids
+from data.prepare.training_data import TrainingData
+from data.shards.store import LengthFacts
+from data.sources.files import Source
+from data.sources.layouts import Columns
+from data.sources.peek import Peek
+from data.task import Match, RowLimits, ShardFormat, Table
+from data.text.clean import Dropped
+from data.text.conversations import Examples, TextRow
+from data.text.templates import template_of
+from data.tokenizers.tokenizer import Tokenizer
+from language import say
+from settings.declared import Config, DataConfig, T5ModelConfig
+from settings.fields import AUTO
+from storage import Once
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of work: which rows it reads, what is learnt from them, and how well that is done.
+
+    Args:
+        name: of the objective, a key of `settings.tasks.TASKS`.
+    """
+
+    name: str
+
+    # From a file to a batch: what `data` asks.
+
+    shards: ClassVar[ShardFormat]
+    command: ClassVar[str] = "train"  # The command that trains it.
+    is_windowed: ClassVar[bool] = False  # Whether rows are windows of all texts laid end to end.
+    has_even_lengths: ClassVar[bool] = False  # Whether all rows have the same lengths.
+    needs_sentinels: ClassVar[bool] = False  # Whether the tokenizer must have <extra_id_0> ...
+    words_prompts: ClassVar[bool] = False  # Whether a template puts prompts into words.
+    examples_class: ClassVar[type[Examples]] = Examples
+
+    @property
+    def flags(self) -> str:
+        """What `command` needs to train this task on its shards."""
+        return ""
+
+    def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
+        """The built-in data, where no file is named.
+
+        Raises:
+            UserError: there are none. NotMade: by `only_if_made`.
+        """
+        raise NotImplementedError
+
+    def recognise(self, data: DataConfig, source: Source) -> Match | None:
+        """The columns by which a file is known to be for this task; None: it has none, or is for whoever names the task.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        return None
+
+    def unless_named(self, data: DataConfig) -> str:
+        """What is said where data are for this task, and the settings do not name it; empty: it is taken."""
+        return ""
+
+    def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
+        """The columns that rows are made of; the first of the sources decides where the settings do not."""
+        raise NotImplementedError
+
+    def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
+        """The flags, without --, that name these `Columns.sides`; none where everyone calls the columns so."""
+        raise NotImplementedError
+
+    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
+        """Settings that the user has named and that have no effect on these rows."""
+        return []
+
+    def tokenizer_type(self, training_data: TrainingData) -> str:
+        """Which kind of tokenizer suits the texts."""
+        return "bpe"
+
+    def label_names(self, config: Config, training_data: TrainingData, once: Once) -> tuple[str, ...] | None:
+        """The names of labels, in their order; (): they are numbers to be predicted; None: there are no labels.
+
+        Raises:
+            UserError: the data cannot be read, or its labels are not names. NotMade: by `only_if_made`.
+        """
+        return None
+
+    def examples(self, config: Config, columns: Columns, tokenizer_dir: Path | None) -> Examples:
+        """How rows become texts.
+
+        Args:
+            tokenizer_dir: beside which a template may lie; None: prompts are not worded.
+        Raises:
+            UserError: the template is wrong.
+        """
+        template = template_of(config.data, tokenizer_dir) if self.words_prompts and tokenizer_dir else None
+        return self.examples_class(
+            config.cleaning.clean, template, columns.form, config.data.expand_turns, config.data.prepare_text
+        )
+
+    def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
+        """How rows become ids."""
+        return Encoder(tokenizer, examples, limits)
+
+    def limits(self, data: DataConfig) -> RowLimits:
+        """To which each stored column is cut."""
+        lengths = self.lengths(data)
+        return lengths.input_tokens, *[lengths.target_tokens] * (len(self.shards.columns) - 1)
+
+    def shard_facts(self, data: DataConfig, columns: Columns) -> dict[str, object]:
+        """What shapes the shards of this task, and not those of others."""
+        lengths = self.lengths(data)
+        return {"max_seq_len": lengths.input_tokens, "max_target_len": lengths.target_tokens}
+
+    def refuse_dropped(self, dropped: Dropped, files: str) -> None:
+        """Refuse data with rows that had to be left out; raises UserError."""
+
+    def lengths(self, data: DataConfig, num_sentinels: int = 100) -> Lengths:
+        """How long windows, inputs and targets get.
+
+        With `max_target_len` auto, a target is as long as an input, or as the task needs it.
+        """
+        source = data.max_seq_len
+        target = source if data.max_target_len == AUTO else int(data.max_target_len)
+        return Lengths(min(source, source + target - 2), source, target)
+
+    def rows_of(self, stored: Sequence[dict[str, Any]], lengths: Lengths) -> Sequence[dict[str, Any]]:
+        """The rows that stored ones are read as."""
+        return stored
+
+    def part_rows(self, parts: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any]]) -> list[int]:
+        """How many of `rows_of` belong to each part of the data, as a manifest lists these."""
+        return [part["rows"] for part in parts]
+
+    def longest(
+        self, stored: Mapping[str, LengthFacts], rows: Sequence[dict[str, Any]], settings: RowSettings
+    ) -> tuple[int, ...]:
+        """Encoder tokens, and the decoder tokens of each answer, of the longest rows that can come."""
+        inputs, *targets = (int(facts["longest"]) for facts in stored.values())
+        bounds = settings.lengths
+        return min(inputs, bounds.input_tokens), *(min(target, bounds.target_tokens) for target in targets)
+
+    def stored_lengths(
+        self, columns: Sequence[NDArray[np.int64]], settings: RowSettings
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Encoder and decoder tokens of rows, (rows,) each, by the lengths of their stored columns."""
+        inputs, *targets = columns
+        bounds = settings.lengths
+        answers = [np.minimum(target, bounds.target_tokens) for target in targets]
+        return np.minimum(inputs, bounds.input_tokens), np.sum(answers, axis=0)
+
+    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> AnyRow:
+        """One row of a batch.
+
+        Args:
+            stored: one of `rows_of`. key: 64 bits that fix every random choice.
+        """
+        raise NotImplementedError
+
+    def collate(self, rows: Sequence[Row], pad_token_id: int) -> Batch:
+        """Rows as one rectangle."""
+        return collate(rows, pad_token_id)
+
+    def token_lengths(
+        self, tokenizer: Tokenizer, examples: Examples, rows: Sequence[TextRow], model: T5ModelConfig
+    ) -> list[NDArray[np.int64]]:
+        """Tokens of the encoder, and of each answer of the decoder, before rows are cut: (rows,) each."""
+        return self.encoder(tokenizer, examples, (None,) * len(self.shards.columns))(rows).uncut
+
+    def length_title(self, column: str) -> str | None:
+        """What the lengths of a stored column are called; None where they are of no interest."""
+        return say("tokens of {column}", column=column)
+
+    def limit_words(self, data: DataConfig, cut_rows: int) -> str:
+        """The flags to which rows are cut, for people; empty where nothing is told of it."""
+        lengths = self.lengths(data)
+        return say(
+            "--max_seq_len={input} or --max_target_len={target}",
+            input=lengths.input_tokens,
+            target=lengths.target_tokens,
+        )
+
+    def show_labels(self, names: Sequence[str], counts: Sequence[int]) -> Table:
+        """The labels of prepared data, for a table."""
+        return []
+
+    def show_batch(self, batch: Batch, tokenizer: Tokenizer, label_names: Sequence[str]) -> Table:
+        """A batch of one row, for a table."""
+        sides = [batch.input_ids[0, : batch.input_lengths[0]]]
+        sides += [batch.labels[place, :length] for place, length in enumerate(batch.target_lengths)]
+        return [side_row(place, text_of_ids(tokenizer, ids), len(ids)) for place, ids in enumerate(sides)]
+
+    def show_rows(
+        self, data: DataConfig, peek: Peek, count: int, examples: Examples, tokenizer: Tokenizer | None
+    ) -> Table:
+        """The first `count` rows of files, for a table; without a tokenizer their texts, as the encoder would get them."""
+        if tokenizer is None:
+            texts = examples.usable(peek.rows).texts[:count]
+            return [side_row(place, text) for row in texts for place, text in enumerate(row)]
+        encoded = self.encoder(tokenizer, examples, self.limits(data))(peek.rows)
+        sides = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in encoded.columns]
+        rows = list(zip(*sides, strict=True))[: encoded.num_rows]
+        table = [
+            side_row(place, tokenizer.decode_answer(ids), len(ids))
+            for row in rows[:count]
+            for place, ids in enumerate(row)
+        ]
+        is_cut = [before > after for before, (_, after) in zip(encoded.uncut, encoded.columns, strict=True)]
+        cut_rows = int(np.any(is_cut, axis=0).sum())
+        return table + cut_row(self.limit_words(data, cut_rows), cut_rows, encoded.num_rows, of_first=True)
+
+    # From a batch to a score: what training, evaluation and answers ask.
+
+
+if TYPE_CHECKING:
+    from data.task import Task as AskedTask
+
+    def _is_what_data_asks(task: Task) -> AskedTask:
+        return task

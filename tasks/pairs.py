@@ -1,0 +1,81 @@
+"""A prompt and its response, which may come as a conversation or with several right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.collate import Row
+from data.batches.rows import RowSettings
+from data.prepare.training_data import TrainingData
+from data.sources.corpus import build_sample_corpus
+from data.sources.files import Source
+from data.sources.layouts import Columns
+from data.sources.reading import head_of
+from data.sources.shapes import pair_columns
+from data.task import Match, ShardFormat
+from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
+from formats import TEXT
+from settings.declared import DataConfig
+from settings.fields import AUTO
+from storage import Once
+from tasks.base import Task
+
+
+class Pairs(Task):
+    # From a file to a batch.
+
+    # Rows of evaluation may have further right answers behind the first, each with end of text.
+    shards = ShardFormat("pairs", ("input_ids", "labels"))
+    words_prompts = True
+
+    def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
+        return build_sample_corpus(cache_dir, once).pairs, Columns(("prompt", "response"))
+
+    def recognise(self, data: DataConfig, source: Source) -> Match | None:
+        columns = _recognised(data, source)
+        if columns is None:
+            return None
+        if columns.texts == (data.prompt_column, data.response_column):
+            return Match(4, self.name, "pairs", columns)
+        if not columns.texts:
+            return Match(2, self.name, "conversations", columns)
+        return Match(0, self.name, "pairs", columns)
+
+    def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
+        if sources and (columns := _recognised(data, sources[0])) is not None:
+            return columns
+        return Columns((data.prompt_column, data.response_column), data.history_column or "")
+
+    def column_flags(self, columns: Sequence[str]) -> Sequence[str]:
+        if columns[0] in ("prompt", *MESSAGES_COLUMNS):
+            return ()
+        return ("messages_column",) if len(columns) == 1 else ("prompt_column", "response_column")
+
+    def idle_settings(self, data: DataConfig, training_data: TrainingData) -> list[str]:
+        idle = []
+        if data.messages_column != AUTO and data.history_column is not None:
+            idle.append("history_column")
+        has_turns = training_data.shards is not None or training_data.columns.form not in ("plain", ANSWERS)
+        if data.expand_turns and not has_turns:
+            idle.append("expand_turns")
+        return idle
+
+    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> Row:
+        answers = stored["labels"]
+        ends = np.flatnonzero(answers == settings.special.eos)[:-1] + 1
+        first, *others = map(settings.target, np.split(answers, ends))
+        return Row(settings.input(stored["input_ids"]), first, key, others)
+
+    # From a batch to a score.
+
+
+def _recognised(data: DataConfig, source: Source) -> Columns | None:
+    if source.kind == TEXT:
+        return None
+    head = head_of(source)
+    return pair_columns(data, head.names, head.sample)

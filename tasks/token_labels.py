@@ -1,0 +1,98 @@
+"""A text with a label for each of its words or letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.batches.collate import IGNORED_LABEL, LabelledRow
+from data.batches.rows import RowSettings
+from data.prepare.encode import Encoder, TextEncoder
+from data.sources.files import Source
+from data.sources.label_columns import LabelColumns
+from data.sources.layouts import Columns
+from data.task import RowLimits, ShardFormat, Table
+from data.text.conversations import Examples
+from data.text.labels import labels_of, spans_of
+from data.text.proteins import PREPARATIONS
+from data.tokenizers.backends import Ids
+from data.tokenizers.tokenizer import Tokenizer
+from settings.declared import DataConfig
+from tasks.labelled import LabelEncoder, Labelled, Labels, aligned
+
+
+@dataclass(frozen=True)
+class WordLabels(LabelColumns):
+    """A column of texts and one with a label for each of their words or letters.
+
+    Args:
+        is_protein: whether a text is letters, whatever blanks it has.
+    """
+
+    is_protein: bool = False
+
+    def labels(self, text: str, cell: object, mask: object) -> list[str | None]:
+        labels = labels_of(cell, mask)
+        spans_of("".join(text.split()) if self.is_protein else text, len(labels), self.is_protein)
+        return labels
+
+
+class WordLabelEncoder(LabelEncoder):
+    """The first token of each word or letter gets its label."""
+
+    def label(self, texts: Sequence[str], labels: Sequence[list[float | None]]) -> tuple[list[Ids], list[Labels]]:
+        encoder = TextEncoder(self.tokenizer, self.examples.prepare)
+        rows = list[Ids]()
+        placed = list[Labels]()
+        for text, cells in zip(texts, labels, strict=True):
+            ids, firsts = encoder.with_places(text, len(cells))
+            has_token = firsts >= 0
+            row = np.full(len(ids) + 1, np.nan)
+            row[firsts[has_token]] = np.array(cells, float)[has_token]
+            limit = self.limits[0]
+            if limit is not None:  # End of text takes the place of the last token that is left.
+                row[limit - 1 :] = np.nan
+                row = row[:limit]
+            rows.append(ids)
+            placed.append(row)
+        return rows, placed
+
+
+class TokenLabels(Labelled):
+    # From a file to a batch.
+
+    # As for one label a text, and of each token one.
+    shards = ShardFormat("token", ("input_ids", "labels"), label_column="labels")
+
+    def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
+        is_protein = data.prepare_text in PREPARATIONS
+        return WordLabels((data.text_column,), label=data.label_column, is_protein=is_protein)
+
+    def encoder(self, tokenizer: Tokenizer, examples: Examples, limits: RowLimits) -> Encoder:
+        return WordLabelEncoder(tokenizer, examples, limits)
+
+    def row(self, stored: Mapping[str, NDArray[Any]], key: int, settings: RowSettings) -> LabelledRow:
+        row = super().row(stored, key, settings)
+        tokens = len(row.input_ids)
+        if len(row.labels) <= tokens:
+            return row
+        labels = row.labels[:tokens].copy()
+        labels[-1] = np.nan if labels.dtype.kind == "f" else IGNORED_LABEL
+        return replace(row, labels=labels)
+
+    def placed(self, encoder: TextEncoder, text: str, labels: Sequence[str | None]) -> tuple[Ids, Sequence[str | None]]:
+        ids, firsts = encoder.with_places(text, len(labels))
+        of_tokens: list[str | None] = [None] * (len(ids) + 1)
+        for first, label in zip(firsts.tolist(), labels, strict=True):
+            if first >= 0:
+                of_tokens[first] = label
+        return ids, of_tokens
+
+    def show(self, tokenizer: Tokenizer, ids: NDArray[Any], labels: Sequence[str | None]) -> Table:
+        return aligned(tokenizer, ids, labels)
+
+    # From a batch to a score.
