@@ -32,6 +32,7 @@ from model.t5 import T5
 from settings.declared import Config
 from settings.errors import UserError
 from settings.program import python
+from settings.tasks import MODEL_HEADS
 from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
@@ -71,7 +72,7 @@ def export(config: Config) -> float | None:
     write, check, use = FORMATS[form]
     folders = find_model(config)
     last, home, shape = folders.learnt, folders.base, folders.shape
-    if not shape.is_text:
+    if not MODEL_HEADS[shape.head].writes_text:
         raise UserError(
             "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
             folder=folders.folder,

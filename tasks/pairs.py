@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tasks.base import Task
 
 
@@ -9,4 +11,5 @@ class Pairs(Task):
     # From a file to a batch.
 
     # From a batch to a score.
-    pass
+
+    answered_rows: ClassVar[int] = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from settings.declared import DataConfig
 from tasks.base import Task
 
 
@@ -10,3 +11,11 @@ class Spans(Task):
 
     # From a batch to a score.
     pass
+
+
+class SpanCorruption(Spans):
+    # From a batch to a score.
+
+    def target_share(self, data: DataConfig) -> float:
+        """The masked tokens, and a sentinel for each span of them."""
+        return 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length)
