@@ -108,7 +108,7 @@ def convert(config: Config) -> Conversion | None:
 
 def next_command(shape: T5ModelConfig, folder: object) -> str:
     """The command that uses a model of this shape."""
-    return f"{program()} {MODEL_HEADS[shape.head].command} --model={shlex.quote(str(folder))} --input='...'"
+    return f"{program()} {MODEL_HEADS[shape.head].commands[0]} --model={shlex.quote(str(folder))} --input='...'"
 
 
 def _convert_adapter(config: Config, source: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from commands.answering import find_answering
+from commands.answering import find_answering, refuse_other_head
 from commands.generate import cut_note
 from commands.loading import Trained, does_not_hold, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
@@ -62,6 +62,7 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     config, model = find_answering(config, ranks=True)
+    refuse_other_head(model, "evaluate")
     names = metric_names(config)
     config, tree = with_answers(config, model)
     config, prepared, loader = evaluation_rows(config, model)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from commands.answering import check_one_process, find_answering
-from commands.embed import ROUNDED, Embedder, with_preparation
+from commands.embed import Embedder
 from commands.loading import Trained, load_trained, watched
+from commands.text_reader import ROUNDED, with_preparation
 from language import join, say
 from limits import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest

@@ -792,7 +792,9 @@ COMMANDS = {
         "noise_density mean_noise_span_length eval_rows eval_batch_size_per_gpu ultra_low_mem "
         "use"
     ),
-    "generate": ("checkpoint answer generate prompts prompt_column text_column skip_bad_rows overwrite use"),
+    "generate": (
+        "checkpoint answer generate prompts prompt_column text_column prepare_text skip_bad_rows overwrite use"
+    ),
     "embed": (
         "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
         "eval_batch_size_per_gpu overwrite use"

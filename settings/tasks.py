@@ -37,7 +37,7 @@ class HeadFacts:
 
     Args:
         task: that trains such a model where the objective is left to the data; None: there is nothing to train.
-        command: that uses the model.
+        commands: that take the model for what it does, the most usual first.
         hub_name: the Hugging Face Hub's name for what it does.
         writes_text: whether it writes answers token by token.
         has_labels: whether its outputs are labels.
@@ -46,7 +46,7 @@ class HeadFacts:
     """
 
     task: str | None
-    command: str
+    commands: tuple[str, ...]
     hub_name: str
     writes_text: bool = False
     has_labels: bool = False
@@ -73,13 +73,23 @@ TASKS = {
 }
 MODEL_HEADS = {
     "text": HeadFacts(
-        "pairs", "generate", "text2text-generation", writes_text=True, needs_decoder=True, takes_decoder=True
+        "pairs",
+        ("generate", "evaluate", "chat", "serve", "embed", "export"),
+        "text2text-generation",
+        writes_text=True,
+        needs_decoder=True,
+        takes_decoder=True,
     ),
-    "none": HeadFacts(None, "embed", "feature-extraction"),
+    "none": HeadFacts(None, ("embed", "serve"), "feature-extraction"),
     "sequence": HeadFacts(
-        "sequence", "generate", "text-classification", has_labels=True, takes_decoder=True, is_dense=True
+        "sequence",
+        ("generate", "evaluate", "serve", "embed"),
+        "text-classification",
+        has_labels=True,
+        takes_decoder=True,
+        is_dense=True,
     ),
-    "token": HeadFacts("token", "generate", "token-classification", has_labels=True),
+    "token": HeadFacts("token", ("generate", "evaluate", "serve", "embed"), "token-classification", has_labels=True),
 }
 
 

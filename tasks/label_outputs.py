@@ -30,10 +30,12 @@ class EncodedText:
 
     Args:
         ids: with end of text.
+        is_cut: whether it has more tokens than were asked for.
         places: of the first token of each letter or word that has a label; -1 where it has none. None: the text has one label.
     """
 
     ids: list[int]
+    is_cut: bool = False
     places: NDArray[np.int64] | None = None
 
 
@@ -107,6 +109,10 @@ class LabelOutputs(Task):
 
     def labels_of(self, tokens: int) -> int:
         """How many outputs the head gives for a text of so many tokens, end of text included."""
+        raise NotImplementedError
+
+    def column(self, names: Sequence[str]) -> str:
+        """The name of what an answer says first; with `names` of classes, else of numbers."""
         raise NotImplementedError
 
     def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:

@@ -24,17 +24,21 @@ class SequenceLabels(LabelOutputs):
     def labels_of(self, tokens: int) -> int:
         return 1
 
+    def column(self, names: Sequence[str]) -> str:
+        return "label" if names else "number"
+
     def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
-        return EncodedText([*encoder.beginning(text, longest - 1).tolist(), encoder.tokenizer.eos_id])
+        ids = encoder.beginning(text, longest).tolist()
+        return EncodedText([*ids[: longest - 1], encoder.tokenizer.eos_id], is_cut=len(ids) == longest)
 
     def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
         """`label` and `probabilities` of all classes, or `number`."""
         if not names:
             (number,) = predictions(outputs, names)
-            return LabelAnswer({"number": number}, f"{number:.6g}")
+            return LabelAnswer({self.column(names): number}, f"{number:.6g}")
         shares = dict(zip(names, probabilities(outputs)[0].round(DIGITS).tolist(), strict=True))
         label = names[int(outputs[0].argmax())]
-        return LabelAnswer({"label": label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
+        return LabelAnswer({self.column(names): label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
 
     def rows_beside_labels(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer

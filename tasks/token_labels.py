@@ -28,14 +28,18 @@ class TokenLabels(LabelOutputs):
     def labels_of(self, tokens: int) -> int:
         return tokens
 
+    def column(self, names: Sequence[str]) -> str:
+        return "labels" if names else "numbers"
+
     def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
         """With the places of its words, or of its letters: those of a protein, or of a single word with a token for each."""
         ids, places = encoder.with_places(text)
         if len(places) == 1 < len(text):
             with suppress(UserError):  # Where letters share a token, the word has one label.
                 ids, places = encoder.with_places(text, len(text))
-        kept = ids[: longest - 1]
-        return EncodedText([*kept.tolist(), encoder.tokenizer.eos_id], np.where(places < len(kept), places, -1))
+        is_cut = len(ids) >= longest
+        ids = ids[: longest - 1]
+        return EncodedText([*ids.tolist(), encoder.tokenizer.eos_id], is_cut, np.where(places < len(ids), places, -1))
 
     def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
         """`labels` of the words or letters with the probability of each in `probabilities`, or `numbers`; null where none is."""
@@ -44,9 +48,11 @@ class TokenLabels(LabelOutputs):
         labels = [of_tokens[place] for place in text.places]
         shown = in_line(labels, names)
         if not names:
-            return LabelAnswer({"numbers": labels}, shown)
+            return LabelAnswer({self.column(names): labels}, shown)
         of_tokens = [*probabilities(outputs).max(-1).round(DIGITS).tolist(), None]
-        return LabelAnswer({"labels": labels, "probabilities": [of_tokens[place] for place in text.places]}, shown)
+        return LabelAnswer(
+            {self.column(names): labels, "probabilities": [of_tokens[place] for place in text.places]}, shown
+        )
 
     def rows_beside_labels(
         self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer

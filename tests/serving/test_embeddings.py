@@ -14,8 +14,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from commands.answering import find_model
-from commands.embed import Embedder, with_preparation
+from commands.embed import Embedder
 from commands.loading import load_trained
+from commands.text_reader import with_preparation
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.server import api_of
