@@ -19,10 +19,10 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from commands.answering import check_one_process, find_answering, refuse_other_head, with_saved
-from commands.labelling import Labeller
+from commands.labelling import LEAST_TEXT, Labeller, labelling_settings
 from commands.loading import WAITING_BYTES, Trained, load_trained, watched
 from commands.new_folder import holding_output
-from commands.text_reader import ROUNDED, text_columns, with_preparation
+from commands.text_reader import ROUNDED, text_columns
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
@@ -45,7 +45,6 @@ from training.setup.model_folders import ModelFolders
 
 WINDOW_BATCHES = 8  # batches of one window
 LABELLED_ROWS = 256  # texts of one window
-LABELLED_TOKENS = 512  # of a text that the memory has to hold at least
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
@@ -201,26 +200,12 @@ class Labelled:
     """
 
     tree = None
+    least = LEAST_TEXT
 
     def __init__(self, config: Config, model: ModelFolders) -> None:
-        config, _ = with_answers(config, model)
-        of_text = (*vars(config.generate), "num_answers")
-        values = config.as_dict()
-        refuse(
-            [
-                say(
-                    "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
-                    name=name,
-                    value=values[name],
-                )
-                for name in of_text
-                if config.given(name)
-            ]
-        )
-        config = with_preparation(config, model)
+        config = labelling_settings(config, model)
         self.columns = text_columns(config, model)
         self.config = config.changed(text_column=self.columns[0].text_column)
-        self.least = AnswerBatch(1, min(config.data.max_seq_len, LABELLED_TOKENS), 1)
         self.cut = 0
         self.first_cut = ""
 

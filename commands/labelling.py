@@ -4,16 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
-from commands.loading import Trained
-from commands.text_reader import TextReader
+from commands.answering import find_answering
+from commands.loading import Trained, load_trained
+from commands.text_reader import TextReader, with_preparation
 from data.prepare.encode import TextEncoder
 from engine.micro_batches import to_micro_batch
+from language import say
+from memory.answers import AnswerBatch
 from settings.declared import Config
+from settings.errors import UserError, refuse
 from settings.fields import AUTO
+from settings.loading import load
 from settings.tasks import task_for
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
+from training.setup.model_folders import ModelFolders
+
+LEAST_TEXT = AnswerBatch(1, 512, 1)  # That the memory has to hold at least.
+
+
+def labelling_settings(config: Config, model: ModelFolders) -> Config:
+    """Config for texts as the model was trained on them.
+
+    Raises:
+        UserError: settings are named that are for models that write text.
+    """
+    values = config.as_dict()
+    problems = [
+        say(
+            "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
+            name=name,
+            value=values[name],
+        )
+        for name in (*vars(config.generate), "num_answers", "answers")
+        if config.given(name)
+    ]
+    refuse(problems)
+    return with_preparation(config, model)
+
+
+def open_labeller(model: str | Path, **settings: Any) -> Labeller:
+    """A trained model with a head over labels, ready to label texts: `open_labeller("model_save/run")(["a text"])`.
+
+    Args:
+        settings: those of the command `generate`.
+    Raises:
+        UserError: the folder is not usable, or its model gives no labels. DoesNotFit: the budget does not hold it.
+    """
+    config, folders = find_answering(load("generate", {"model": str(model), **settings}))
+    if not folders.shape.num_labels:
+        raise UserError(
+            "--model = {folder}, has no head over labels (--head={head}); give one that was trained with --head",
+            folder=folders.folder,
+            head=folders.shape.head,
+        )
+    config = labelling_settings(config, folders)
+    return Labeller.of(load_trained(config, folders, LEAST_TEXT), config)
 
 
 @dataclass
