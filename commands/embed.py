@@ -34,7 +34,6 @@ from data.sources.prompts import Prompt
 from engine.micro_batches import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch, HeldModel
-from settings.consistency import SEQUENCE
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import counted
@@ -229,7 +228,7 @@ class Embedder(TextReader):
 
     def _hidden(self, rows: list[list[int]]) -> Sequence[torch.Tensor]:
         blockwise, device = self.trained.blockwise, self.trained.device.torch_device
-        shape = replace(blockwise.model.config, head=SEQUENCE)  # whatever labels there are are not read
+        shape = blockwise.model.config
         unlabelled = np.zeros(1, np.int64)
         batch = collate_labels(
             [LabelledRow(np.array(ids, np.int64), unlabelled, 0) for ids in rows], shape.pad_token_id

@@ -140,6 +140,21 @@ class T5ModelConfig:
         return MODEL_HEADS[self.head].writes_text
 
     @property
+    def output_vocabulary(self) -> int:
+        """Tokens that its outputs score: all where it writes text, else none."""
+        return self.vocab_size * self.is_text
+
+    @property
+    def output_weights(self) -> str:
+        """Which weights make the outputs: the embedding, or a head's own."""
+        return "embedding" if self.output_vocabulary and self.tie_word_embeddings else "head"
+
+    @property
+    def pools_rows(self) -> bool:
+        """Whether a row has one output, and not each of its tokens."""
+        return MODEL_HEADS[self.head].pools_rows
+
+    @property
     def label_names(self) -> tuple[str, ...]:
         """Names of the classes of a head over labels, in the order of its outputs; (): regression, or not known yet."""
         if self.labels == AUTO or are_numbers(self.labels):

@@ -42,6 +42,7 @@ class HeadFacts:
         writes_text: whether it writes answers token by token.
         has_labels: whether its outputs are labels.
         needs_decoder, takes_decoder: whether there has to be a decoder, and whether there may be one.
+        pools_rows: whether a row has one output, and not each of its tokens.
         is_dense: whether there is a dense layer before the outputs where `head_kind` is auto.
     """
 
@@ -52,6 +53,7 @@ class HeadFacts:
     has_labels: bool = False
     needs_decoder: bool = False
     takes_decoder: bool = False
+    pools_rows: bool = False
     is_dense: bool = False
 
 
@@ -87,6 +89,7 @@ MODEL_HEADS = {
         "text-classification",
         has_labels=True,
         takes_decoder=True,
+        pools_rows=True,
         is_dense=True,
     ),
     "token": HeadFacts("token", ("generate", "evaluate", "serve", "embed"), "token-classification", has_labels=True),

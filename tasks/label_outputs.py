@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.collate import IGNORED_LABEL, Batch, LabelledRow, collate_labels
+from data.batches.collate import IGNORED_LABEL, Batch, LabelledRow, collate_labels, flat_labels
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES
 from settings.declared import Config, DataConfig, T5ModelConfig
 from tasks.base import Outputs, Scores, Task, Watch, random_ids, random_keys
@@ -133,11 +133,9 @@ class LabelOutputs(Task):
         """Predictions beside labels, a JSON line for each row of a batch."""
         raise NotImplementedError
 
-    def sample(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
+    def beside_labels(self, batch: Batch, outputs: Outputs, names: Sequence[str]) -> tuple[str, str]:
         """What is predicted for a batch of a single row, and its labels, both for the screen."""
-        from tasks.label_scores import labels_in
-
-        labels = cells(labels_in(batch), names)
+        labels = cells(flat_labels(batch), names)
         has_labels = [label is not None for label in labels]
         predicted = [
             cell if has_label else None for cell, has_label in zip(predictions(outputs, names), has_labels, strict=True)

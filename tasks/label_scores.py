@@ -9,12 +9,12 @@ Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.collate import IGNORED_LABEL, Batch
+from data.batches.collate import IGNORED_LABEL, Batch, flat_labels
 from language import say
 from tasks.base import Outputs, Processes, Scores, Watch
 
@@ -54,7 +54,7 @@ class LabelScores(Scores):
 
     def add(self, batch: Batch, logits: Outputs) -> None:
         """Count (R, L) outputs of the head for a batch."""
-        labels = labels_in(batch)
+        labels = flat_labels(batch)
         if self.names:
             pairs = (labels * len(self.names) + logits.argmax(-1))[labels != IGNORED_LABEL]
             self._count_pairs(pairs, np.ones(len(pairs), np.int64))
@@ -130,13 +130,6 @@ class LabelScores(Scores):
             (f"  {name}", " ".join(cell.rjust(width) for cell in row))
             for name, row in zip(self.names, cells, strict=True)
         ]
-
-
-def labels_in(batch: Batch) -> NDArray[Any]:
-    """(R,) labels of a batch: one of each row, or of each of its tokens end to end."""
-    if batch.labels.shape[1] == 1:
-        return batch.labels[:, 0]
-    return np.concatenate([row[:length] for row, length in zip(batch.labels, batch.input_lengths, strict=True)])
 
 
 def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

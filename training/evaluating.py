@@ -207,7 +207,7 @@ def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[st
     blockwise, names, task = live.engine.blockwise, live.run.prepared.labels, cast(LabelOutputs, live.task)
     for batch in batches:
         (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, live.device.torch_device)])
-        predicted, labels = task.sample(batch, logits.float().cpu().numpy(), names)
+        predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), names)
         yield predicted, predicted, labels
 
 

@@ -127,7 +127,7 @@ def flops_of(model: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     scores = 2 * inner * amount.target_squared + 4 * inner * amount.crossed
     decoder = model.num_decoder_layers * (2 * counts["decoder"] * amount.target + cross + scores)
     # A head over labels is next to nothing.
-    head = 2 * counts["embedding"] * amount.target if model.is_text else 0
+    head = 2 * model.d_model * model.output_vocabulary * amount.target
     return float(encoder + decoder), float(head)
 
 
@@ -194,7 +194,7 @@ def _activation_values(model: T5ModelConfig, amount: Amount) -> float:
     encoder = amount.source * (4 * model.d_model + 4 * inner + wide) + model.num_heads * amount.source_squared
     decoder = amount.target * (6 * model.d_model + 6 * inner + wide) + 2 * inner * amount.source
     decoder += model.num_heads * (amount.target_squared + amount.crossed)
-    logits = amount.target * model.vocab_size if model.is_text else 0
+    logits = amount.target * model.output_vocabulary
     return model.num_layers * encoder + model.num_decoder_layers * decoder + logits
 
 

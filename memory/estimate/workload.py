@@ -53,7 +53,7 @@ class TrainedWeights:
                 blocks[weight.stack, weight.block] += weight.size
             elif weight.role == "embedding":
                 parts["embedding"] += weight.size
-            elif weight.role in HEADS:
+            elif weight.role in HEAD_ROLES:
                 parts["head"] += weight.size
             if weight.role == "adapter":
                 adapters += weight.size
@@ -93,7 +93,7 @@ def adapted_by(config: Config) -> Adapted:
     return Adapted(tuple(shapes.asked_targets(config.model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
-HEADS = ("head", "label head", "label bias")  # Roles of weights.
+HEAD_ROLES = ("head", "label head", "label bias")  # Of weights.
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
 COMPILED_BYTES = 26 * MIB  # Products in bf16 that oneDNN and torch keep compiled (`devices.environment`).
 # Where the weights of blocks are while these do not run: on the device that computes, in the RAM beside it, or in a
