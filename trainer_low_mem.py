@@ -29,7 +29,7 @@ from engine.step import Done
 from language import say, speak
 from memory.budget import measure_budget
 from memory.controller import MemoryController
-from settings.consistency import HEADS, PREFERENCES, check
+from settings.consistency import check
 from settings.declared import Config
 from settings.errors import refuse
 from settings.fields import AUTO
@@ -38,7 +38,7 @@ from settings.needs import unread
 from storage import writing
 from training.averaging import publish_mean
 from training.checkpoints.runs import delete_replaced_run, publish, restore_replaced_run
-from training.evaluating import evaluate, show_predictions, show_samples
+from training.evaluating import evaluate, show_samples
 from training.evaluation.scores import OwnMetric
 from training.live import LiveRun
 from training.processes.group import PATIENCE, Group
@@ -179,7 +179,7 @@ class LowMemTrainer:
             device=run.device, monitor=run.monitor, log=log,
             shape=say("{source} + {target} tokens", source=run.loader.longest[0], target=run.loader.longest[1]),
         )  # fmt: skip
-        if config.data.objective == PREFERENCES:
+        if run.task.has_reference(config.preference):
             with run.monitor.phase("reference"):
                 attach_reference(run, log.tell)
         self.live = LiveRun(run, controller, log)
@@ -298,7 +298,4 @@ class LowMemTrainer:
             return None
         live.controller.before("samples", live.state.step)
         with self.monitor.phase("samples"):
-            if live.run.prepared.objective not in HEADS:
-                return show_samples(live)
-            show_predictions(live)
-        return None
+            return show_samples(live)

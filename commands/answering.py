@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from language import say
+from language import join, say
 from model.formats.answering import DRAWN, GENERATION_FILE, RANKED, SEARCH, answers_by, remarks
 from settings.consistency import ANSWER_RULES, broken, ranking_problems
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, near_path
 from settings.needs import without_effect
+from settings.tasks import MODEL_HEADS
 from training.checkpoints.runs import model_folder, runs_newest_first
 from training.processes.launch import num_processes, rank
 from training.report.progress import Progress
@@ -137,25 +138,37 @@ def refuse_several_adapters(model: ModelFolders) -> None:
 
 
 def find_answering(
-    config: Config, searches: bool = True, several: bool = False, writes: bool = False, ranks: bool = False
+    config: Config, searches: bool = True, several: bool = False, ranks: bool = False
 ) -> tuple[Config, ModelFolders]:
     """Config with what the model that is named says of how it answers, and the model.
 
     Args:
         searches: whether there is a beam search here. several: whether there is somebody who changes between adapters.
-        writes: whether text has to be written. ranks: whether answers are scored by rank.
+        ranks: whether answers are scored by rank.
     Raises:
-        UserError: there is none, it writes no text, it asks for what cannot be done, or several adapters, where only one can be on.
+        UserError: there is none, it asks for what cannot be done, or several adapters, where only one can be on.
     """
     model = find_model(config)
     if not several:
         refuse_several_adapters(model)
-    if model.shape.is_text:
+    if MODEL_HEADS[model.shape.head].writes_text:
         return answering(config, model, searches, ranks), model
-    if writes:
+    return config, model
+
+
+def refuse_other_head(model: ModelFolders, command: str) -> None:
+    """Refuse a model that does something else than this command asks for.
+
+    Raises:
+        UserError: which commands take it.
+    """
+    commands = MODEL_HEADS[model.shape.head].commands
+    if command not in commands:
         raise UserError(
-            "--model = {folder}, is an encoder (--head={head}) and writes no text; give a model with a decoder, or use evaluate or embed",
+            "--model = {folder}, is an encoder (--head={head}), which {command} does not take; use {others}, or give a "
+            "model that writes text",
             folder=model.folder,
             head=model.shape.head,
+            command=command,
+            others=join(say(" or "), commands),
         )
-    return config, model

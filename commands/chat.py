@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.answering import check_one_process, find_answering
+from commands.answering import check_one_process, find_answering, refuse_other_head
 from commands.loading import Trained, load_trained, watched
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
@@ -55,7 +55,8 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    config, model = find_answering(config, several=True, writes=True)
+    config, model = find_answering(config, several=True)
+    refuse_other_head(model, "chat")
     config, tree = with_answers(config, model)
     trained = load_trained(config, model, tree=tree)
     asked = config.chat.history_turns

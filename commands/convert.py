@@ -46,6 +46,7 @@ from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import listed
 from settings.program import program
+from settings.tasks import MODEL_HEADS
 from storage import folder_bytes
 from training.report.progress import Progress
 from training.setup.base import with_head_of
@@ -107,9 +108,7 @@ def convert(config: Config) -> Conversion | None:
 
 def next_command(shape: T5ModelConfig, folder: object) -> str:
     """The command that uses a model of this shape."""
-    if shape.is_text:
-        return f"{program()} generate --model={shlex.quote(str(folder))} --input='...'"
-    return f"{program()} evaluate --model={shlex.quote(str(folder))} --validation_file=FILE"
+    return f"{program()} {MODEL_HEADS[shape.head].commands[0]} --model={shlex.quote(str(folder))} --input='...'"
 
 
 def _convert_adapter(config: Config, source: Path) -> None:
@@ -192,7 +191,7 @@ def probe_logits(model: T5) -> Tensor:
     """
     weight_store = weight_store_for(model.embedding.dtype, torch.float32)
     sources, targets = fixed_ids(model.config)
-    if not model.config.is_text:
+    if not MODEL_HEADS[model.config.head].writes_text:
         rows, ids = Rows(SOURCE_LENGTHS), torch.tensor([number for source in sources for number in source])
         blockwise = Blockwise(model, 0, weight_store, LossSettings(), 0.0)
         micro_batches = [MicroBatch(ids, ids, ids, rows, rows)]

@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from commands.answering import check_one_process, find_model, refuse_several_adapters, with_saved
+from commands.answering import check_one_process, find_model, refuse_several_adapters
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
-from commands.loading import Trained, load_trained, rows_to_measure, watched
+from commands.loading import Trained, load_trained, watched
 from commands.new_folder import check_output, holding_output
+from commands.text_reader import ROUNDED, TextReader, text_columns, with_preparation
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -33,10 +34,9 @@ from data.sources.prompts import Prompt
 from engine.micro_batches import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch, HeldModel
-from settings.consistency import SEQUENCE
-from settings.declared import MOST_TOKENS, Config, DataConfig
+from settings.declared import Config
 from settings.errors import UserError
-from settings.fields import AUTO, counted
+from settings.fields import counted
 from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
 from training.report.progress import Progress
 from training.setup.model_folders import ModelFolders
@@ -48,9 +48,7 @@ PART_TEXT_BYTES = 1 * MIB  # of texts, or
 PART_BYTES = 4 * MIB  # of vectors
 VECTOR_COPIES = 3  # of a part: as computed, joined, and as a file is made of it
 LONGEST_ID = 256  # letters
-MOST_ROWS, MOST_AT_ONCE = 64, 16_384  # rows and tokens at once
 LOOKED_AT = 16  # texts in which unknown tokens are counted
-ROUNDED = 64  # tokens, to which lengths are rounded where rows are planned
 ID, VECTOR, VECTORS, IDS = "id", "vector", "vectors", "ids"
 Vectors = NDArray[np.float32]  # (D,) of a text, or (tokens, D)
 Row = tuple[str, Vectors]
@@ -121,22 +119,6 @@ def embed(config: Config) -> None:
         )
 
 
-def with_preparation(config: Config, model: ModelFolders) -> Config:
-    """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
-    if config.origin("max_seq_len") is None:
-        config = config.changed(max_seq_len=MOST_TOKENS)
-    return with_saved(config, model, "prepare_text")
-
-
-def text_columns(config: Config, model: ModelFolders) -> list[DataConfig]:
-    """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
-    names = [config.data.text_column]
-    if not config.given("text_column"):
-        saved = with_saved(config, model, "text_column", "prompt_column").data
-        names = [saved.text_column, *([saved.prompt_column] if model.run_settings else []), *names]
-    return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
-
-
 @dataclass
 class ShortIds:
     """Makes long ids short: an array of ids gives every one the room of the longest, and a member of an archive has no longer name.
@@ -183,29 +165,26 @@ def _parts(texts: Iterator[tuple[str, str]], embedder: Embedder) -> Iterator[lis
 
 
 @dataclass
-class Embedder:
-    """Vectors of texts, in batches of like length.
+class Embedder(TextReader):
+    """Vectors of texts.
 
     Args:
-        longest: most tokens of a text with end of text; longer ones are cut. per_token: one vector for each token, not one for each text.
-        rows: most texts at once; None: what the budget holds. beside_bytes: of the budget, for others than this.
+        per_token: one vector for each token, not one for each text.
     """
 
-    trained: Trained
-    encoder: TextEncoder
-    longest: int
     per_token: bool = False
-    rows: int | None = None
-    beside_bytes: int = 0
 
     @classmethod
     def of(cls, trained: Trained, config: Config) -> Embedder:
         """By the settings."""
         asked = config.train.eval_batch_size_per_gpu
         return cls(
-            trained, TextEncoder(trained.tokenizer, config.data.prepare_text), config.data.max_seq_len,
-            config.embed.vectors == "token", asked if isinstance(asked, int) else None,
-        )  # fmt: skip
+            trained,
+            TextEncoder(trained.tokenizer, config.data.prepare_text),
+            config.data.max_seq_len,
+            rows=asked if isinstance(asked, int) else None,
+            per_token=config.embed.vectors == "token",
+        )
 
     @property
     def width(self) -> int:
@@ -237,20 +216,19 @@ class Embedder:
 
     def vectors(self, rows: Sequence[Tokens]) -> list[Vectors]:
         """The vectors of rows of ids, in their order; see `tokens`."""
-        order = sorted(range(len(rows)), key=lambda at: -len(rows[at][0]))
-        found: list[Vectors] = [np.zeros(0, np.float32)] * len(rows)
-        while order:
-            count = self._at_once(len(rows[order[0]][0]), len(order))
-            places, order = order[:count], order[count:]
-            for place, hidden in zip(places, self._hidden([rows[place][0] for place in places]), strict=True):
-                own = rows[place][1]
-                kept = hidden[own if isinstance(own, slice) else torch.from_numpy(own).to(hidden.device)].float()
-                found[place] = (kept if self.per_token else kept.mean(0)).cpu().numpy()
-        return found
+
+        def vectors(numbers: list[int]) -> Iterator[Vectors]:
+            hidden = self._hidden([rows[number][0] for number in numbers])
+            for number, states in zip(numbers, hidden, strict=True):
+                own = rows[number][1]
+                states = states[own if isinstance(own, slice) else torch.from_numpy(own).to(states.device)].float()
+                yield (states if self.per_token else states.mean(0)).cpu().numpy()
+
+        return self.in_batches([len(ids) for ids, _ in rows], vectors)
 
     def _hidden(self, rows: list[list[int]]) -> Sequence[torch.Tensor]:
         blockwise, device = self.trained.blockwise, self.trained.device.torch_device
-        shape = replace(blockwise.model.config, head=SEQUENCE)  # whatever labels there are are not read
+        shape = blockwise.model.config
         unlabelled = np.zeros(1, np.int64)
         batch = collate_labels(
             [LabelledRow(np.array(ids, np.int64), unlabelled, 0) for ids in rows], shape.pad_token_id
@@ -258,24 +236,12 @@ class Embedder:
         (output,) = blockwise.encode([to_micro_batch(batch, shape, device)])
         return output.split([len(ids) for ids in rows])
 
-    def predict(self, longest: int) -> dict[str, int]:
-        """What one text of so many tokens takes at its highest: component -> bytes."""
-        return self._held(longest).measuring(1, longest, 0)
-
-    def _at_once(self, longest: int, left: int) -> int:
-        """How many of the texts that are left fit, of which this is the longest."""
-        longest = -(-longest // ROUNDED) * ROUNDED
-        asked = AUTO if self.rows is None else min(self.rows, left)
-        usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
-        return rows_to_measure(self._held(longest), self.trained.budget.limit(), asked, usual, (longest, 0))
-
     def _held(self, longest: int) -> HeldModel:
         """The model beside the vectors of a part, which wait until it is written, where each token has one."""
-        held = self.trained.held
-        beside = self.beside_bytes
-        if self.per_token and not self.trained.budget.is_on_device:
-            beside += VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest)
-        return replace(held, base_bytes=held.base_bytes + beside)
+        held = super()._held(longest)
+        if not self.per_token or self.trained.budget.is_on_device:
+            return held
+        return replace(held, base_bytes=held.base_bytes + VECTOR_COPIES * (PART_BYTES + 4 * self.width * longest))
 
 
 class VectorFile:

@@ -7,19 +7,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
-from numpy.typing import NDArray
 
-from commands.answering import find_answering
+from commands.answering import find_answering, refuse_other_head
 from commands.generate import cut_note
 from commands.loading import Trained, does_not_hold, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
-from data.batches.collate import IGNORED_LABEL, Batch
+from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
 from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluation
@@ -29,14 +26,15 @@ from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
 from memory.budget import host_budget
 from memory.processes import ProcessTree
-from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, RANKED, SEQUENCE
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED
 from settings.declared import Config, places
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 from settings.loading import load, training_command
+from settings.tasks import task_named
 from storage import atomic_file, writing
-from training.evaluation.label_scores import LabelScores
-from training.evaluation.losses import Evaluation, Watch, mean_of_sets
+from tasks.base import Outputs, Watch
+from training.evaluation.losses import Evaluation, mean_of_sets
 from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
@@ -51,7 +49,6 @@ from units import MIB, format_size
 
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
-ANSWERED_ROWS = 256  # rows that are answered where eval_generate_rows is auto
 
 
 @holding_output
@@ -65,6 +62,7 @@ def evaluate(config: Config) -> Evaluation:
             measured, and took more.
     """
     config, model = find_answering(config, ranks=True)
+    refuse_other_head(model, "evaluate")
     names = metric_names(config)
     config, tree = with_answers(config, model)
     config, prepared, loader = evaluation_rows(config, model)
@@ -87,7 +85,7 @@ def evaluate(config: Config) -> Evaluation:
         ranked = trained.writer(config).ranked(inputs, config.answer.num_answers)
         return [[one.tokens for one in best] for best in ranked]
 
-    is_labelled, confusions = prepared.objective in HEADS, list[tuple[str, str]]()
+    task, confusions = task_named(prepared.objective), list[tuple[str, str]]()
     with (
         watched(trained.monitor, f"--eval_batch_size_per_gpu={max(1, batch_size // 2)}"),
         _predictions_file(config, trained, prepared) as write,
@@ -95,14 +93,11 @@ def evaluate(config: Config) -> Evaluation:
         results, samples, ended, unlisted = dict[str, Evaluation](), list[Sample](), 0, list[str]()
         right = References()
         for name, of in (loader.sets or {"": range(loader.num_rows)}).items():
-            label_scores = LabelScores(prepared.labels)
-            watch = partial(_seen, label_scores, write) if is_labelled else None
+            label_scores = task.new_scores(prepared.labels, write)
             batches = loader.evaluation_batches(rows, batch_size, group.rank, group.size, of)
-            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, watch)
-            if is_labelled:
-                label_scores.gather(group)
-                results[name].metrics.update(label_scores.result())
-                confusions += [(say("set"), name)] * bool(name and label_scores.table()) + label_scores.table()
+            results[name] = measure_loss(trained.blockwise, batches, group, trained.device.torch_device, label_scores)
+            confused = label_scores.table()
+            confusions += [(say("set"), name)] * bool(name and confused) + confused
             if answered:
                 scores, shown, cut = generate_metrics(
                     answer, loader, trained.tokenizer, how, group,
@@ -142,50 +137,24 @@ def evaluate(config: Config) -> Evaluation:
     return result
 
 
-def _seen(scores: LabelScores, write: Watch | None, batch: Batch, logits: NDArray[np.float32]) -> None:
-    scores.add(batch, logits)
-    if write is not None:
-        write(batch, logits)
-
-
 @contextmanager
 def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> Iterator[Watch | None]:
     """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
     if config.answer.output is None:
         yield None
         return
-    path, tokenizer = Path(config.answer.output), trained.tokenizer
-    if prepared.objective not in HEADS:
+    path, task = Path(config.answer.output), task_named(prepared.objective)
+    if task.writes_text:
         raise UserError(say("--output = {path}, is for predicted labels; write answers with generate", path=path))
     if num_processes() > 1:
         raise UserError(
             say("--output = {path}, is written by one process; start it by python, without a launcher", path=path)
         )
     check_output(path, config.run.overwrite)
-    names = prepared.labels
-
-    def shown(label: Any) -> str | float | None:
-        if names:
-            return None if label == IGNORED_LABEL else names[label]
-        return None if np.isnan(label) else float(str(label))  # as few digits as tell float32 numbers apart
-
     with writing("output", path.parent), atomic_file(path) as temporary, temporary.open("w", encoding="utf8") as file:
 
-        def write(batch: Batch, logits: NDArray[np.float32]) -> None:
-            found, begin = logits.argmax(-1) if names else logits[:, 0], 0
-            for ids, length, labels in zip(batch.input_ids, batch.input_lengths, batch.labels, strict=True):
-                text = tokenizer.decode_with_unknown(ids[:length])
-                if prepared.objective == SEQUENCE:
-                    row: dict[str, Any] = {"text": text, "label": shown(labels[0]), "prediction": shown(found[begin])}
-                    begin += 1
-                else:
-                    end = begin + int(length)
-                    row = {
-                        "tokens": [tokenizer.id_to_token(int(number)) for number in ids[:length]],
-                        "labels": [shown(label) for label in labels[:length]],
-                        "predictions": [shown(label) for label in found[begin:end]],
-                    }  # fmt: skip
-                    begin = end
+        def write(batch: Batch, outputs: Outputs) -> None:
+            for row in task.rows_beside_labels(batch, outputs, prepared.labels, trained.tokenizer):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
         yield write
@@ -214,7 +183,7 @@ def _row_counts(config: Config, loader: StepLoader, objective: str) -> tuple[int
     asked = config.metrics.eval_generate_rows
     if asked != AUTO:
         return rows, int(asked)
-    return rows, min(rows, ANSWERED_ROWS) if objective == "pairs" else 0
+    return rows, min(rows, task_named(objective).answered_rows)
 
 
 def _table(
@@ -277,7 +246,7 @@ def _data_settings(config: Config, model: ModelFolders) -> Config:
         *vars(config.answer), *vars(config.generate),
     }  # fmt: skip
     shape = model.shape
-    if shape.head in HEADS:
+    if shape.num_labels:
         decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}
         flags = {**flags, "head": shape.head, "labels": shape.labels, **decoder}
     merged = load("train", {name: value for name, value in flags.items() if name not in others})

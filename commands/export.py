@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from commands.answering import find_model
+from commands.answering import find_model, refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
@@ -70,14 +70,8 @@ def export(config: Config) -> float | None:
         )
     write, check, use = FORMATS[form]
     folders = find_model(config)
+    refuse_other_head(folders, "export")
     last, home, shape = folders.learnt, folders.base, folders.shape
-    if not shape.is_text:
-        raise UserError(
-            "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
-            folder=folders.folder,
-            head=shape.head,
-            form=form,
-        )
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):

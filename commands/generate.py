@@ -18,9 +18,11 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.answering import check_one_process, find_answering, with_saved
+from commands.answering import check_one_process, find_answering, refuse_other_head, with_saved
+from commands.labelling import LEAST_TEXT, Labeller, labelling_settings
 from commands.loading import WAITING_BYTES, Trained, load_trained, watched
 from commands.new_folder import holding_output
+from commands.text_reader import ROUNDED, text_columns
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
 from data.sources.prompts import PROMPT, Prompt, prompts_in_child
@@ -32,6 +34,7 @@ from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, reason_of, refuse
 from settings.fields import AUTO, counted, is_encodable
+from settings.tasks import MODEL_HEADS
 from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.evaluation.prompt_parts import was_cut
@@ -41,6 +44,7 @@ from training.setup.answer_list import answer_sources, with_answers
 from training.setup.model_folders import ModelFolders
 
 WINDOW_BATCHES = 8  # batches of one window
+LABELLED_ROWS = 256  # texts of one window
 ANSWER, REFERENCE = "response", "reference"
 ANSWERS, SCORES = "responses", "log_probabilities"  # of several answers, best first
 PROMPT_COLUMNS = ("prompt_column", "text_column", "history_column", "messages_column")  # settings
@@ -50,9 +54,24 @@ FORMAT = 4  # raise it when the same prompts would give other rows
 UNFINISHED = ".unfinished"  # beside an output that is still being written
 
 
+@dataclass
+class Answered:
+    """What a prompt got.
+
+    Args:
+        columns: for a JSON line.
+        shown: lines for the screen.
+        is_cut: whether the answer was ended by the longest length.
+    """
+
+    columns: dict[str, Any]
+    shown: list[str]
+    is_cut: bool = False
+
+
 @holding_output
 def generate(config: Config) -> None:
-    """Answer one text on the screen, or a file of prompts as JSON lines.
+    """Answer one text on the screen, or a file of prompts as JSON lines; a head over labels answers by its labels.
 
     Raises:
         UserError: model, input or output are not usable. DoesNotFit: the budget does not hold a single answer.
@@ -62,22 +81,21 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, model = find_answering(config, writes=True)
-    config, tree = with_answers(config, model)
-    columns = [with_saved(config, model, *PROMPT_COLUMNS).data, config.data]
-    config = replace(config, data=columns[0])
+    config, model = find_answering(config)
+    refuse_other_head(model, "generate")
+    answering = (Written if MODEL_HEADS[model.shape.head].writes_text else Labelled)(config, model)
+    config = answering.config
     is_of_files = check_input(given)
     output = None if config.answer.output is None else Output(config, model, given)
-    asked = config.answer.generate_batch_size
     if only_pretrained(model.learnt) and "<extra_id_" not in given:
         hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(hint)
-    least = AnswerBatch.by(config.generate, 1 if asked == AUTO else int(asked), config.data.max_seq_len)
-    trained = load_trained(config, model, least, tree, is_of_files)
-    max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
-    prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
+    trained = load_trained(config, model, answering.least, answering.tree, is_of_files)
+    least_parts = answering.load(trained)
+    max_bytes = trained.reserve_reading(least_parts) if is_of_files else 0
+    prompts = prompts_of(answering.columns, given, bad_rows, max_bytes, () if output is None else None)
     if output is not None and output.rows:
         answered = counted(output.rows, "answer")
         Progress(1).note(
@@ -88,25 +106,30 @@ def generate(config: Config) -> None:
     storage, compute = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     told = "{model}: weights in {storage}, computed in {compute}"
     Progress(1, stream=sys.stderr).note(say(told, model=trained.folder, storage=storage, compute=compute))
-    encoder = Encoder(trained, config)
     written = cut = 0
     with watched(trained.monitor, "--generate_batch_size=1"):
         with nullcontext() if output is None else output:
-            for prompt, best, was_cut in answers(trained, config, encoder, prompts):
-                written, cut = written + 1, cut + was_cut
+            for prompt, answer in answering.answers(prompts):
+                written, cut = written + 1, cut + answer.is_cut
                 if output is not None:
-                    output.write(prompt, best)
+                    output.write(prompt, answer.columns)
                     continue
-                for answer, score in best:
-                    shown = answer if prompt.place == TYPED else " ".join(answer.splitlines())
-                    print(shown if config.answer.num_answers == 1 else f"{score:.4f}\t{shown}", flush=True)
+                for line in answer.shown:
+                    print(line if prompt.place == TYPED else " ".join(line.splitlines()), flush=True)
         if output is not None:
             told = "{file}: {answers}"
             Progress(1).note(say(told, file=output.path, answers=counted(output.rows, "answer")))
         if cut:  # beside the answers, which a script may read from standard output
             Progress(1, stream=sys.stderr).note(cut_note(cut, written, config))
-        for note in encoder.notes(bad_rows):
+        for note in [*answering.notes(), *_left_out(bad_rows)]:
             Progress(1, stream=sys.stdout if output else sys.stderr).note(note)
+
+
+def _left_out(bad_rows: BadRows) -> list[str]:
+    if not bad_rows.count:
+        return []
+    example, rows = bad_rows.examples[0], counted(bad_rows.count, "row")
+    return [say("not answered: {rows}, such as {example}", rows=rows, example=example)]
 
 
 def cut_note(cut: int, of: int, config: Config) -> str:
@@ -115,33 +138,118 @@ def cut_note(cut: int, of: int, config: Config) -> str:
     return say("{cut} of {answers} cut at --max_new_tokens={limit}", cut=cut, answers=all_answers, limit=limit)
 
 
-def answers(
-    trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
-) -> Iterator[tuple[Prompt, list[tuple[str, float]], bool]]:
-    """Answer prompts in windows, in their order: prompt, answers with their log-probabilities, and whether the best was cut.
+class Written:
+    """Answers that a model writes token by token, of which `num_answers` are given.
 
-    A blank prompt has a blank answer. Of a single answer the log-probability is not computed, and 0.
-
-    Memory: one window of prompts, and one batch of answers being written.
+    Raises:
+        UserError: its settings contradict each other.
     """
-    asked = config.answer.generate_batch_size
-    # of the longest prompt that may come; those that do come decide what is answered at once
-    longest = AnswerBatch.by(config.generate, ANSWERED_TOGETHER, config.data.max_seq_len)
-    size = max(1, trained.answer_budget.rows(longest) if asked == AUTO else int(asked)) * WINDOW_BATCHES
-    if config.answer.input == STANDARD_INPUT and config.answer.output is None:
-        size = 1  # whoever writes there may wait for the answer
-    while window := _window(prompts, size):
-        asked_for = [prompt for prompt in window if prompt.text]
-        inputs = [encoder.encode(prompt) for prompt in asked_for]
-        written = iter(trained.writer(config).ranked(inputs, config.answer.num_answers))
-        for prompt in window:
-            best = next(written) if prompt.text else [ScoredAnswer([], 0.0)]
-            texts = [(trained.tokenizer.decode_answer(found.tokens), found.log_probability) for found in best]
-            yield (
-                prompt,
-                texts,
-                bool(prompt.text) and was_cut(best[0].tokens, config.generate, trained.tokenizer.eos_id),
-            )
+
+    def __init__(self, config: Config, model: ModelFolders) -> None:
+        config, self.tree = with_answers(config, model)
+        self.columns = [with_saved(config, model, *PROMPT_COLUMNS).data, config.data]
+        self.config = replace(config, data=self.columns[0])
+        rows = config.answer.generate_batch_size
+        self.least = AnswerBatch.by(config.generate, 1 if rows == AUTO else int(rows), config.data.max_seq_len)
+
+    def load(self, trained: Trained) -> dict[str, int]:
+        """Take the model that answers; returns what the least batch takes: component -> bytes."""
+        self.trained = trained
+        self.encoder = Encoder(trained, self.config)
+        return trained.predict(self.least)
+
+    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
+        """Answer prompts in windows, in their order; a blank prompt has a blank answer.
+
+        Of a single answer the log-probability is not computed, and 0.
+
+        Memory: one window of prompts, and one batch of answers being written.
+        """
+        trained, config = self.trained, self.config
+        asked = config.answer.generate_batch_size
+        # of the longest prompt that may come; those that do come decide what is answered at once
+        longest = AnswerBatch.by(config.generate, ANSWERED_TOGETHER, config.data.max_seq_len)
+        size = max(1, trained.answer_budget.rows(longest) if asked == AUTO else int(asked)) * WINDOW_BATCHES
+        while window := _window(prompts, 1 if _is_waited_for(config) else size):
+            inputs = [self.encoder.encode(prompt) for prompt in window if prompt.text]
+            written = iter(trained.writer(config).ranked(inputs, config.answer.num_answers))
+            for prompt in window:
+                yield prompt, self._answered(next(written) if prompt.text else [ScoredAnswer([], 0.0)], prompt)
+
+    def _answered(self, best: list[ScoredAnswer], prompt: Prompt) -> Answered:
+        tokenizer = self.trained.tokenizer
+        texts = [tokenizer.decode_answer(answer.tokens) for answer in best]
+        is_cut = bool(prompt.text) and was_cut(best[0].tokens, self.config.generate, tokenizer.eos_id)
+        if self.config.answer.num_answers == 1:
+            return Answered({ANSWER: texts[0]}, texts, is_cut)
+        scores = [answer.log_probability for answer in best]
+        columns = {ANSWER: texts[0], ANSWERS: texts, SCORES: [round(score, 6) for score in scores]}
+        shown = [f"{score:.4f}\t{text}" for text, score in zip(texts, scores, strict=True)]
+        return Answered(columns, shown, is_cut)
+
+    def notes(self) -> list[str]:
+        """What the user should know in the end."""
+        return _truncated(self.config, self.encoder.cut, self.encoder.first_cut)
+
+
+class Labelled:
+    """Answers of a head over labels: the class of a text, its number, or a label for each of its words or letters.
+
+    Raises:
+        UserError: settings are named that are for text.
+    """
+
+    tree = None
+    least = LEAST_TEXT
+
+    def __init__(self, config: Config, model: ModelFolders) -> None:
+        config = labelling_settings(config, model)
+        self.columns = text_columns(config, model)
+        self.config = config.changed(text_column=self.columns[0].text_column)
+        self.cut = 0
+        self.first_cut = ""
+
+    def load(self, trained: Trained) -> dict[str, int]:
+        """Take the model that answers; returns what the shortest texts take: component -> bytes."""
+        self.labeller = Labeller.of(trained, self.config)
+        return self.labeller.predict(ROUNDED)
+
+    def answers(self, prompts: Iterator[Prompt]) -> Iterator[tuple[Prompt, Answered]]:
+        """Label texts in windows, in their order; a blank text has no label."""
+        while window := _window(prompts, 1 if _is_waited_for(self.config) else LABELLED_ROWS):
+            texts = [self.labeller.encode(prompt.text) for prompt in window if prompt.text.strip()]
+            answers = iter(self.labeller.answers(texts))
+            encoded = iter(texts)
+            for prompt in window:
+                if not prompt.text.strip():
+                    yield prompt, Answered({self.labeller.column: None}, [""])
+                    continue
+                if next(encoded).is_cut:
+                    self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
+                answer = next(answers)
+                yield prompt, Answered(answer.columns, [answer.shown])
+
+    def notes(self) -> list[str]:
+        """What the user should know in the end."""
+        return _truncated(self.config, self.cut, self.first_cut)
+
+
+def _is_waited_for(config: Config) -> bool:
+    """Whether somebody who writes to standard input waits for each answer."""
+    return config.answer.input == STANDARD_INPUT and config.answer.output is None
+
+
+def _truncated(config: Config, count: int, first: str) -> list[str]:
+    if not count:
+        return []
+    return [
+        say(
+            "truncated to --max_seq_len={longest}: {prompts}, first {first}",
+            longest=config.data.max_seq_len,
+            prompts=counted(count, "prompt"),
+            first=first,
+        )
+    ]
 
 
 def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
@@ -176,23 +284,6 @@ class Encoder:
         if len(ids) >= longest:
             self.cut, self.first_cut = self.cut + 1, self.first_cut or prompt.place
         return [*ids[: longest - 1], self.trained.tokenizer.eos_id]
-
-    def notes(self, bad_rows: BadRows) -> list[str]:
-        """What the user should know in the end."""
-        longest, notes = self.config.data.max_seq_len, list[str]()
-        if self.cut:
-            notes.append(
-                say(
-                    "truncated to --max_seq_len={longest}: {prompts}, first {first}",
-                    longest=longest,
-                    prompts=counted(self.cut, "prompt"),
-                    first=self.first_cut,
-                )
-            )
-        if bad_rows.count:
-            example, rows = bad_rows.examples[0], counted(bad_rows.count, "row")
-            notes.append(say("not answered: {rows}, such as {example}", rows=rows, example=example))
-        return notes
 
 
 def check_input(given: str) -> bool:
@@ -259,7 +350,6 @@ class Output:
 
     def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
         self.path = Path(str(config.answer.output))
-        self._is_several = config.answer.num_answers > 1
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, model, given)
         self.rows = 0
@@ -313,17 +403,17 @@ class Output:
         os.truncate(self.path, end)
         self.rows = rows
 
-    def write(self, prompt: Prompt, best: list[tuple[str, float]]) -> None:
-        """Append one row: its columns, `response`, and what was there as `reference`; of several answers all of them too."""
-        columns, (answer, _) = prompt.columns, best[0]
-        added: dict[str, Any] = {ANSWER: answer}
-        if self._is_several:
-            added |= {ANSWERS: [text for text, _ in best], SCORES: [round(score, 6) for _, score in best]}
-        kept = REFERENCE if REFERENCE not in columns else f"{ANSWER}_{REFERENCE}"  # no column is lost
-        row: dict[str, Any] = plain({kept if name == ANSWER else name: value for name, value in columns.items()})
-        line = json.dumps({**row, **added}, ensure_ascii=False)
+    def write(self, prompt: Prompt, answer: dict[str, Any]) -> None:
+        """Append one row: its columns, and those of the answer; what was there under their names is the reference."""
+        main, row = next(iter(answer)), dict[str, Any]()
+        for name, value in prompt.columns.items():
+            if name in answer:
+                name = REFERENCE if name == main and REFERENCE not in prompt.columns else f"{name}_{REFERENCE}"
+            row[name] = value
+        row = {**plain(row), **answer}
+        line = json.dumps(row, ensure_ascii=False)
         file = self._open()
-        file.write((line if is_encodable(line) else json.dumps({**row, **added})) + "\n")
+        file.write((line if is_encodable(line) else json.dumps(row)) + "\n")
         file.flush()
         self.rows += 1
 
@@ -356,4 +446,5 @@ def _identity(config: Config, model: ModelFolders, given: str) -> str:
     listed = answer_sources(config, model)
     answers: list[Any] = [sources_fingerprint(listed), data.response_column] if listed else []
     answers += [config.answer.num_answers] if config.answer.num_answers > 1 else []
+    answers += [data.prepare_text] if data.prepare_text != "none" else []
     return fingerprint([FORMAT, *read, settings, [data.prompt_column, data.text_column], *answers])

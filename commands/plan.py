@@ -33,7 +33,6 @@ from memory.machines import target_machine, this_machine, with_libraries
 from memory.plan import Plan, RungOutcome, outcomes
 from memory.weights_in import weights_folder
 from model.shapes import weight_counts
-from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, counted
@@ -109,9 +108,8 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     try:
         find_base(run, reads_weights=False)
     except UserError as error:
-        is_preference = config.data.objective == PREFERENCES
-        needs_base = is_preference or train.is_finetune or train.finetune_from not in (AUTO, None)
-        if run.resumed_dir or not needs_base or not (is_preference or config.given("model_preset")):
+        needs_base = config.task.needs_base or train.is_finetune or train.finetune_from not in (AUTO, None)
+        if run.resumed_dir or not needs_base or not (config.task.needs_base or config.given("model_preset")):
             raise
         assumed = say(
             "{reason}; planned for --model_preset={model_preset}",

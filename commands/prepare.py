@@ -13,6 +13,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import Config
 from settings.program import program
+from settings.tasks import command_of
 from training.report.progress import Progress
 
 COUNT_NAMES = {
@@ -59,7 +60,7 @@ def prepare(config: Config) -> None:
             rows.append((title, _lengths_in_words(facts)))
     rows += [*lost_of_shards(config, prepared), *prepared.unread]
     flags = " --is_finetune=True" if config.train.is_finetune else ""
-    next_command = f"{program()} {task.command} --train_file={shlex.quote(str(folder))}{flags}{task.flags}"
+    next_command = f"{program()} {command_of(task.name)} --train_file={shlex.quote(str(folder))}{flags}{task.flags}"
     Progress(1).table(say("token shards"), [*rows, (say("next"), next_command)])
 
 

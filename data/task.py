@@ -69,7 +69,6 @@ class Task(Protocol):
     """See `tasks.base.Task`, which says of each what most tasks answer."""
 
     shards: ClassVar[ShardFormat]
-    command: ClassVar[str]
     is_windowed: ClassVar[bool]
     has_even_lengths: ClassVar[bool]
     needs_sentinels: ClassVar[bool]

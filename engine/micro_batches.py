@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.batches.collate import Batch, PreferenceBatch
+from data.batches.collate import Batch, PreferenceBatch, flat_labels
 from devices.base import has_fused, place
 from limits import filled_tokens
 from memory.estimate.shapes import Sizes
@@ -14,7 +14,6 @@ from model.attention import attends_compiled
 from model.loss import IGNORED
 from model.micro_batch import MicroBatch, label_rows
 from model.rows import Rows, dense_sides
-from settings.consistency import SEQUENCE
 from settings.declared import T5ModelConfig
 
 
@@ -31,25 +30,23 @@ def to_micro_batch(
     keys = torch.from_numpy(np.ascontiguousarray(batch.keys))
     answers = len(batch.target_lengths) // len(batch.input_lengths)
     sources = tuple(int(length) for length in batch.input_lengths)
-    targets = tuple(int(length) for length in batch.target_lengths) if shape.is_text else sources
+    targets = sources if batch.reads_inputs else tuple(int(length) for length in batch.target_lengths)
     if attends_compiled(shape.d_kv, device):
         source = _end_to_end(sources, keys, None if sizes is None else sizes[0])
         target = _end_to_end(targets, keys.repeat(answers), None if sizes is None else sizes[1])
     else:
         source, target = dense_sides(sources, targets, keys, few_shapes=not has_fused(device))
-    if not shape.is_text:
-        target = source
     ids = torch.from_numpy(batch.input_ids)
-    labels = torch.from_numpy(batch.labels)
-    if shape.is_text:
-        decoder_ids = torch.full_like(labels, shape.start_token_id)
-        decoder_ids[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, shape.pad_token_id)
-        labels = label_rows(target).flatten(labels, IGNORED)
-    else:  # Labels of rows or tokens; a decoder, if there is one, reads what the encoder reads, shifted by the start token.
-        decoder_ids = ids.roll(1, 1)
-        decoder_ids[:, 0] = shape.start_token_id
-        labels = labels if labels.is_floating_point() else labels.long()
-        labels = labels.reshape(-1) if shape.head == SEQUENCE else source.tokens(source.flatten(labels))
+    if batch.reads_inputs:
+        target = source
+        written = ids
+        labels = torch.from_numpy(flat_labels(batch))
+    else:
+        written = torch.from_numpy(batch.labels)
+        labels = label_rows(target).flatten(written, IGNORED)
+    # A decoder reads what it writes, behind the start token.
+    decoder_ids = torch.full_like(written, shape.start_token_id)
+    decoder_ids[:, 1:] = written[:, :-1].masked_fill(written[:, :-1] == IGNORED, shape.pad_token_id)
     flat = source.flatten(ids, shape.pad_token_id), target.flatten(decoder_ids, shape.pad_token_id)
     input_ids, decoder_ids, labels = (place(tensor, device) for tensor in (*flat, labels))
     known = batch.reference if isinstance(batch, PreferenceBatch) else None

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commands.labelling import open_labeller
     from settings.errors import UserError
     from settings.loading import load
     from trainer_low_mem import LowMemTrainer, plot
 
-__all__ = ["LowMemTrainer", "UserError", "load", "plot"]
+__all__ = ["LowMemTrainer", "UserError", "load", "open_labeller", "plot"]
 _MODULES = {
     "LowMemTrainer": "trainer_low_mem",
     "UserError": "settings.errors",
     "load": "settings.loading",
+    "open_labeller": "commands.labelling",
     "plot": "trainer_low_mem",
 }
 _SUBMODULES = ("config", "data", "memory", "model", "trainer_low_mem")

@@ -11,7 +11,6 @@ from memory.estimate.time import predict_seconds
 from memory.estimate.weight_offload import mapped_bytes
 from memory.estimate.workload import FILE, ExecutionPlan, Machine, Workload, state_bytes
 from memory.step_work import COMPILED_FROM_STEPS, effective_batch, machine_rows, why_not_compiled
-from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.fields import AUTO, counted
 from units import format_size
@@ -120,7 +119,7 @@ def _of_optimizer(config: Config, work: Workload, choice: ExecutionPlan, machine
     """What would learn faster, where nobody has named an optimizer and weights are random."""
     train = config.train
     is_random = not train.is_finetune and train.finetune_from in (AUTO, None) and not train.is_keep_training
-    is_open = config.origin("optimizer") is None and config.data.objective != PREFERENCES and not config.lora.lora_rank
+    is_open = config.origin("optimizer") is None and not config.task.needs_base and not config.lora.lora_rank
     if not is_random or not is_open or work.counts["total"] > FASTER_UP_TO:
         return
     faster = replace(work, optimizer=FASTER)

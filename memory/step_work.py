@@ -17,7 +17,6 @@ from memory.estimate.workload import (
     adapted_by,
     trained_counts,
 )
-from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
@@ -35,17 +34,10 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
     """The work of one rank's share of a step; lengths that are None are the longest that the settings allow."""
     train = config.train
     data = config.data
-    answers = 2 if data.objective == PREFERENCES else 1
+    task = config.task
     source_tokens = source_tokens or data.max_seq_len
-    if target_tokens is None and not config.model.is_text:
-        # A decoder without text reads what the encoder reads.
-        target_tokens = source_tokens if config.model.num_decoder_layers else 0
-    elif target_tokens is None and data.max_target_len != AUTO:
-        target_tokens = answers * int(data.max_target_len)
-    elif target_tokens is None:
-        # Of a span objective a share of the tokens is masked, and each span of them adds a sentinel.
-        span_share = 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length)
-        target_tokens = answers * math.ceil(source_tokens * (span_share if data.objective == "span" else 1))
+    if target_tokens is None:
+        target_tokens = task.longest_target(data, source_tokens, config.model.num_decoder_layers > 0)
     return Workload(
         config.model,
         rows=math.ceil(effective_batch(config, machine) / machine.num_processes),
@@ -55,7 +47,7 @@ def make_work(config: Config, machine: Machine, source_tokens: int | None, targe
         optimizer=train.optimizer,
         hold_gradients=train.max_grad_norm > 0,
         sample_rows=train.sample_rows,
-        answers=answers,
+        answers=task.answers_per_row,
         trained=trained_counts(config),
         adapted=adapted_by(config),
     )

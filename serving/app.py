@@ -20,17 +20,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from commands.embed import Tokens, Vectors
+from commands.embed import Vectors
 from language import join, say
 from serving.answers import Answer, Refused, Update
 from serving.asking import (
+    OPEN_BYTES,
     Asked,
+    AskedLabels,
     AskedVectors,
     PackedTokens,
     Texts,
     read_chat,
     read_completion,
     read_embeddings,
+    read_labels,
     read_question,
 )
 from serving.engine import Engine
@@ -38,6 +41,7 @@ from serving.replies import END, Finished, Form, event, problem, refusal
 from serving.sending import Sending, held_by
 from settings.declared import GenerateConfig
 from settings.errors import UserError
+from tasks.label_outputs import EncodedText, LabelAnswer
 from web.bodies import ByteBudget, Reservation, announced_bytes, object_of, read_body
 from web.guard import Guard
 
@@ -51,7 +55,9 @@ LEFT = 499  # the client closed the request; nobody reads it
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 OPEN_PATHS = ("/health",)
 MOST_REPORTED = 50  # fields that are ignored; more are not listed
-AnyAsked = TypeVar("AnyAsked", Asked, AskedVectors)
+AnyAsked = TypeVar("AnyAsked", Asked, AskedVectors, AskedLabels)
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 Read = Callable[[dict[str, Any], Texts, GenerateConfig], AnyAsked]
 
 
@@ -160,25 +166,43 @@ class Api:
             text = f"The model {str(name)[:100]!r} does not exist here; there is {self.name!r}"
             raise Refused(404, text, "model", "model_not_found")
 
-    async def vectors(self, rows: Sequence[PackedTokens]) -> list[Vectors]:
-        """The vectors of the texts of a request, computed in parts of about as many tokens as one prompt may have.
+    async def computed(
+        self, rows: Sequence[Row], lengths: Sequence[int], work: Callable[[list[Row]], list[Result]]
+    ) -> list[Result]:
+        """What the engine's thread makes of the texts of a request, in parts of about as many tokens as one prompt may have.
 
+        Args:
+            lengths: of the texts in tokens.
         Raises:
             Refused: there is no room for it, it takes too long, or too many wait.
         """
-        embedder = self.texts.embedder
-        assert embedder is not None
-        vectors, loop = list[Vectors](), asyncio.get_running_loop()
+        results, loop = list[Result](), asyncio.get_running_loop()
         end = loop.time() + self.seconds
-        for part in _parts(rows, min(self.texts.longest, PART_TOKENS)):
-            work = asyncio.wrap_future(self.engine.compute(partial(embedder.vectors, part)))
+        for part in _parts(rows, lengths, min(self.texts.longest, PART_TOKENS)):
+            future = asyncio.wrap_future(self.engine.compute(partial(work, part)))
             try:
-                vectors += await asyncio.wait_for(work, max(0.0, end - loop.time()))
+                results += await asyncio.wait_for(future, max(0.0, end - loop.time()))
             except asyncio.TimeoutError:
                 raise Refused(504, f"not answered within {self.seconds:g} seconds") from None
             except UserError as error:
                 raise Refused(400, "; ".join(error.problems), "input") from None
-        return vectors
+        return results
+
+    async def vectors(self, rows: Sequence[PackedTokens]) -> list[Vectors]:
+        """The vectors of the texts of a request; raises as `computed`."""
+        embedder = self.texts.embedder
+        assert embedder is not None
+
+        def vectors(part: list[PackedTokens]) -> list[Vectors]:
+            return embedder.vectors([(ids.tolist(), own) for ids, own in part])
+
+        return await self.computed(rows, [len(ids) for ids, _ in rows], vectors)
+
+    async def labels(self, texts: Sequence[EncodedText]) -> list[LabelAnswer]:
+        """The labels of the texts of a request; raises as `computed`."""
+        labeller = self.texts.labeller
+        assert labeller is not None
+        return await self.computed(texts, [len(text.ids) for text in texts], labeller.answers)
 
     def begin(self, asked: Asked, held: Reservation) -> Flow:
         """Give a request to the engine.
@@ -302,13 +326,28 @@ def _routes(api: Api) -> list[Route]:
 
     async def embeddings(request: Request) -> Response:
         asked = await api.asked(request, read_embeddings)
-        _reserve_vectors(api, asked, held_by(request))
+        assert api.texts.embedder is not None
+        width = api.texts.embedder.width
+        fixed, size = replace(asked, rows=()).held_bytes(width), asked.held_bytes(width)
+        _reserve(api, len(asked.rows), fixed, size, held_by(request))
         vectors = await api.vectors(asked.rows)
         tokens = sum(len(ids) for ids, _ in asked.rows)
         return StreamingResponse(_sent(api, vectors, asked.is_base64, tokens), media_type="application/json")
 
+    async def labels(request: Request) -> Response:
+        asked = await api.asked(request, read_labels)
+        assert api.texts.labeller is not None
+        num_labels = api.texts.labeller.trained.held.shape.num_labels
+        _reserve(api, len(asked.texts), OPEN_BYTES, asked.held_bytes(num_labels), held_by(request))
+        answers = await api.labels(asked.texts)
+        tokens = sum(len(text.ids) for text in asked.texts)
+        data = [{"index": index, **answer.columns} for index, answer in enumerate(answers)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return JSONResponse({"object": "list", "data": data, "model": api.name, "usage": usage})
+
     return [
         route("POST", "/v1/embeddings", embeddings),
+        route("POST", "/v1/classify", labels),
         route("POST", "/v1/chat/completions", lambda request: _respond(api, request, read_chat, Form(True, api.name))),
         route(
             "POST", "/v1/completions", lambda request: _respond(api, request, read_completion, Form(False, api.name))
@@ -321,30 +360,30 @@ def _routes(api: Api) -> list[Route]:
     ]
 
 
-def _parts(rows: Sequence[PackedTokens], tokens: int) -> Iterator[list[Tokens]]:
+def _parts(rows: Sequence[Row], lengths: Sequence[int], tokens: int) -> Iterator[list[Row]]:
     """Consecutive rows of at most so many tokens together, or a single longer one."""
-    part, size = list[Tokens](), 0
-    for ids, own in rows:
-        if part and size + len(ids) > tokens:
+    part, size = list[Row](), 0
+    for row, length in zip(rows, lengths, strict=True):
+        if part and size + length > tokens:
             yield part
             part, size = [], 0
-        part.append((ids.tolist(), own))
-        size += len(ids)
+        part.append(row)
+        size += length
     yield part
 
 
-def _reserve_vectors(api: Api, asked: AskedVectors, held: Reservation) -> None:
-    """Take the memory of a request for vectors.
+def _reserve(api: Api, texts: int, fixed: int, size: int, held: Reservation) -> None:
+    """Take the memory of a request for vectors or labels.
 
+    Args:
+        fixed: bytes that it holds without texts. size: with them.
     Raises:
         Refused: it is more than all requests may hold (413). HTTPException: others hold it (429).
     """
-    assert api.texts.embedder is not None
-    width = api.texts.embedder.width
-    fixed, size, most = replace(asked, rows=()).held_bytes(width), asked.held_bytes(width), api.memory.total_bytes
+    most = api.memory.total_bytes
     if size > most:
-        fitting = int(len(asked.rows) * max(0, most - fixed) / (size - fixed))
-        text = f"input, are {len(asked.rows)} texts; {fitting} like these fit into the memory of a request here; send fewer at a time"
+        fitting = int(texts * max(0, most - fixed) / (size - fixed))
+        text = f"input, are {texts} texts; {fitting} like these fit into the memory of a request here; send fewer at a time"
         raise Refused(413, text, "input")
     held.take(size)
 

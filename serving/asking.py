@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from commands.chat import newest_turns
 from commands.embed import Embedder, Tokens
+from commands.labelling import Labeller
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.tokenizer import Tokenizer
 from serving.answers import Refused
 from settings.declared import GenerateConfig
+from tasks.label_outputs import EncodedText
 from units import KIB
 
 PackedTokens = tuple[NDArray[np.int32], slice | NDArray[np.int64]]  # `Tokens` in an array
@@ -34,6 +36,7 @@ PROMPT_TOKEN_BYTES = 40
 ANSWER_BYTES = 2 * KIB  # without its tokens
 ANSWER_TOKEN_BYTES = 128  # of a token of an answer, its text in Python and in JSON
 ROW_BYTES = 512  # of a text and its vector, without their numbers
+LABEL_BYTES = 256  # of a label and its probability, in Python and in JSON
 NUMBER_BYTES = 128  # of a number of the vector that is being sent, in Python and in JSON
 LONGEST_TOKEN = 200  # letters, more than any token has: longer texts are refused before they are encoded
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
@@ -119,12 +122,30 @@ class AskedVectors:
         return OPEN_BYTES + ids + len(self.rows) * (ROW_BYTES + 4 * width) + NUMBER_BYTES * width
 
 
+@dataclass(frozen=True)
+class AskedLabels:
+    """One request for labels.
+
+    Args:
+        texts: encoded. unknown: fields that were ignored.
+    """
+
+    texts: tuple[EncodedText, ...]
+    unknown: tuple[str, ...]
+
+    def held_bytes(self, num_labels: int) -> int:
+        """What the request holds until it is answered: ids, and the labels or probabilities of each text."""
+        tokens = sum(len(text.ids) for text in self.texts)
+        labels = tokens + num_labels * len(self.texts)
+        return OPEN_BYTES + PROMPT_TOKEN_BYTES * tokens + LABEL_BYTES * labels + ROW_BYTES * len(self.texts)
+
+
 class Texts:
     """Text to tokens and back, for several threads.
 
     Args:
         longest: most tokens of a prompt, the end token among them. system: instructions where a request has none.
-        embedder: of vectors.
+        embedder: of vectors. labeller: of labels; None: the model has no head over labels.
     """
 
     def __init__(
@@ -134,8 +155,10 @@ class Texts:
         longest: int,
         system: str | None = None,
         embedder: Embedder | None = None,
+        labeller: Labeller | None = None,
     ) -> None:
         self.embedder = embedder
+        self.labeller = labeller
         self._tokenizer, self._template, self.longest, self._system = tokenizer, template, longest, system
         self._lock = threading.Lock()  # the library's encoder is changed between texts with and without special tokens
 
@@ -187,6 +210,22 @@ class Texts:
             ids, own = replace(self.embedder, longest=2**62).tokens(text)
         self._ended(ids[:-1], param)
         return ids, own
+
+    def labelled(self, text: str, param: str) -> EncodedText:
+        """A text whose label is wanted.
+
+        Raises:
+            Refused: it is too long, or blank; or the model has no head over labels.
+        """
+        if self.labeller is None:
+            raise Refused(404, "this model has no head over labels; send texts to /v1/chat/completions")
+        if not text.strip():
+            raise Refused(400, f"{param}, is empty; send a text", param)
+        self._check_letters(len(text), param)
+        with self._lock:
+            encoded = replace(self.labeller, longest=2**62).encode(text)
+        self._ended(encoded.ids[:-1], param)
+        return encoded
 
     def given(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids that a request brings; the end token is added where it is missing."""
@@ -352,6 +391,25 @@ def read_embeddings(body: dict[str, Any], texts: Texts, defaults: GenerateConfig
     rows = (texts.embedded(one, "input") for one in several)
     packed = tuple((np.array(ids, np.int32), own) for ids, own in rows)
     return AskedVectors(packed, form == "base64", unknown)
+
+
+def read_labels(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> AskedLabels:
+    """A body of /v1/classify.
+
+    Raises:
+        Refused: it is wrong, or the model has no head over labels.
+    """
+    fields = _Fields(body)
+    several = fields.take("input", "", _are_texts, f"a text, or a list of up to {MOST_INPUTS} texts")
+    unknown = fields.end()
+    rows = [several] if isinstance(several, str) else several
+    return AskedLabels(tuple(texts.labelled(one, "input") for one in rows), unknown)
+
+
+def _are_texts(value: Any) -> bool:
+    several = [value] if isinstance(value, str) else value
+    is_list = isinstance(several, list) and 0 < len(several) <= MOST_INPUTS
+    return is_list and all(isinstance(one, str) for one in several)
 
 
 def read_question(body: dict[str, Any], texts: Texts, defaults: GenerateConfig) -> Asked:

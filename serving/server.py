@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from commands.answering import check_one_process, find_answering
-from commands.embed import ROUNDED, Embedder, with_preparation
+from commands.embed import Embedder
+from commands.labelling import Labeller
 from commands.loading import Trained, load_trained, watched
+from commands.text_reader import ROUNDED, with_preparation
 from language import join, say
 from limits import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
@@ -17,7 +19,8 @@ from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, Capacity, Engine
 from settings.declared import Config
-from settings.fields import AUTO
+from settings.fields import AUTO, listed
+from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
 from training.setup.answer_list import with_answers
 from units import KIB, format_size
@@ -41,7 +44,7 @@ def serve(config: Config) -> None:
     token = token_of(board.token, board.host, "use this model")
     config, model = find_answering(config, searches=False)
     config, tree = with_answers(config, model)
-    is_text = model.shape.is_text
+    is_text = MODEL_HEADS[model.shape.head].writes_text
     config = config if is_text else with_preparation(config, model)
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
         trained = load_trained(config, model, None if is_text else AnswerBatch(1, 1, 1), tree)
@@ -76,14 +79,16 @@ def api_of(trained: Trained, config: Config) -> Api:
     Raises:
         DoesNotFit: the budget does not hold one answer of the longest.
     """
-    decoder = decoder_of(trained.blockwise) if trained.held.shape.is_text else None
+    decoder = decoder_of(trained.blockwise) if MODEL_HEADS[trained.held.shape.head].writes_text else None
     embedder = Embedder.of(trained, config)
+    labeller = Labeller.of(trained, config) if trained.held.shape.num_labels else None
     budget = trained.budget
     if decoder is None:
         capacity = Capacity(0, 0, {"weights": trained.held.weight_bytes})
         left = budget.limit() - sum(embedder.predict(ROUNDED).values()) - READING_BYTES
         request_memory = max(REQUEST_BYTES * (1 + MOST_WAITING), 0 if budget.is_on_device else left // 4)
         embedder = replace(embedder, beside_bytes=READING_BYTES + request_memory)
+        labeller = None if labeller is None else replace(labeller, beside_bytes=embedder.beside_bytes)
     else:
         capacity = _capacity(trained, config)
         left = budget.limit() - sum(capacity.parts.values())
@@ -91,7 +96,8 @@ def api_of(trained: Trained, config: Config) -> Api:
         # The heap may take more than planned, so that half of what the plan leaves stays free.
         request_memory += 0 if budget.is_on_device else left // 2
     engine = Engine(decoder, capacity, trained.monitor, trained.device, trained.tree)
-    texts = Texts(trained.tokenizer, trained.template, config.data.max_seq_len, config.chat.system_prompt, embedder)
+    longest, system = config.data.max_seq_len, config.chat.system_prompt
+    texts = Texts(trained.tokenizer, trained.template, longest, system, embedder, labeller)
     name = trained.folder.resolve().name
     written = trained.folder / "config.json"
     made = int(written.stat().st_mtime) if written.is_file() else 0
@@ -152,7 +158,11 @@ def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]
     if api.engine.decoder is None:
         told = "vectors of {width} numbers, of texts of at most {longest} tokens"
         width = f"{trained.blockwise.model.config.d_model:,}"
-        return [*lines, say(told, width=width, longest=f"{api.texts.longest:,}"), *key]
+        lines.append(say(told, width=width, longest=f"{api.texts.longest:,}"))
+        if api.texts.labeller is not None:
+            names = trained.held.shape.label_names
+            lines.append(say("labels of texts ({labels}) at POST /v1/classify", labels=listed(names) or say("number")))
+        return [*lines, *key]
     capacity = api.engine.capacity
     longest, new = api.texts.longest, api.defaults.max_new_tokens
     parts = join(", ", [join(" ", [say(name), format_size(size)]) for name, size in capacity.parts.items() if size])

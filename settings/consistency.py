@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from language import Message, say
 from settings.fields import AUTO, not_known
-from settings.tasks import is_pretraining
+from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learns_labels
 
 if TYPE_CHECKING:
     from settings.declared import Config
@@ -68,11 +68,11 @@ ANSWER_RULES = (
 )
 RULES = (
     Rule(
-        lambda s: s.command == "train" and s.objective == PREFERENCES,
+        lambda s: s.command == "train" != command_of(s.objective),
         "--objective = {objective}, belongs to the command dpo; use dpo instead of train",
     ),
     Rule(
-        lambda s: s.command == "dpo" and s.objective not in (AUTO, PREFERENCES),
+        lambda s: s.command == "dpo" != command_of(s.objective) and s.objective in TASKS,
         "--objective = {objective}, dpo trains on preferences only; omit it",
     ),
     Rule(
@@ -80,19 +80,19 @@ RULES = (
         "--is_finetune = True, has no effect with dpo, which always starts from a trained model; omit it",
     ),
     Rule(
-        lambda s: s.command == "dpo" and s.head != TEXT,
+        lambda s: s.command == "dpo" and not MODEL_HEADS[s.head].writes_text,
         "--head = {head}, dpo trains answers, which an encoder does not write; omit it",
     ),
     Rule(
-        lambda s: s.command in ("train", "plan") and s.head == "none",
+        lambda s: s.command in ("train", "plan") and MODEL_HEADS[s.head].task is None,
         "--head = none, has no loss to train; use sequence or token",
     ),
     Rule(
-        lambda s: s.head in HEADS and s.objective not in (AUTO, s.head),
+        lambda s: MODEL_HEADS[s.head].has_labels and s.objective in TASKS and TASKS[s.objective].head != s.head,
         "--objective = {objective}, --head={head} trains on labels; omit it",
     ),
     Rule(
-        lambda s: s.head not in HEADS and s.objective in HEADS,
+        lambda s: learns_labels(s.objective) and not MODEL_HEADS[s.head].has_labels,
         "--objective = {objective}, is what --head={objective} trains on; name that instead",
     ),
     Rule(
@@ -113,24 +113,24 @@ RULES = (
         "--scale_decoder_outputs = False, UMT5 (bias_in_every_layer) is always scaled elsewhere; leave it True",
     ),
     Rule(
-        lambda s: s.head == TEXT and not s.num_decoder_layers,
+        lambda s: MODEL_HEADS[s.head].needs_decoder and not s.num_decoder_layers,
         "--num_decoder_layers = 0, an encoder writes no text; name a head: --head=sequence, token or none",
     ),
     Rule(
-        lambda s: s.head in (TOKEN, "none") and s.num_decoder_layers,
+        lambda s: s.num_decoder_layers and not MODEL_HEADS[s.head].takes_decoder,
         "--num_decoder_layers = {num_decoder_layers}, --head={head} reads the encoder; omit it",
     ),
     # transformers has one head over a decoder, T5ForSequenceClassification.
     Rule(
-        lambda s: s.head == SEQUENCE and s.num_decoder_layers and s.pooling not in (AUTO, "last"),
+        lambda s: _has_label_decoder(s) and s.pooling not in (AUTO, "last"),
         "--pooling = {pooling}, a head over a decoder is last; omit it, or num_decoder_layers",
     ),
     Rule(
-        lambda s: s.head == SEQUENCE and s.num_decoder_layers and s.head_kind not in (AUTO, "dense"),
+        lambda s: _has_label_decoder(s) and s.head_kind not in (AUTO, "dense"),
         "--head_kind = {head_kind}, a head over a decoder is dense; omit it, or num_decoder_layers",
     ),
     Rule(
-        lambda s: s.labels == REGRESSION and s.class_weights is not None,
+        lambda s: are_numbers(s.labels) and s.class_weights is not None,
         "--class_weights = {class_weights}, regression has no classes; omit it",
     ),
     Rule(
@@ -138,7 +138,7 @@ RULES = (
         "--class_weights = {class_weights}, is wrong; allowed: balanced, or numbers such as 1,2.5",
     ),
     Rule(
-        lambda s: s.labels == REGRESSION and s.label_smoothing,
+        lambda s: are_numbers(s.labels) and s.label_smoothing,
         "--label_smoothing = {label_smoothing}, regression has no classes; omit it",
     ),
     Rule(
@@ -214,6 +214,16 @@ def view(config: Config, command: str) -> SimpleNamespace:
     return SimpleNamespace(command=command, origin=config.origin, given=config.given, **config.as_dict())
 
 
+def are_numbers(labels: str) -> bool:
+    """Whether the labels of a head are numbers, not classes."""
+    return labels == REGRESSION
+
+
+def _has_label_decoder(s: Any) -> bool:
+    head = MODEL_HEADS[s.head]
+    return head.has_labels and head.takes_decoder and bool(s.num_decoder_layers)
+
+
 def _are_weights(text: str) -> bool:
     try:
         weights = [float(word) for word in text.split(",")]
@@ -227,7 +237,7 @@ def _metric_problems(config: Config) -> Iterator[str]:
     best = named.rpartition("/")[2]  # of a set: news/loss
     if best == "loss":
         return
-    if config.data.objective in HEADS:
+    if learns_labels(config.data.objective):
         of_labels = {AUTO: (*CLASS_SCORES, *NUMBER_SCORES), REGRESSION: NUMBER_SCORES}
         allowed = of_labels.get(config.model.labels, CLASS_SCORES)
         if best not in allowed:

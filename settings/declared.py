@@ -17,20 +17,9 @@ from typing import Any
 
 import optimizers
 from language import LANGUAGES
-from settings.consistency import (
-    CLASS_SCORES,
-    HEADS,
-    NUMBER_SCORES,
-    PREFERENCES,
-    RANKED_SHOWN,
-    REGRESSION,
-    SCORES,
-    SEQUENCE,
-    TEXT,
-    TOKEN,
-)
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
-from settings.tasks import TASKS
+from settings.tasks import MODEL_HEADS, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_TOKENS = 65536  # of an encoder's input
@@ -41,10 +30,12 @@ DEVICES = ("cuda", "mps", "cpu")  # files of devices/, in the order of choice
 
 
 def _objective(s: Any) -> str:
-    if s.command == "dpo":
-        return PREFERENCES
-    if s.head in HEADS:
-        return str(s.head)
+    of_command = [name for name, facts in TASKS.items() if facts.command == s.command != "train"]
+    if of_command:
+        return of_command[0]
+    head = MODEL_HEADS[s.head]
+    if head.has_labels:
+        return str(head.task)
     # In what a run has saved, all columns are named.
     names_text = s.given("text_column") and s.origin("objective") != "file" and not s.is_finetune
     return "span" if names_text and "objective" in flags_of(s.command) else str(s.objective)
@@ -52,7 +43,7 @@ def _objective(s: Any) -> str:
 
 def _longest_input(s: Any) -> int:
     has_data = s.train_file is not None or s.validation_file is not None
-    return MOST_TOKENS if s.head in HEADS and has_data else int(s.max_seq_len)
+    return MOST_TOKENS if MODEL_HEADS[s.head].has_labels and has_data else int(s.max_seq_len)
 
 
 def _optimizer(s: Any) -> str:
@@ -95,7 +86,7 @@ class T5ModelConfig:
         6,
         "decoder blocks; 0: an encoder, which needs a head",
         low=0,
-        derived=Derived("0 with a head", lambda s: s.num_decoder_layers if s.head == TEXT else 0),
+        derived=Derived("0 with a head", lambda s: s.num_decoder_layers * MODEL_HEADS[s.head].needs_decoder),
     )
     num_heads: int = defining(8, "attention heads", low=1)
     relative_attention_num_buckets: int = defining(32, "buckets of the relative position bias", low=4)
@@ -108,21 +99,25 @@ class T5ModelConfig:
         True,
         "share one table between embedding and output",
         needs="head=text",
-        derived=Derived("with a head over a preset too", lambda s: s.tie_word_embeddings or s.head != TEXT),
+        derived=Derived(
+            "with a head over a preset too", lambda s: s.tie_word_embeddings or not MODEL_HEADS[s.head].writes_text
+        ),
     )
     scale_decoder_outputs: bool = defining(
         True,
         "scale the output by d_model^-0.5 (T5 1.0)",
         needs="head=text",
-        derived=Derived("with a head over a preset too", lambda s: s.scale_decoder_outputs or s.head != TEXT),
+        derived=Derived(
+            "with a head over a preset too", lambda s: s.scale_decoder_outputs or not MODEL_HEADS[s.head].writes_text
+        ),
     )
     bias_in_every_layer: bool = defining(False, "one position bias table per block (UMT5)")
     pad_token_id: int = defining(0, "id of the padding token", low=0)
     eos_token_id: int = defining(1, "id of the end-of-sequence token", low=0)
     decoder_start_token_id: int | None = defining(None, "id of the first decoder token; none: pad_token_id", low=0)
     head: str = defining(
-        TEXT, "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
-        choices=(TEXT, "none", SEQUENCE, TOKEN),
+        "text", "what the model gives: text, or an encoder's sequence label, token labels, or none (hidden states only)",
+        choices=tuple(MODEL_HEADS),
     )  # fmt: skip
     labels: str | Auto = defining(
         AUTO, "labels of the head: regression, a number of classes, or their names separated by commas; auto: those of the data",
@@ -142,12 +137,27 @@ class T5ModelConfig:
     @property
     def is_text(self) -> bool:
         """Whether it writes text: encoder, decoder and a head over the vocabulary."""
-        return self.head == TEXT
+        return MODEL_HEADS[self.head].writes_text
+
+    @property
+    def output_vocabulary(self) -> int:
+        """Tokens that its outputs score: all where it writes text, else none."""
+        return self.vocab_size * self.is_text
+
+    @property
+    def output_weights(self) -> str:
+        """Which weights make the outputs: the embedding, or a head's own."""
+        return "embedding" if self.output_vocabulary and self.tie_word_embeddings else "head"
+
+    @property
+    def pools_rows(self) -> bool:
+        """Whether a row has one output, and not each of its tokens."""
+        return MODEL_HEADS[self.head].pools_rows
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """Names of the classes of a head over labels, in the order of its outputs; (): regression, or not known yet."""
-        if self.labels in (AUTO, REGRESSION):
+        if self.labels == AUTO or are_numbers(self.labels):
             return ()
         if self.labels.isdecimal():
             return tuple(map(str, range(int(self.labels))))
@@ -156,9 +166,9 @@ class T5ModelConfig:
     @property
     def num_labels(self) -> int:
         """Outputs of a head over labels: one per class, one of a regression, 2 while the labels are not known; 0 without such a head."""
-        if self.head not in HEADS:
+        if not MODEL_HEADS[self.head].has_labels:
             return 0
-        return 1 if self.labels == REGRESSION else len(self.label_names) or 2
+        return 1 if are_numbers(self.labels) else len(self.label_names) or 2
 
     def has_labels_of(self, other: T5ModelConfig) -> bool:
         """Whether the head of `other` gives these labels, as far as it names them."""
@@ -173,7 +183,8 @@ class T5ModelConfig:
     @property
     def has_dense_head(self) -> bool:
         """Whether its head over labels has a dense layer before the output; `head_kind` with auto resolved."""
-        return self.head_kind == "dense" or (self.head_kind == AUTO and self.head == SEQUENCE)
+        layers = {AUTO: MODEL_HEADS[self.head].is_dense, "dense": True, "linear": False}
+        return layers[self.head_kind]
 
     @property
     def start_token_id(self) -> int:
@@ -354,7 +365,9 @@ class TrainConfig(Noting):
         "maximum validation rows per evaluation",
         unit="rows",
         low=1,
-        derived=Derived("4096 with a head", lambda s: HEAD_EVAL_ROWS if s.head in HEADS else s.eval_rows),
+        derived=Derived(
+            "4096 with a head", lambda s: HEAD_EVAL_ROWS if MODEL_HEADS[s.head].has_labels else s.eval_rows
+        ),
     )
     save_steps: int | Auto = setting(AUTO, "steps between checkpoints; auto: a tenth of all, at most 1000", low=1)
     keep_latest_n_ckp: int = setting(2, "recent checkpoints to keep besides the best", low=1)
@@ -735,6 +748,11 @@ class Config:
         """Whether the user named this setting for this start: by flag or by file."""
         return self.origin(name) in ("flag", "file")
 
+    @property
+    def task(self) -> Any:
+        """The `tasks.base.Task` of these settings; before the data have decided between text and pairs that of pairs."""
+        return task_for(self.data.objective, self.model.head)
+
     def changed(self, **values: Any) -> Config:
         """The same settings with other values, by flat name; where each came from stays."""
         groups: dict[str, dict[str, Any]] = {}
@@ -792,7 +810,9 @@ COMMANDS = {
         "noise_density mean_noise_span_length eval_rows eval_batch_size_per_gpu ultra_low_mem "
         "use"
     ),
-    "generate": ("checkpoint answer generate prompts prompt_column text_column skip_bad_rows overwrite use"),
+    "generate": (
+        "checkpoint answer generate prompts prompt_column text_column prepare_text skip_bad_rows overwrite use"
+    ),
     "embed": (
         "checkpoint input output embed text_column prepare_text skip_bad_rows max_seq_len "
         "eval_batch_size_per_gpu overwrite use"

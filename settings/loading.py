@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from language import english, join, say
-from settings.consistency import PREFERENCES, check, view
+from settings.consistency import check, view
 from settings.declared import (
     COMMANDS,
     GROUPS,
@@ -34,6 +34,7 @@ from settings.fields import AUTO, nearest
 from settings.needs import without_effect
 from settings.precedence import layered
 from settings.program import full_name
+from settings.tasks import command_of
 
 TRAINING = ("train", "plan", "dpo")
 
@@ -109,7 +110,7 @@ def _not_a_command(word: str) -> str:
 
 def training_command(saved: Mapping[str, Any]) -> str:
     """The command that a run with these saved settings was started with."""
-    return "dpo" if saved.get("objective") == PREFERENCES else "train"
+    return command_of(saved.get("objective"))
 
 
 @cache

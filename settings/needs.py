@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from language import Message, join, say
-from settings.consistency import HEADS
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
-from settings.tasks import default_objective
+from settings.tasks import MODEL_HEADS, default_objective
 
 STRENGTH = (None, "preset", "edited", "file", "flag")  # Origins of values, each stronger than those before it.
 
@@ -55,7 +54,7 @@ def _is_chosen(config: Config, name: str, value: object, default: object) -> boo
 
 def _objective_of(config: Config) -> str:
     """The objective as far as settings say it; auto: the data do."""
-    if config.data.objective == AUTO and config.train.is_finetune and config.model.head not in HEADS:
+    if config.data.objective == AUTO and config.train.is_finetune and not MODEL_HEADS[config.model.head].has_labels:
         return default_objective(is_finetune=True)
     return config.data.objective
 

@@ -1,4 +1,4 @@
-"""The table of tasks: what a model can be trained on, and the class that knows how; needs no torch.
+"""The tables of tasks and of heads: what a model can be trained on, what it gives, and the class that knows how; no torch.
 
 A new task is an entry here and a file in `tasks/` with the class that the entry names. Nothing else compares objectives.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from settings.program import full_name
+
 
 @dataclass(frozen=True)
 class TaskFacts:
@@ -17,12 +19,42 @@ class TaskFacts:
     Args:
         made_by: the class, `file:Class` in `tasks/`.
         help: a few words for users.
-        finetunes: whether `--is_finetune` can learn it.
+        head: of the models that it trains, a key of `MODEL_HEADS`.
+        command: that trains them.
+        finetunes: whether `is_finetune` may be named with it.
     """
 
     made_by: str
     help: str
+    head: str = "text"
+    command: str = "train"
     finetunes: bool = False
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """What a model with a head gives.
+
+    Args:
+        task: that trains such a model where the objective is left to the data; None: there is nothing to train.
+        commands: that take the model for what it does, the most usual first.
+        hub_name: the Hugging Face Hub's name for what it does.
+        writes_text: whether it writes answers token by token.
+        has_labels: whether its outputs are labels.
+        needs_decoder, takes_decoder: whether there has to be a decoder, and whether there may be one.
+        pools_rows: whether a row has one output, and not each of its tokens.
+        is_dense: whether there is a dense layer before the outputs where `head_kind` is auto.
+    """
+
+    task: str | None
+    commands: tuple[str, ...]
+    hub_name: str
+    writes_text: bool = False
+    has_labels: bool = False
+    needs_decoder: bool = False
+    takes_decoder: bool = False
+    pools_rows: bool = False
+    is_dense: bool = False
 
 
 TASKS = {
@@ -31,11 +63,36 @@ TASKS = {
     "prefix": TaskFacts("spans:Prefix", "the beginning of a text is continued"),
     "denoise": TaskFacts("spans:Denoising", "single tokens of a text are masked"),
     "pairs": TaskFacts("pairs:Pairs", "a prompt and its response", finetunes=True),
-    "preferences": TaskFacts("preferences:Preferences", "a prompt, a better and a worse response", finetunes=True),
-    "sequence": TaskFacts("sequence_labels:SequenceLabels", "a text and its label or number", finetunes=True),
-    "token": TaskFacts(
-        "token_labels:TokenLabels", "a text and a label for each of its words or letters", finetunes=True
+    "preferences": TaskFacts(
+        "preferences:Preferences", "a prompt, a better and a worse response", command="dpo", finetunes=True
     ),
+    "sequence": TaskFacts(
+        "sequence_labels:SequenceLabels", "a text and its label or number", head="sequence", finetunes=True
+    ),
+    "token": TaskFacts(
+        "token_labels:TokenLabels", "a text and a label for each of its words or letters", head="token", finetunes=True
+    ),
+}
+MODEL_HEADS = {
+    "text": HeadFacts(
+        "pairs",
+        ("generate", "evaluate", "chat", "serve", "embed", "export"),
+        "text2text-generation",
+        writes_text=True,
+        needs_decoder=True,
+        takes_decoder=True,
+    ),
+    "none": HeadFacts(None, ("embed", "serve"), "feature-extraction"),
+    "sequence": HeadFacts(
+        "sequence",
+        ("generate", "evaluate", "serve", "embed"),
+        "text-classification",
+        has_labels=True,
+        takes_decoder=True,
+        pools_rows=True,
+        is_dense=True,
+    ),
+    "token": HeadFacts("token", ("generate", "evaluate", "serve", "embed"), "token-classification", has_labels=True),
 }
 
 
@@ -49,11 +106,26 @@ def default_objective(is_finetune: bool) -> str:
     return next(name for name, facts in TASKS.items() if facts.finetunes == is_finetune)
 
 
+def command_of(objective: object) -> str:
+    """The command that trains on an objective; one that the data decide is learnt by `train`."""
+    return TASKS[objective].command if isinstance(objective, str) and objective in TASKS else "train"
+
+
+def learns_labels(objective: str) -> bool:
+    """Whether an objective trains a head over labels; one that the data decide does not."""
+    return objective in TASKS and MODEL_HEADS[TASKS[objective].head].has_labels
+
+
 def task_named(name: str) -> Any:
-    """The `tasks.base.Task` of an objective; who asks declares as a protocol what it asks.
+    """The `tasks.base.Task` of an objective; who lies below `tasks` declares as a protocol what it asks.
 
     Raises:
         KeyError: there is none of this name.
     """
     file, kind = TASKS[name].made_by.split(":")
-    return getattr(import_module(f"tasks.{file}"), kind)(name)
+    return getattr(import_module(full_name(f"tasks.{file}")), kind)(name)
+
+
+def task_for(objective: str, head: str = "text") -> Any:
+    """The task of an objective, or where the data decide it that of a model's head; of text the one with longer targets."""
+    return task_named(objective if objective in TASKS else MODEL_HEADS[head].task or "pairs")

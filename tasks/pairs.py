@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,8 @@ class Pairs(Task):
         return Row(settings.input(stored["input_ids"]), first, key, others)
 
     # From a batch to a score.
+
+    answered_rows: ClassVar[int] = 256
 
 
 def _recognised(data: DataConfig, source: Source) -> Columns | None:

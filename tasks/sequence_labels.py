@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from data.batches.collate import Batch
 from data.prepare.encode import TextEncoder
 from data.prepare.preview import shown, side_row, text_of_ids
 from data.sources.files import Source
@@ -18,7 +19,11 @@ from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from language import say
 from settings.declared import DataConfig
+from tasks.base import Outputs
+from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, predictions, probabilities
 from tasks.labelled import MASKED, Labelled
+
+DIGITS = 6  # of a probability in a JSON line
 
 
 class TextLabel(LabelColumns):
@@ -28,7 +33,7 @@ class TextLabel(LabelColumns):
         return label_of(cell, mask)
 
 
-class SequenceLabels(Labelled):
+class SequenceLabels(Labelled, LabelOutputs):
     # From a file to a batch.
 
     # The number of a name, -100 where none is trained; or what is predicted itself, NaN where it is not.
@@ -48,3 +53,30 @@ class SequenceLabels(Labelled):
         return [side_row(0, text, len(ids)), (say("label"), labels[0] or MASKED)]
 
     # From a batch to a score.
+
+    def labels_of(self, tokens: int) -> int:
+        return 1
+
+    def column(self, names: Sequence[str]) -> str:
+        return "label" if names else "number"
+
+    def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
+        ids = encoder.beginning(text, longest).tolist()
+        return EncodedText([*ids[: longest - 1], encoder.tokenizer.eos_id], is_cut=len(ids) == longest)
+
+    def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
+        """`label` and `probabilities` of all classes, or `number`."""
+        if not names:
+            (number,) = predictions(outputs, names)
+            return LabelAnswer({self.column(names): number}, f"{number:.6g}")
+        shares = dict(zip(names, probabilities(outputs)[0].round(DIGITS).tolist(), strict=True))
+        label = names[int(outputs[0].argmax())]
+        return LabelAnswer({self.column(names): label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
+
+    def rows_beside_labels(
+        self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
+    ) -> Iterator[dict[str, Any]]:
+        columns = cells(batch.labels[:, 0], names), predictions(outputs, names)
+        for ids, length, label, predicted in zip(batch.input_ids, batch.input_lengths, *columns, strict=True):
+            text = tokenizer.decode_with_unknown(ids[:length])
+            yield {"text": text, "label": label, "prediction": predicted}

@@ -90,6 +90,8 @@ class Spans(Task):
 
 
 class SpanCorruption(Spans):
+    # From a file to a batch.
+
     has_even_lengths = True
 
     def corrupt(self, tokens: Ids, random: np.random.Generator, settings: RowSettings) -> tuple[Ids, Ids]:
@@ -106,6 +108,12 @@ class SpanCorruption(Spans):
     ) -> tuple[int, ...]:
         masking = settings.noise_density, settings.mean_noise_span
         return corruption.corrupted_lengths(_window_tokens(rows), *masking, len(settings.special.sentinels))
+
+    # From a batch to a score.
+
+    def target_share(self, data: DataConfig) -> float:
+        """The masked tokens, and a sentinel for each span of them."""
+        return 1.3 * data.noise_density * (1 + 1 / data.mean_noise_span_length)
 
 
 class UL2(Spans):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.collate import IGNORED_LABEL, LabelledRow
+from data.batches.collate import IGNORED_LABEL, Batch, LabelledRow
 from data.batches.rows import RowSettings
 from data.prepare.encode import Encoder, TextEncoder
 from data.sources.files import Source
@@ -22,7 +23,12 @@ from data.text.proteins import PREPARATIONS
 from data.tokenizers.backends import Ids
 from data.tokenizers.tokenizer import Tokenizer
 from settings.declared import DataConfig
+from settings.errors import UserError
+from tasks.base import Outputs
+from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, in_line, predictions, probabilities
 from tasks.labelled import LabelEncoder, Labelled, Labels, aligned
+
+DIGITS = 6  # of a probability in a JSON line
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,11 @@ class WordLabelEncoder(LabelEncoder):
         encoder = TextEncoder(self.tokenizer, self.examples.prepare)
         rows = list[Ids]()
         placed = list[Labels]()
-        for text, cells in zip(texts, labels, strict=True):
-            ids, firsts = encoder.with_places(text, len(cells))
+        for text, values in zip(texts, labels, strict=True):
+            ids, firsts = encoder.with_places(text, len(values))
             has_token = firsts >= 0
             row = np.full(len(ids) + 1, np.nan)
-            row[firsts[has_token]] = np.array(cells, float)[has_token]
+            row[firsts[has_token]] = np.array(values, float)[has_token]
             limit = self.limits[0]
             if limit is not None:  # End of text takes the place of the last token that is left.
                 row[limit - 1 :] = np.nan
@@ -62,7 +68,7 @@ class WordLabelEncoder(LabelEncoder):
         return rows, placed
 
 
-class TokenLabels(Labelled):
+class TokenLabels(Labelled, LabelOutputs):
     # From a file to a batch.
 
     # As for one label a text, and of each token one.
@@ -96,3 +102,44 @@ class TokenLabels(Labelled):
         return aligned(tokenizer, ids, labels)
 
     # From a batch to a score.
+
+    def labels_of(self, tokens: int) -> int:
+        return tokens
+
+    def column(self, names: Sequence[str]) -> str:
+        return "labels" if names else "numbers"
+
+    def encode(self, text: str, encoder: TextEncoder, longest: int) -> EncodedText:
+        """With the places of its words, or of its letters: those of a protein, or of a single word with a token for each."""
+        ids, places = encoder.with_places(text)
+        if len(places) == 1 < len(text):
+            with suppress(UserError):  # Where letters share a token, the word has one label.
+                ids, places = encoder.with_places(text, len(text))
+        is_cut = len(ids) >= longest
+        ids = ids[: longest - 1]
+        return EncodedText([*ids.tolist(), encoder.tokenizer.eos_id], is_cut, np.where(places < len(ids), places, -1))
+
+    def answer(self, text: EncodedText, outputs: Outputs, names: Sequence[str]) -> LabelAnswer:
+        """`labels` of the words or letters with the probability of each in `probabilities`, or `numbers`; null where none is."""
+        assert text.places is not None
+        of_tokens = [*predictions(outputs, names), None]  # What has no token, place -1, has no label.
+        labels = [of_tokens[place] for place in text.places]
+        shown = in_line(labels, names)
+        if not names:
+            return LabelAnswer({self.column(names): labels}, shown)
+        of_tokens = [*probabilities(outputs).max(-1).round(DIGITS).tolist(), None]
+        return LabelAnswer(
+            {self.column(names): labels, "probabilities": [of_tokens[place] for place in text.places]}, shown
+        )
+
+    def rows_beside_labels(
+        self, batch: Batch, outputs: Outputs, names: Sequence[str], tokenizer: Tokenizer
+    ) -> Iterator[dict[str, Any]]:
+        begin = 0
+        for ids, length, labels in zip(batch.input_ids, batch.input_lengths.tolist(), batch.labels, strict=True):
+            yield {
+                "tokens": [tokenizer.id_to_token(number) for number in ids[:length].tolist()],
+                "labels": cells(labels[:length], names),
+                "predictions": predictions(outputs[begin : begin + length], names),
+            }
+            begin += length

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import cast
 
-import numpy as np
-
-from data.batches.collate import IGNORED_LABEL
+from data.batches.collate import Batch
 from data.tokenizers.pieces import BROKEN
 from engine.micro_batches import to_micro_batch
 from language import join, say
 from limits import SAMPLE_TOKENS
 from memory.answers import AnswerBatch, HeldModel
 from memory.cleanup import free_failed
-from settings.consistency import HEADS, PREFERENCES
 from settings.fields import AUTO
+from tasks.label_outputs import LabelOutputs
 from training.evaluation import losses
 from training.evaluation.answers import AnswerBudget, AnswerWriter
-from training.evaluation.label_scores import LabelScores, labels_in
 from training.evaluation.losses import Evaluation
 from training.evaluation.prompt_parts import PromptParts, was_cut
-from training.evaluation.samples import SHOWN, Sample, first_rows, generate_metrics
+from training.evaluation.samples import SHOWN, Sample, generate_metrics, sides_of
 from training.evaluation.scores import metric_names
 from training.live import LiveRun
 from training.recovering import give_up
@@ -28,7 +27,6 @@ from units import MIB
 
 LEAST_FREE_BYTES = MIB
 CUT = "[...]"  # behind a sample that was cut at the longest length
-UNLABELLED = "-"  # in place of a label that does not count
 
 
 def evaluate(live: LiveRun, averaged: int = 0) -> bool:
@@ -68,7 +66,7 @@ def evaluate(live: LiveRun, averaged: int = 0) -> bool:
             of_answers.append(f"{name} {value:.3f}")
         else:
             further.append(f", {name} {value:.3f}")
-    if live.config.data.objective not in (PREFERENCES, *HEADS):
+    if live.task.has_perplexity:
         further.insert(0, say(", perplexity {perplexity}", perplexity=result.shown_perplexity()))
     sentence = say(
         "step {step}: evaluation loss {loss}{further} ({rows} of {all} rows)",
@@ -157,12 +155,8 @@ def _loss(live: LiveRun, rows: range | None) -> Evaluation:
         size = live.controller.plan.choice.eval_batch_size_per_gpu
         try:
             batches = live.run.validation.evaluation_batches(most, size, group.rank, group.size, rows)
-            if live.config.data.objective not in HEADS:
-                return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device)
-            scores = LabelScores(live.config.model.label_names)
-            result = losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device, scores.add)
-            scores.gather(group)
-            return replace(result, metrics={**result.metrics, **scores.result()})
+            scores = live.task.new_scores(live.config.model.label_names)
+            return losses.evaluate(live.engine.blockwise, batches, group, live.device.torch_device, scores)
         except Exception as error:
             if not live.device.is_out_of_memory(error):
                 raise
@@ -172,54 +166,49 @@ def _loss(live: LiveRun, rows: range | None) -> Evaluation:
 
 
 def show_samples(live: LiveRun) -> str | None:
-    """Answer the first `sample_rows` held-out rows greedily, on the screen and in metrics.jsonl.
+    """Show what the model makes of the first `sample_rows` held-out rows, on the screen and in metrics.jsonl.
 
     Returns:
         the text of the first prompt, for the next command to type; None where there are no rows.
+    Memory: answers of all these rows; of a head over labels evaluation of one row.
     """
-    run, count, tokenizer = live.run, live.config.train.sample_rows, live.run.tokenizer
-    rows = list(first_rows(run.validation, max(count, 1)))
-    prompts = [_whole(tokenizer.decode_with_unknown(source)) for source, _ in rows]
-    if count and rows:
-        decoding = live.decoding
-        settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
-        parts, blockwise = PromptParts.asked(tokenizer, tokenizer.template, settings), live.engine.blockwise
-        writer = AnswerWriter(blockwise, settings, lambda writing: writing.rows, tree=run.tree, parts=parts)
-        answers = writer.answers([source for source, _ in rows])
+    run, count = live.run, live.config.train.sample_rows
+    batches = list(run.validation.evaluation_batches(max(count, 1), 1))
+    prompts = [_whole(run.tokenizer.decode_with_unknown(ids)) for batch in batches for ids, _ in sides_of(batch)]
+    if count and batches:
         live.log.progress.note(say("samples"))
-        unshown = (tokenizer.pad_id, tokenizer.eos_id)  # sentinels are shown: where text is masked they are the answer
-        for prompt, answer, (_, target) in zip(prompts, answers, rows, strict=True):
-            text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
-            reference = _whole(tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"]))
-            is_cut = was_cut(answer, settings, tokenizer.eos_id)
-            live.log.progress.sample(prompt, f"{text} {CUT}" if is_cut else text, reference)
-            live.log.event("sample", prompt=prompt, answer=text, reference=reference)
+        samples = _written_samples(live, batches) if live.task.writes_text else _predicted_samples(live, batches)
+        for prompt, (shown, answer, reference) in zip(prompts, samples, strict=True):
+            live.log.progress.sample(prompt, shown, reference, is_label=not live.task.writes_text)
+            live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
     return prompts[0] if prompts else None
 
 
-def show_predictions(live: LiveRun) -> None:
-    """Show what a head predicts for the first `sample_rows` held-out rows, on the screen and in metrics.jsonl.
+def _written_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:
+    """Greedy answers: as shown on the screen, as written, and what the data says."""
+    tokenizer, decoding = live.run.tokenizer, live.decoding
+    settings = replace(decoding, num_beams=1, max_new_tokens=min(decoding.max_new_tokens, SAMPLE_TOKENS))
+    parts = PromptParts.asked(tokenizer, tokenizer.template, settings)
+    writer = AnswerWriter(
+        live.engine.blockwise, settings, lambda writing: writing.rows, tree=live.run.tree, parts=parts
+    )
+    sides = [side for batch in batches for side in sides_of(batch)]
+    # Sentinels are shown: where text is masked they are the answer.
+    unshown = (tokenizer.pad_id, tokenizer.eos_id)
+    for answer, (_, target) in zip(writer.answers([source for source, _ in sides]), sides, strict=True):
+        text = tokenizer.decode([token for token in answer if token not in unshown], skip_special=False)
+        reference = tokenizer.decode(target, skip_special=False).removesuffix(tokenizer.names["eos_token"])
+        is_cut = was_cut(answer, settings, tokenizer.eos_id)
+        yield f"{text} {CUT}" if is_cut else text, text, _whole(reference)
 
-    Memory: evaluation of one row.
-    """
-    run, count, blockwise = live.run, live.config.train.sample_rows, live.engine.blockwise
-    names = run.prepared.labels  # of classes; none: labels are numbers
-    if count and run.validation.num_rows:
-        live.log.progress.note(say("samples"))
-    for batch in run.validation.evaluation_batches(count, 1):
+
+def _predicted_samples(live: LiveRun, batches: list[Batch]) -> Iterator[tuple[str, str, str]]:
+    """Labels that a head predicts, twice, and those that the data says."""
+    blockwise, names, task = live.engine.blockwise, live.run.prepared.labels, cast(LabelOutputs, live.task)
+    for batch in batches:
         (logits,) = blockwise.predict([to_micro_batch(batch, blockwise.model.config, live.device.torch_device)])
-        right, outputs = labels_in(batch), logits.float().cpu().numpy()
-        is_counted = right != IGNORED_LABEL if names else ~np.isnan(right)
-        sides = []
-        for side in (outputs.argmax(-1) if names else outputs[:, 0], right):
-            words = [(names[int(one)] if names else f"{one:.4g}") if has_label else UNLABELLED
-                     for one, has_label in zip(side, is_counted, strict=True)]  # fmt: skip
-            words = words[:-1] if len(words) > 1 else words  # end of text has none
-            sides.append(("" if all(len(name) == 1 for name in names) and names else " ").join(words))
-        answer, reference = sides
-        prompt = _whole(run.tokenizer.decode_with_unknown(batch.input_ids[0, : batch.input_lengths[0]]))
-        live.log.progress.sample(prompt, answer, reference, is_label=True)
-        live.log.event("sample", prompt=prompt, answer=answer, reference=reference)
+        predicted, labels = task.beside_labels(batch, logits.float().cpu().numpy(), names)
+        yield predicted, predicted, labels
 
 
 def _whole(text: str) -> str:

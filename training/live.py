@@ -40,6 +40,7 @@ class LiveRun:
     def __init__(self, run: ResolvedRun, controller: MemoryController, log: RunLog) -> None:
         self.run = self._beginning = run
         self.config, self.device, self.group = run.config, run.device, run.group
+        self.task = run.task
         self.controller, self.monitor, self.log = controller, run.monitor, log
         self.checkpoints = Checkpoints(run.run_dir, run.config.train.keep_latest_n_ckp)
         self.is_main, self.has_saved = run.group.is_main, False  # whether this part of the run has written a checkpoint

@@ -20,11 +20,10 @@ import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
-from numpy.typing import NDArray
 
 import devices
 from childproc import stay_within
-from data.batches.collate import Batch, LabelledRow, PreferenceRow, Row, collate, collate_labels, collate_preferences
+from data.batches.collate import Batch
 from data.batches.loader import StepLoader
 from data.batches.step_lengths import evaluation_lengths, step_lengths
 from data.tokenizers.tokenizer import Tokenizer
@@ -40,10 +39,9 @@ from memory.probe import ProbeData, ProbeRequest
 from memory.processes import ROOT, has_proc, sizes_of
 from model.decoding.answer_tree import AnswerTree
 from model.decoding.generation import generate
-from settings.consistency import PREFERENCES, TOKEN
 from settings.declared import Config
 from training.setup.answer_list import TREE_FILE
-from training.setup.build import build, stores_reference
+from training.setup.build import build
 from training.setup.resolved import ResolvedRun
 
 PRODUCT_SIDE = 512  # Large enough for the library of products to take its buffers.
@@ -157,7 +155,7 @@ def _measure_on(device: Device, request: ProbeRequest) -> dict[str, Any]:
     cleaner.before("samples")
     with peaks.phase("samples"):
         prompts = [[3] * source for source, _ in request.evaluation[: config.train.sample_rows]]
-        if prompts and config.model.is_text:
+        if prompts and config.task.writes_text:
             weights = engine.blockwise.weight_store
             generate(
                 engine.blockwise.model,
@@ -182,26 +180,7 @@ def _read(config: Config, data: ProbeData, num_micro_batches: int) -> list[Any]:
 
 def random_batch(config: Config, rows: MicroBatchRows, seed: int) -> Batch:
     """Rows of these source and target lengths with random ids."""
-    random = np.random.default_rng(seed)
-    model = config.model
-    keys = random.integers(2**62, size=len(rows)).tolist()
-
-    def tokens(count: int) -> NDArray[np.int64]:
-        return random.integers(2, max(3, model.vocab_size), count)
-
-    if not model.is_text:
-        labelled = []
-        for (source, target), key in zip(rows, keys, strict=True):
-            count = source if model.head == TOKEN else 1
-            labels = random.integers(0, 2, count) if model.label_names else random.random(count, np.float32)
-            labelled.append(LabelledRow(tokens(source), labels, key, target > 0))
-        return collate_labels(labelled, model.pad_token_id)
-    if config.data.objective != PREFERENCES:
-        pairs = [Row(tokens(source), tokens(target), key) for (source, target), key in zip(rows, keys, strict=True)]
-        return collate(pairs, model.pad_token_id)
-    reference = np.zeros(2, np.float32) if stores_reference(config) else None
-    preferences = [
-        PreferenceRow(tokens(source), tokens(both - both // 2), tokens(both // 2), key, reference)
-        for (source, both), key in zip(rows, keys, strict=True)
-    ]
-    return collate_preferences(preferences, model.pad_token_id)
+    batch: Batch = config.task.random_batch(
+        rows, config.model, np.random.default_rng(seed), config.task.stores_reference(config)
+    )
+    return batch

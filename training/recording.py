@@ -17,7 +17,6 @@ from memory.estimate.disk import disk_need
 from memory.estimate.time import Renewal
 from memory.plan import Plan
 from model.shapes import weight_counts
-from settings.consistency import PREFERENCES
 from settings.declared import Config
 from training.evaluation.losses import mean_metrics
 from training.live import LiveRun
@@ -130,8 +129,8 @@ class Recorder:
         log.event("end", step=summary.steps, seconds_since_plan=round(taken, 3), **figures)
         log.table(say("done"), result_rows(summary))
         template = Template.read(summary.model_dir) or Template()  # generate puts it around the question by itself
-        is_tuned = config.train.is_finetune or config.data.objective == PREFERENCES
-        lines = next_commands(summary.model_dir, is_tuned, template.question(prompt), writes=config.model.is_text)
+        leads_to_finetuning = self.live.task.leads_to_finetuning(config.train.is_finetune)
+        lines = next_commands(summary.model_dir, leads_to_finetuning, template.question(prompt))
         if config.run.push_to_hub is None:
             lines = [*lines, push_command(Path(summary.model_dir))]
         log.progress.lines(say("next"), lines)

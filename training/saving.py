@@ -45,7 +45,7 @@ def save(live: LiveRun, is_best: bool) -> bool:
         optimizer=engine.update.optimizer,
         tokenizer=live.run.tokenizer,
         state=live.checkpoint_state(),
-        answers=live.decoding if engine.model.config.is_text else None,
+        answers=live.decoding if live.task.writes_text else None,
         listed_in=None if live.run.tree is None else live.run.run_dir,
         num_answers=live.config.answer.num_answers,
         held=engine.blockwise.weight_store.loaded,

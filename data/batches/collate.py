@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,8 @@ class Batch:
     target_lengths: NDArray[np.int64]
     keys: NDArray[np.int64]
     references: Sequence[Sequence[NDArray[np.int64]]] | None = None
+    # Whether labels are not text, and a decoder reads what the encoder reads:
+    reads_inputs: ClassVar[bool] = False
 
     @property
     def num_rows(self) -> int:
@@ -150,6 +152,7 @@ class LabelledBatch(Batch):
     """
 
     labels: NDArray[Any]
+    reads_inputs: ClassVar[bool] = True
 
     @property
     def num_labels(self) -> int:
@@ -158,6 +161,13 @@ class LabelledBatch(Batch):
 
 
 AnyRow = Row | PreferenceRow | LabelledRow
+
+
+def flat_labels(batch: Batch) -> NDArray[Any]:
+    """(R,) labels that are not text: one of each row, or of each of its tokens end to end."""
+    if batch.labels.shape[1] == 1:
+        return batch.labels.reshape(-1)
+    return np.concatenate([row[:length] for row, length in zip(batch.labels, batch.input_lengths, strict=True)])
 
 
 def collate(rows: Sequence[Row], pad_token_id: int) -> Batch:

@@ -35,7 +35,6 @@ from memory.estimate.workload import COMPILED_BYTES, COMPILER_BYTES, ExecutionPl
 from model.row_groups import padded_size
 from model.shapes import DECODER, ENCODER, Stack, inner_width, label_head_weights, stacks_of
 from optimizers import OPTIMIZERS
-from settings.consistency import SEQUENCE
 
 STEP_ROWS = "rows of a step"
 CORRECTION = "correction"
@@ -60,7 +59,7 @@ def predict(work: Workload, choice: ExecutionPlan, machine: Machine) -> dict[str
     step = StepEstimate(work, choice, machine)
     temporary = {"load": {"buffers": LOAD_BYTES}, **step.phases()}
     temporary["evaluation"] = evaluation_parts(work, choice, machine)
-    if work.model.is_text:
+    if work.model.output_vocabulary:
         temporary["samples"] = _samples(work, choice, machine)
     temporary["save"] = {"buffers": FILE_CHUNK_BYTES}
     highest = max(sum(temporary[phase].values()) for phase in STEP_PHASES if phase in temporary)
@@ -229,7 +228,7 @@ class StepEstimate:
         """
         model = self._work.model
         learns = self._work.learns
-        trained = learns["embedding" if model.is_text and model.tie_word_embeddings else "head"]
+        trained = learns[model.output_weights]
         activations = self._checkpointed(model.num_layers + 3, 0)
         if model.num_decoder_layers:
             activations = self._checkpointed(model.num_layers + 2, model.num_decoder_layers + 3)
@@ -239,7 +238,7 @@ class StepEstimate:
             "saved blocks": self._saved(self._saved_blocks[ENCODER], self._saved_blocks[DECODER]),
             "position bias": sum(block.bias_bytes() for block in self._blocks.values()),
         }
-        if not model.is_text:
+        if model.num_labels:
             return {**parts, "label head": _label_head(self._work, self._choice, self._tokens, has_gradient=True)}
         # Hidden states of the tokens that are judged, and their gradient.
         judged = 0 if self._is_compiled else 2 * self._labels * self._stream_bytes()
@@ -294,7 +293,7 @@ class StepEstimate:
             if self._narrow_bytes() < e:  # The input waited in a narrower dtype.
                 size += own * self._work.model.d_model * e
         gradients = self._gradients(0 if self._is_alone else learns, held)
-        if stack == self._last_stack and not self._work.model.is_text and not self._has_all_gradients:
+        if stack == self._last_stack and self._work.model.num_labels and not self._has_all_gradients:
             gradients -= self._work.learns["embedding"] * self._gradient_bytes  # Opened after the blocks of this stack.
         return {
             "gradients": gradients,
@@ -527,7 +526,7 @@ def _label_head(work: Workload, choice: ExecutionPlan, tokens: Tokens, has_gradi
     copies = int(choice.compute != FLOAT32)  # The hidden states themselves are counted as activations.
     if has_gradient:
         copies += 2
-    if model.head == SEQUENCE:  # Its layers see a few pooled rows.
+    if model.pools_rows:  # Its layers see a few pooled rows.
         return 4 * own * model.d_model * copies
     copies += 2 * model.has_dense_head
     if has_gradient:
@@ -543,7 +542,7 @@ def evaluation_parts(work: Workload, choice: ExecutionPlan, machine: Machine) ->
     token = model.d_model * blocks[0].stream
     between = 2 * (tokens.source + tokens.target) * token
     sizes = [_block_in_compute_dtype(work, choice, machine, stack, tokens) for stack in stacks_of(model)]
-    if model.is_text:
+    if model.output_vocabulary:
         head = _logits(work, choice, tokens.target, has_gradient=False)
         sizes.append(_head_in_compute_dtype(work, choice, machine, tokens.target))
     else:

@@ -23,7 +23,6 @@ from memory.estimate.weight_offload import moving_seconds
 from memory.estimate.workload import ExecutionPlan, Machine, Workload, state_bytes
 from model.shapes import inner_width, is_gated, weight_counts
 from optimizers import OPTIMIZERS
-from settings.consistency import PREFERENCES
 from settings.declared import Config, T5ModelConfig
 from settings.fields import AUTO
 
@@ -40,7 +39,6 @@ COPY_RATE = 10e9  # Bytes a second between device and host.
 WIRE_RATE = 10e9  # Bytes a second of one process: what two processes of a machine reach.
 SAVE_RATE = 3e8  # Bytes a second of a checkpoint.
 BUILD_RATE = 1e8  # Weights a second, made or loaded at the start.
-WITHOUT_REFERENCE = "orpo"  # The preference loss that compares with no other model.
 RENEWED_STEPS = 20  # After so many steps the time is told again.
 UNTIMED_STEPS = 3  # The first of them warm caches up.
 RENEWED_SPREAD = 0.1  # At least: what steps scatter may be more.
@@ -129,7 +127,7 @@ def flops_of(model: T5ModelConfig, amount: Amount) -> tuple[float, float]:
     scores = 2 * inner * amount.target_squared + 4 * inner * amount.crossed
     decoder = model.num_decoder_layers * (2 * counts["decoder"] * amount.target + cross + scores)
     # A head over labels is next to nothing.
-    head = 2 * counts["embedding"] * amount.target if model.is_text else 0
+    head = 2 * model.d_model * model.output_vocabulary * amount.target
     return float(encoder + decoder), float(head)
 
 
@@ -196,7 +194,7 @@ def _activation_values(model: T5ModelConfig, amount: Amount) -> float:
     encoder = amount.source * (4 * model.d_model + 4 * inner + wide) + model.num_heads * amount.source_squared
     decoder = amount.target * (6 * model.d_model + 6 * inner + wide) + 2 * inner * amount.source
     decoder += model.num_heads * (amount.target_squared + amount.crossed)
-    logits = amount.target * model.vocab_size if model.is_text else 0
+    logits = amount.target * model.output_vocabulary
     return model.num_layers * encoder + model.num_decoder_layers * decoder + logits
 
 
@@ -249,7 +247,7 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     """
     train = config.train
     last = int(train.max_steps)
-    samples = SAMPLE_TOKENS if train.sample_rows and config.model.is_text else 0
+    samples = SAMPLE_TOKENS if train.sample_rows and config.task.writes_text else 0
     if first_step >= last:
         return Schedule(0, 0, 0, answer_tokens=samples)
 
@@ -265,12 +263,11 @@ def schedule_of(config: Config, first_step: int, held_out: int, answer_tokens: i
     scored = 0
     if config.metrics.eval_generate_rows != AUTO:
         scored = math.ceil(min(int(config.metrics.eval_generate_rows), held_out) / num_processes)
-    refers = config.data.objective == PREFERENCES and config.preference.preference_loss != WITHOUT_REFERENCE
     return Schedule(
         last - first_step,
         len(saves),
         evaluations * math.ceil(min(train.eval_rows, held_out) / num_processes),
-        reference_steps=last - first_step if refers else 0,
+        reference_steps=last - first_step if config.task.has_reference(config.preference) else 0,
         answer_tokens=samples + evaluations * math.ceil(scored / ANSWERED_TOGETHER) * answer_tokens,
         beams=config.generate.num_beams * min(scored, ANSWERED_TOGETHER) if config.answer.num_answers > 1 else 1,
     )

@@ -53,7 +53,7 @@ class TrainedWeights:
                 blocks[weight.stack, weight.block] += weight.size
             elif weight.role == "embedding":
                 parts["embedding"] += weight.size
-            elif weight.role in HEADS:
+            elif weight.role in HEAD_ROLES:
                 parts["head"] += weight.size
             if weight.role == "adapter":
                 adapters += weight.size
@@ -93,7 +93,7 @@ def adapted_by(config: Config) -> Adapted:
     return Adapted(tuple(shapes.asked_targets(config.model, lora.lora_targets)), lora.lora_dropout > 0)
 
 
-HEADS = ("head", "label head", "label bias")  # Roles of weights.
+HEAD_ROLES = ("head", "label head", "label bias")  # Of weights.
 BASE_BYTES = 206 * MIB  # Interpreter, libraries and data, where they cannot be measured.
 # RAM of torch's compiler: 113 MiB when it is imported, the rest while it compiles with the compilers that it starts. A run on
 # a CPU took 350 MiB more (torch 2.13); what Triton takes is a guess.

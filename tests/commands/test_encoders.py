@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commands.chat import chat
 from commands.convert import convert
 from commands.export import export
 from commands.generate import generate
@@ -46,12 +47,15 @@ def test_a_head_edited_in_config_py_is_for_training_and_convert_keeps_the_model_
 
 
 def test_text_of_an_encoder_is_refused(whole: Path) -> None:
-    folder = whole.parent / "head"
-    hf_format.save(T5(HEAD).initialise(1), folder)
-    for command, run, flags in (
-        ("generate", generate, {"input": "x"}), ("export", export, {"format": "gguf", "output": whole.parent / "out"}),
-    ):  # fmt: skip
-        with pytest.raises(UserError, match="--head=sequence"):
+    hidden = dataclasses.replace(HEAD, head="none", labels="auto")
+    for command, run, shape, flags in (
+        ("generate", generate, hidden, {"input": "x"}),
+        ("chat", chat, HEAD, {}),
+        ("export", export, HEAD, {"format": "gguf", "output": whole.parent / "out"}),
+    ):
+        folder = whole.parent / command
+        hf_format.save(T5(shape).initialise(1), folder)
+        with pytest.raises(UserError, match=f"--head={shape.head}.*{command}"):
             run(load(command, {"model": folder, **flags}))
 
 

@@ -264,6 +264,17 @@ def answers_right(file: str, share: float) -> Check:
     return check
 
 
+def labels_right(file: str, share: float) -> Check:
+    """Of the labels in a file, at least this share are those of its rows, each with the highest probability."""
+
+    def check(seen: Seen) -> None:
+        rows = [json.loads(line) for line in (seen.place.folder / file).read_text("utf8").splitlines()]
+        assert sum(row["label"] == row["reference"] for row in rows) >= share * len(rows) > 0
+        assert all(row["probabilities"][row["label"]] == max(row["probabilities"].values()) for row in rows)
+
+    return check
+
+
 def answers_from_list(seen: Seen) -> None:
     """What was printed last is a response of `pairs.jsonl`."""
     rows = [json.loads(line) for line in seen.world.pairs.read_text("utf8").splitlines()]
@@ -384,8 +395,11 @@ TABLE = (
     ),
     Row(
         "a head tells languages apart",
-        ("evaluate --model={labels} --validation_file={labels.jsonl} --json=True",),
-        (scores("accuracy", 0.95),),
+        (
+            "generate --model={labels} --input={labels.jsonl} --output={here}/labelled.jsonl",
+            "evaluate --model={labels} --validation_file={labels.jsonl} --json=True",
+        ),
+        (scores("accuracy", 0.95), labels_right("labelled.jsonl", 0.95)),
     ),
     Row(
         "what training has measured is measured again",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches.collate import Batch, PreferenceRow, Row, collate, collate_preferences
+from data.batches.collate import Batch, LabelledBatch, PreferenceRow, Row, collate, collate_preferences
 from devices.kernels import calls
 from engine.blockwise import Blockwise, Objective
 from engine.micro_batches import to_micro_batch
@@ -50,7 +50,7 @@ def labels(head: str) -> Batch:
     lengths = batch.input_lengths
     is_token = np.arange(batch.input_ids.shape[1]) < lengths[:, None]
     found = np.where(is_token, batch.input_ids % 3, -100) if head == "token" else lengths[:, None] % 3
-    return Batch(batch.input_ids, lengths, found, 0 * lengths, batch.keys)
+    return LabelledBatch(batch.input_ids, lengths, found, 0 * lengths, batch.keys)
 
 
 def gradients(

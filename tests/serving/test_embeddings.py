@@ -14,8 +14,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from commands.answering import find_model
-from commands.embed import Embedder, with_preparation
+from commands.embed import Embedder
+from commands.labelling import open_labeller
 from commands.loading import load_trained
+from commands.text_reader import with_preparation
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.server import api_of
@@ -79,6 +81,26 @@ def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_
             assert ask(client, ["a text"] * fitting).status_code == 429
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
         assert api.memory.free_bytes == api.memory.total_bytes
+
+
+@pytest.mark.parametrize(("head", "labels"), [("sequence", "few,many"), ("sequence", "regression"), ("token", "C,E,H")])
+def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -> None:
+    folder = save_trained(tmp_path / "head", shape=replace(SHAPE, num_decoder_layers=0, head=head, labels=labels))
+    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
+    expected = open_labeller(folder, mixed_precision="no")(["MKVL", "a b"])
+    with client_of(api_of(load_trained(config, find_model(config), AnswerBatch(1, 1, 1)), config)) as client:
+        found = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
+        assert [one["index"] for one in found["data"]] == [0, 1]
+        for one, answer in zip(found["data"], expected, strict=True):
+            assert one.keys() == {"index", *answer.columns}
+            label = next(iter(answer.columns))
+            assert one[label] == (pytest.approx(answer.columns[label]) if label == "number" else answer.columns[label])
+        assert client.post("/v1/classify", json={"input": ["x", ""]}).status_code == 400
+        assert client.post("/v1/classify", json={"input": [1]}).status_code == 400
+
+
+def test_a_model_that_writes_text_classifies_none(client: TestClient) -> None:
+    assert client.post("/v1/classify", json={"input": "x"}).status_code == 404
 
 
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:

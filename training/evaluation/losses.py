@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from data.batches.collate import Batch
 from engine.blockwise import Blockwise, Objective
 from engine.micro_batches import to_micro_batch
-from engine.objectives.labels import LabelObjective
+from tasks.base import Scores
 from training.processes.group import Group
-
-# a batch, and what a head over labels gives for it: (rows or tokens of all rows, L)
-Watch = Callable[[Batch, NDArray[np.float32]], None]
 
 
 @dataclass(frozen=True)
@@ -68,25 +63,26 @@ def mean_of_sets(sets: Mapping[str, Evaluation]) -> Evaluation:
 
 
 def evaluate(
-    blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device, watch: Watch | None = None
+    blockwise: Blockwise, batches: Iterable[Batch], group: Group, device: torch.device, scores: Scores | None = None
 ) -> Evaluation:
     """Run the batches forward, without dropout, and average over all processes.
 
     Args:
-        batches: this process's share. watch: called for each batch, of a head over labels.
+        batches: this process's share. scores: count beside the loss; None: nothing does.
     Memory: one micro-batch of evaluation.
     """
+    scores = scores or Scores()
     sums = torch.zeros(3, dtype=torch.float64)  # loss, labels, rows
     blockwise.objective.clear()
     for batch in batches:
         part = to_micro_batch(batch, blockwise.model.config, device)
         sums += torch.tensor([float(blockwise.loss([part])), part.num_labels, batch.num_rows], dtype=torch.float64)
-        if watch is not None and isinstance(blockwise.objective, LabelObjective):
-            assert blockwise.objective.logits is not None
-            watch(batch, blockwise.objective.logits.cpu().numpy())
+        scores.watch(batch, blockwise.objective)
     loss, tokens, rows = group.all_reduce_sum(*sums.tolist())
     metrics = mean_metrics(blockwise.objective, tokens, group)
     blockwise.objective.clear()
+    scores.gather(group)
+    metrics |= scores.result()
     return Evaluation(loss / max(tokens, 1.0), int(tokens), int(rows), metrics, blockwise.model.config.is_text)
 
 

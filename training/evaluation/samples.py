@@ -64,7 +64,7 @@ def generate_metrics(
     scores = AnswerScores(names)
     samples, cut, texts = list[Sample](), 0, list[tuple[str, str]]()
     for batch in loader.evaluation_batches(rows, batch_size, group.rank, group.size, of):
-        pairs = list(_rows(batch))
+        pairs = list(sides_of(batch))
         answers = answer([source for source, _ in pairs])
         for (source, target), more, best in zip(pairs, _further(batch), answers, strict=True):
             # Scored with the halves of letters that they may have inside, as answers are.
@@ -109,17 +109,11 @@ class References:
     def add(self, loader: StepLoader, tokenizer: Tokenizer, rows: int, of: range | None = None) -> None:
         """Read the first `rows` held-out rows, or those of a set."""
         for batch in loader.evaluation_batches(rows, min(rows, READ_ROWS), 0, 1, of):
-            for (_, target), more in zip(_rows(batch), _further(batch), strict=True):
+            for (_, target), more in zip(sides_of(batch), _further(batch), strict=True):
                 references = [target, *more]
                 self.unknown += all(tokenizer.unk_id in ids for ids in references)
                 self.counts.add(len(references))
                 self.are_words &= all(is_word(tokenizer.decode(ids)) for ids in references)
-
-
-def first_rows(loader: StepLoader, count: int, of: range | None = None) -> Iterator[Row]:
-    """The first held-out rows, or those of a set."""
-    batches = loader.evaluation_batches(count, min(count, READ_ROWS), 0, 1, of)
-    return itertools.islice(itertools.chain.from_iterable(map(_rows, batches)), count)
 
 
 def _further(batch: Batch) -> list[list[list[int]]]:
@@ -129,7 +123,8 @@ def _further(batch: Batch) -> list[list[list[int]]]:
     return [[ids.tolist() for ids in references] for references in batch.references]
 
 
-def _rows(batch: Batch) -> Iterator[Row]:
+def sides_of(batch: Batch) -> Iterator[Row]:
+    """Token ids of prompt and first right answer of each row of a batch."""
     for place in range(batch.num_rows):
         source = batch.input_ids[place, : batch.input_lengths[place]]
         target = batch.labels[place, : batch.target_lengths[place]]

@@ -33,10 +33,7 @@ from data.sources.files import set_names
 from language import join, say
 from run_files import EVAL_COUNTS
 from settings.consistency import (
-    CLASS_SCORES,
     GEOMETRIC_MEAN,
-    HEADS,
-    NUMBER_SCORES,
     RANKED,
     RANKED_SHOWN,
     ROUGE,
@@ -199,8 +196,7 @@ def check_decisive(config: Config, own: Collection[str]) -> None:
             say("--eval_generate_rows = 0, writes no answers for metrics of your own; name how many, such as 64")
         )
     of_set, _, figure = best.rpartition("/")
-    of_head = (*CLASS_SCORES, *NUMBER_SCORES) if config.data.objective in HEADS else ()
-    if (figure not in {LOSS, *_WORDS, *own, *of_head} and not RANKED.fullmatch(figure)) or (
+    if (figure not in {LOSS, *_WORDS, *own, *config.task.scores} and not RANKED.fullmatch(figure)) or (
         of_set and of_set not in sets
     ):
         known = [*(f"{name}/{LOSS}" for name in sets), LOSS, *own, *_WORDS, *RANKED_SHOWN]

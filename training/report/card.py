@@ -19,10 +19,10 @@ from language import english
 from model.formats.shape_file import class_of, read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
-from settings.consistency import PREFERENCES
 from settings.declared import T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
+from settings.tasks import MODEL_HEADS, task_for
 from storage import read_text, write_text
 from training.report.wording import duration
 from units import format_size
@@ -34,9 +34,6 @@ SHOWN = (
     "objective", "max_seq_len", "max_target_len", "max_steps", "effective_batch_size", "optimizer", "learning_rate", "lr_schedule",
     "dropout_rate", "lora_rank", "mixed_precision", "seed",
 )  # fmt: skip
-TASKS = {  # head -> what the Hugging Face Hub calls it
-    "text": "text2text-generation", "none": "feature-extraction", "sequence": "text-classification", "token": "token-classification",
-}  # fmt: skip
 TEMPLATE = """---
 library_name: {{ form }}
 pipeline_tag: {{ task }}
@@ -194,13 +191,14 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     end = events.get("end", {})
     files = {role: str(settings.get(f"{role}_file") or "") for role in ("train", "validation")}
     shape = _shape(model, settings)
-    encoder = ""
-    if shape is not None and not shape.is_text:
-        encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
+    head, encoder = MODEL_HEADS["text"], ""
+    if shape is not None:
+        head = MODEL_HEADS[shape.head]
+        encoder = "" if head.writes_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
         form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,
-        encoder=encoder, task=TASKS["text" if shape is None else shape.head],
+        encoder=encoder, task=head.hub_name,
         data={role: ", ".join(Path(public(part)).name for part in names.split(",")) for role, names in files.items()},
         training=_training(settings, events), first_loss=end.get("first_eval_loss"),
         best=end.get("best_evaluation") or events.get("best") or events.get("eval"),  # the log may begin after it: on another machine
@@ -222,14 +220,10 @@ def _about(shape: T5ModelConfig | None, settings: Mapping[str, Any]) -> str:
         return size
     base = settings.get("finetune_from")
     is_new = base in (None, AUTO)
-    if settings.get("is_finetune"):
-        kind = "finetuned"
-    elif settings.get("objective") == PREFERENCES:
-        kind = "trained with preferences"
-    elif shape is not None and not shape.is_text:
-        kind = "trained from scratch" if is_new else "finetuned"
-    else:
-        kind = "pretrained from scratch" if is_new else "trained further"
+    kind = "finetuned"
+    if not settings.get("is_finetune"):
+        task = task_for(str(settings.get("objective")), "text" if shape is None else shape.head)
+        kind = task.origin(is_new)
     return f"{size}, {kind}" + ("" if is_new else f" from {Path(str(base)).name}")
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from language import say
 from memory.plan import Plan
-from settings.consistency import PREFERENCES
 from settings.declared import Config, places
 from settings.fields import counted
 from settings.program import program
+from settings.tasks import command_of
 from training.report.history import history
 from training.report.wording import about, duration
 from units import MIB, format_size
@@ -238,21 +238,21 @@ def _example(prompt: str) -> str:
     return piece if len(piece) < PROMPT_LETTERS else piece.rpartition(" ")[0] or piece
 
 
-def next_commands(model_dir: str, is_finetune: bool, prompt: str, writes: bool = True) -> Sequence[str]:
-    """What the user may type next; `writes`: whether the model writes text."""
+def next_commands(model_dir: str, leads_to_finetuning: bool, prompt: str) -> Sequence[str]:
+    """What the user may type next: an answer to a prompt, an evaluation, and finetuning where the model is there for it."""
     typed, model_dir = program(), shlex.quote(model_dir)
     lines = [
         f"{typed} generate --model={model_dir} --input='{_example(prompt)}'",
         f"{typed} evaluate --model={model_dir}",
     ]
-    if not writes:
-        return lines[1:]
-    return lines if is_finetune else [*lines, f"{typed} train --is_finetune=True --finetune_from={model_dir}"]
+    if leads_to_finetuning:
+        lines.append(f"{typed} train --is_finetune=True --finetune_from={model_dir}")
+    return lines
 
 
 def resume_command(config: Config) -> str:
     """The whole command that continues a run, with the folders, and the device, that have to be named again."""
-    command = "dpo" if config.data.objective == PREFERENCES else "train"
+    command = command_of(config.data.objective)
     values, defaults = config.as_dict(), Config().as_dict()
     # several processes have their device before they have read what the run has saved
     asked = (*places(), "device", "log_with")

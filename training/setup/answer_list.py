@@ -29,6 +29,7 @@ from settings.declared import Config, DataConfig, GenerateConfig, settings_by_na
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, Need, counted, listed
 from settings.needs import without_effect
+from settings.tasks import MODEL_HEADS
 from storage import NotMade, fingerprint, only_if_made, read_once_made, writing
 from training.processes.launch import rank
 from training.report.progress import Progress
@@ -67,7 +68,7 @@ def with_answers(config: Config, model: ModelFolders) -> tuple[Config, AnswerTre
     sources = answer_sources(config, model)
     if not sources:
         return config, None
-    if not model.shape.is_text:
+    if not MODEL_HEADS[model.shape.head].writes_text:
         if config.given("answers"):
             raise UserError(
                 "--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,11 +11,9 @@ from data.tokenizers.tokenizer import Tokenizer
 from devices.base import Device, dtype_of, form_scores
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
-from engine.blockwise import Blockwise, Objective
+from engine.blockwise import Blockwise
 from engine.compiled import compile_parts
 from engine.loss_scaling import LossScaling
-from engine.objectives.labels import LabelObjective
-from engine.objectives.preference import PreferenceLoss, PreferenceObjective
 from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS
 from engine.step import Engine
@@ -25,44 +22,12 @@ from engine.weights import WeightStore, weight_store_for
 from memory.estimate.workload import ExecutionPlan
 from memory.weights_in import weights_folder
 from model import hf_format
-from model.formats.adapter_folder import is_adapter
-from model.lora.adapter import adapters_off
 from model.loss import LossSettings
 from model.t5 import T5, in_memory
-from settings.consistency import PREFERENCES
-from settings.declared import Config
 from training.checkpoints.content import load_optimizer
 from training.setup.adapters import choose_trained
 from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun
-
-
-def stores_reference(config: Config) -> bool:
-    """Whether a run compares with the stored log-probabilities of the model it started from; `finetune_from` is resolved.
-
-    Where all weights learn, or adapters that have learnt before, they are computed once (`training.setup.dpo_reference`). Adapters that begin at
-    zero compare with the model without them: one more forward, no second model. ORPO needs neither.
-    """
-    if config.data.objective != PREFERENCES or config.preference.preference_loss == "orpo":
-        return False
-    return not config.lora.lora_rank or is_adapter(str(config.train.finetune_from))
-
-
-def objective_of(config: Config, model: T5) -> Objective:
-    """What the run minimises.
-
-    Args:
-        model: with its adapters on, if there are any; they are taken off for a reference that is not stored.
-    """
-    if model.label_head is not None:
-        weights = config.train.class_weights
-        classes = None if weights is None else tuple(float(word) for word in weights.split(","))
-        return LabelObjective(model.label_head, classes, config.model.dropout_rate)
-    if config.data.objective != PREFERENCES:
-        return Objective()
-    how = config.preference
-    loss = PreferenceLoss(how.preference_loss, how.beta)
-    return PreferenceObjective(loss, None if stores_reference(config) else partial(adapters_off, model))
 
 
 def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
@@ -94,7 +59,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
         weight_store,
         loss,
         config.model.dropout_rate,
-        objective_of(config, model),
+        config.task.objective(model, config),
         scaling,
         between_blocks_dtype=between_blocks,
         parts=compile_parts() if choice.compiled else None,

@@ -18,7 +18,7 @@ from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
 from training.setup.model_folders import home_of
-from training.setup.resolved import ResolvedRun, kind_of
+from training.setup.resolved import ResolvedRun
 from training.setup.schedules import long_run_rate
 from units import format_size
 
@@ -111,7 +111,7 @@ def _open_folder(run: ResolvedRun) -> None:
         create_run(
             config.run.output_dir,
             config.run.run_name,
-            kind_of(config),
+            run.task.run_kind(config.train.is_finetune),
             overwrite=config.run.overwrite,
             fill=lambda folder: settings.save(folder / SETTINGS_FILE),
             objective=run.prepared.objective,

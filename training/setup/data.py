@@ -16,11 +16,12 @@ from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from model.formats.answering import ANSWERS_FILE, answer_list_of
-from settings.consistency import HEADS, REGRESSION, TEXT, check, writes_answers
+from settings.consistency import REGRESSION, check, writes_answers
 from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
+from settings.tasks import task_named
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
@@ -39,7 +40,8 @@ def load_data(run: ResolvedRun) -> None:
     run.prepared = checked_in_child(prepare, run.config, (TRAIN, VALIDATION), note)
     prepared = run.prepared
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
-    if prepared.objective in HEADS:
+    run.task = task_named(prepared.objective)
+    if run.config.model.num_labels:
         run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
         refuse(check(run.config))  # such as a metric of classes, and the labels are numbers
         run.config = _with_class_weights(run.config, prepared.label_counts)
@@ -87,7 +89,7 @@ def _load_answers(run: ResolvedRun) -> None:
     if asked in (AUTO, None):
         if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
             told = "{file} is not used for the new model; --answers={file} keeps it"
-            run.notes += [say(told, file=own)] if asked == AUTO and run.config.model.is_text else []
+            run.notes += [say(told, file=own)] if asked == AUTO and run.task.writes_text else []
         return
     own = None
     if run.resumed_dir is not None:
@@ -156,7 +158,7 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
 
 def fits_table(config: Config) -> bool:
     """Whether a new model's table of embeddings has a row for each token of the data and no more: an encoder's has no other use."""
-    return not config.given("vocab_size") and config.model.head != TEXT
+    return not config.given("vocab_size") and not config.task.writes_text
 
 
 def rows_for(tokens: int) -> int:

@@ -36,7 +36,7 @@ from storage import atomic_file, fingerprint, is_unreadable, make_folder, read_t
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
-from training.setup.build import build, stores_reference
+from training.setup.build import build
 from training.setup.model_folders import base_of
 from training.setup.resolved import ResolvedRun
 
@@ -61,7 +61,7 @@ def attach_reference(run: ResolvedRun, tell: Callable[[str], None]) -> None:
     steps, group = run.spec.counted, run.group
     # a resumed run keeps the reference it has, even where the adapter it began with is gone and cannot be told from a model
     is_recorded = run.config.train.is_keep_training and (run.run_dir / RECORD).is_file()
-    if not is_recorded and not stores_reference(run.config):
+    if not is_recorded and not run.config.task.stores_reference(run.config):
         return
     record = group.run_on_main(lambda: _record(run))
     folder = Path(run.config.data.cache_dir, record.folder).absolute()

@@ -30,7 +30,7 @@ from training.processes.launch import local_processes, local_rank
 from training.report.heartbeat import Heartbeat
 from training.report.trackers import tracker_names
 from training.setup.hub import check_push
-from training.setup.resolved import ResolvedRun, kind_of
+from training.setup.resolved import ResolvedRun
 from training.setup.resuming import find_run_to_resume, goes_on, resumed_config, unused_places
 from units import format_size
 
@@ -96,7 +96,8 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     earlier = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))
     if earlier is not None:
         config = config.changed(run_name=earlier, is_keep_training=True)
-    name = group.broadcast(new_run_name(kind_of(config)) if config.run.run_name == AUTO else config.run.run_name)
+    kind = config.task.run_kind(config.train.is_finetune)
+    name = group.broadcast(new_run_name(kind) if config.run.run_name == AUTO else config.run.run_name)
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
     if config.run.run_name != AUTO:
@@ -135,7 +136,10 @@ def _lock_and_clean(config: Config, lock: RunLock) -> tuple[str, list[str]]:
 
 def _first_facts(config: Config, monitor: Monitor) -> dict[str, Any]:
     data = config.data
-    told = {"kind": kind_of(config), "objective": data.objective, "model": config.model_preset, "data": data.train_file}
+    told = {
+        "kind": config.task.run_kind(config.train.is_finetune), "objective": data.objective,
+        "model": config.model_preset, "data": data.train_file,
+    }  # fmt: skip
     return {
         **public_values(told),
         "budget_bytes": monitor.budget_bytes,

@@ -14,8 +14,8 @@ from data.tokenizers.tokenizer import Tokenizer
 from memory.budget import Budget
 from memory.monitor import Monitor
 from model.decoding.answer_tree import AnswerTree
-from settings.consistency import PREFERENCES
 from settings.declared import Config
+from tasks.base import Task
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.state import TrainingState
 from training.evaluation.scores import OwnMetric
@@ -60,6 +60,7 @@ class ResolvedRun:
     budget: Budget = field(init=False)
     monitor: Monitor = field(init=False)
     lock: RunLock = field(init=False)
+    task: Task = field(init=False)
     heartbeat: Heartbeat = field(init=False)
     prepared: Prepared = field(init=False)
     tokenizer: Tokenizer = field(init=False)
@@ -80,10 +81,3 @@ class ResolvedRun:
         other = copy(self)
         other.base, other.state, other.is_resumed = base, state, is_resumed
         return other
-
-
-def kind_of(config: Config) -> str:
-    """The kind of such a run: one of `runs.KINDS`."""
-    if config.data.objective == PREFERENCES:
-        return "dpo"
-    return "finetune" if config.train.is_finetune or not config.model.is_text else "pretrain"

@@ -28,10 +28,10 @@ from memory.step_work import effective_batch, make_work
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
-from settings.consistency import PREFERENCES
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import AUTO
+from settings.tasks import task_named
 from storage import NotMade
 from training.setup.schedules import Steps
 
@@ -67,7 +67,7 @@ class Rows:
         elif objective == AUTO:
             objective = "pairs" if config.train.is_finetune else "span"
         lengths = lengths_of(config.data, objective)
-        answers = lengths.target_tokens * (2 if objective == PREFERENCES else 1)
+        answers = lengths.target_tokens * task_named(objective).answers_per_row
         return cls(objective, lengths.input_tokens, answers, answers, None, config.train.eval_rows)
 
     @classmethod

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from language import join, say
 from run_files import SETTINGS_FILE
-from settings.consistency import PREFERENCES
 from settings.declared import Config, flags_of, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
 from settings.precedence import model_presets
+from settings.tasks import command_of
 from training.checkpoints.runs import runs_newest_first
 
 
@@ -108,7 +108,7 @@ def resumed_config(config: Config, run_dir: Path) -> Config:
                     others=join(", ", others),
                 )
             )
-    if config.data.objective == PREFERENCES and command != "dpo":
+    if command != command_of(config.data.objective) != "train":
         problems.append(
             say(
                 "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}",

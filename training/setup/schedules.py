@@ -14,13 +14,10 @@ from dataclasses import dataclass
 
 from model.shapes import weight_counts
 from optimizers import OPTIMIZERS
-from settings.consistency import PREFERENCES
 from settings.declared import Config, T5ModelConfig, TrainConfig
 from settings.fields import AUTO
 
 ADAPTER_RATE = 1e-3  # of adamw on adapters, which begin at zero and are few
-# preferences take far smaller steps than learning to write: a hundredth of an optimizer's rate, with adapters a tenth
-PREFERENCE_RATE, PREFERENCE_ADAPTER_RATE = 0.01, 0.1
 DECAY_SHARE = 1 / 3  # of a run's steps, in which "wsd" falls
 ONE_CYCLE_START_DIVISOR, ONE_CYCLE_END_DIVISOR = 25.0, 1e4
 
@@ -105,8 +102,9 @@ def _highest_rate(config: Config, schedule: str, warmup: int, steps: int) -> flo
         return float(train.learning_rate)
     facts = OPTIMIZERS[train.optimizer]
     rate = ADAPTER_RATE if adapts and not is_relative else facts.learning_rate
-    if config.data.objective == PREFERENCES:
-        rate *= PREFERENCE_ADAPTER_RATE if adapts else PREFERENCE_RATE
+    share = config.task.rate_share(adapts)
+    if share is not None:
+        rate *= share
     elif is_relative and not (adapts and _is_trained(train)):
         weights = weight_counts(config.model)["total"]
         rate = max(rate, min(facts.small_rate, rate * (LARGE_WEIGHTS / weights) ** RATE_EXPONENT))

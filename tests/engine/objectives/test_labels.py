@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches.collate import Batch
+from data.batches.collate import LabelledBatch
 from engine.blockwise import Blockwise
 from engine.loss_scaling import LossScaling
 from engine.micro_batches import to_micro_batch
@@ -57,7 +57,9 @@ def micro_batches(config: T5ModelConfig, cuts: list[list[int]]) -> list[MicroBat
     lengths = np.array(LENGTHS)
     made = []
     for rows in cuts:
-        batch = Batch(ids[rows].numpy(), lengths[rows], labels[rows].numpy(), 0 * lengths[rows], lengths[rows] * 77)
+        batch = LabelledBatch(
+            ids[rows].numpy(), lengths[rows], labels[rows].numpy(), 0 * lengths[rows], lengths[rows] * 77
+        )
         made.append(to_micro_batch(batch, config, CPU, ((16, 24), ())))  # filled up with tokens of no row
     return made
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from data.batches.collate import Batch
+from data.batches.collate import Batch, LabelledBatch
 from engine.blockwise import Blockwise
 from engine.micro_batches import to_micro_batch
 from engine.objectives.labels import LabelObjective
@@ -52,10 +52,11 @@ def micro_batch(shape: T5ModelConfig, rows: int) -> MicroBatch:
     """Rows of one length, as a CPU with or without compiled kernels lays them out."""
     source = np.ones((rows, SOURCE), np.int64)
     labels = np.ones((rows, TARGET), np.int64)
-    if not shape.is_text:
-        labels = source if shape.head == "token" else labels[:, :1]
     lengths = [np.full(rows, length) for length in (SOURCE, TARGET)]
     batch = Batch(source, lengths[0], labels, lengths[1], np.arange(rows))
+    if shape.num_labels:
+        labels = labels[:, :1] if shape.pools_rows else source
+        batch = LabelledBatch(source, lengths[0], labels, lengths[1], np.arange(rows))
     return to_micro_batch(batch, shape, torch.device("cpu"), None)
 
 

@@ -9,36 +9,52 @@ Source: Gorodkin 2004 (Matthews' coefficient of several classes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.batches.collate import IGNORED_LABEL, Batch
+from data.batches.collate import IGNORED_LABEL, Batch, flat_labels
 from language import say
-from training.processes.group import Group
+from tasks.base import Outputs, Processes, Scores, Watch
+
+if TYPE_CHECKING:
+    from engine.blockwise import Objective
 
 Counts = NDArray[np.int64]
 MOST_CLASSES_SHOWN = 12  # as a matrix, and pairs of classes where there are more
 
 
-class LabelScores:
+class LabelScores(Scores):
     """Predictions beside labels, as they come; those without a label do not count.
 
     Args:
         names: of classes; none: labels are numbers.
+        write: gets each batch and its outputs as well.
     Memory: with classes 16 bytes a pair of label and prediction that occurs; with numbers 8 bytes a label.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], write: Watch | None = None) -> None:
         self.names = tuple(names)
+        self._write = write
         # label x classes + prediction; how often
         self._pairs: tuple[Counts, Counts] = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._numbers: list[NDArray[np.float32]] = []  # (2, n): labels and predictions
 
-    def add(self, batch: Batch, logits: NDArray[np.float32]) -> None:
+    def watch(self, batch: Batch, objective: Objective) -> None:
+        """See `Scores`."""
+        from engine.objectives.labels import LabelObjective
+
+        logits = cast(LabelObjective, objective).logits
+        assert logits is not None, "the loss of the batch was formed before"
+        outputs = logits.cpu().numpy()
+        self.add(batch, outputs)
+        if self._write is not None:
+            self._write(batch, outputs)
+
+    def add(self, batch: Batch, logits: Outputs) -> None:
         """Count (R, L) outputs of the head for a batch."""
-        labels = labels_in(batch)
+        labels = flat_labels(batch)
         if self.names:
             pairs = (labels * len(self.names) + logits.argmax(-1))[labels != IGNORED_LABEL]
             self._count_pairs(pairs, np.ones(len(pairs), np.int64))
@@ -53,16 +69,16 @@ class LabelScores:
         np.add.at(sums, places, np.concatenate([known_counts, counts]))
         self._pairs = distinct, sums
 
-    def gather(self, group: Group) -> None:
+    def gather(self, processes: Processes) -> None:
         """Count those of all processes together."""
-        if group.size == 1:
+        if processes.size == 1:
             return
         if self.names:
-            for rank, part in enumerate(group.gather(self._pairs)):
-                if rank != group.rank:
+            for rank, part in enumerate(processes.gather(self._pairs)):
+                if rank != processes.rank:
                     self._count_pairs(*part)
         else:
-            self._numbers = [part for parts in group.gather(self._numbers) for part in parts]
+            self._numbers = [part for parts in processes.gather(self._numbers) for part in parts]
 
     def result(self) -> dict[str, float]:
         """Score name -> value; empty where nothing was counted."""
@@ -114,13 +130,6 @@ class LabelScores:
             (f"  {name}", " ".join(cell.rjust(width) for cell in row))
             for name, row in zip(self.names, cells, strict=True)
         ]
-
-
-def labels_in(batch: Batch) -> NDArray[Any]:
-    """(R,) labels of a batch: one of each row, or of each of its tokens end to end."""
-    if batch.labels.shape[1] == 1:
-        return batch.labels[:, 0]
-    return np.concatenate([row[:length] for row, length in zip(batch.labels, batch.input_lengths, strict=True)])
 
 
 def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

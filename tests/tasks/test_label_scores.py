@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data.batches.collate import IGNORED_LABEL, LabelledBatch
-from training.evaluation.label_scores import LabelScores
+from tasks.label_scores import LabelScores
 
 NAMES = ("C", "E", "H", "never")
 

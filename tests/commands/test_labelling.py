@@ -1,0 +1,97 @@
+"""`generate` with a head over labels: a class, a number, or a label for each word or letter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands.evaluate import evaluate
+from commands.generate import generate
+from settings.errors import UserError
+from settings.loading import load
+from tests.training.small_trained import SHAPE, save_trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXTS = ["MKVL", "", "ACDEFG", "WW is short"]
+
+
+def model(folder: Path, **shape: Any) -> Path:
+    return save_trained(folder / "model", shape=replace(SHAPE, **{"num_decoder_layers": 0, **shape}))
+
+
+def answers(folder: Path, model: Path, rows: list[dict[str, Any]], **flags: Any) -> list[dict[str, Any]]:
+    source, output = folder / "texts.jsonl", folder / "answers.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    asked = {
+        "model": model,
+        "input": source,
+        "output": output,
+        "mixed_precision": "no",
+        "overwrite": True,
+        "skip_bad_rows": True,
+        **flags,
+    }
+    generate(load("generate", {name: str(value) for name, value in asked.items()}))
+    return [json.loads(line) for line in output.read_text(encoding="utf8").splitlines()]
+
+
+@pytest.mark.parametrize("decoder", [0, 2])
+def test_a_text_gets_its_label_and_the_probability_of_each(tmp_path: Path, decoder: int) -> None:
+    folder = model(tmp_path, head="sequence", labels="few,many", num_decoder_layers=decoder)
+    rows = answers(tmp_path, folder, [{"text": text, "label": "right", "id": 3} for text in TEXTS])
+    assert [row["text"] for row in rows] == TEXTS
+    assert all((row["reference"], row["id"]) == ("right", 3) for row in rows)
+    assert rows[1]["label"] is None and "probabilities" not in rows[1]
+    for row in (rows[0], *rows[2:]):
+        shares = row["probabilities"]
+        assert list(shares) == ["few", "many"] and sum(shares.values()) == pytest.approx(1, abs=1e-5)
+        assert row["label"] == max(shares, key=shares.__getitem__)
+
+
+def test_answers_are_what_evaluate_predicts(tmp_path: Path) -> None:
+    folder = model(tmp_path, head="sequence", labels="regression")
+    rows = [{"text": text, "label": len(text)} for text in TEXTS if text]
+    numbers = [row["number"] for row in answers(tmp_path, folder, rows)]
+    asked = {
+        "model": folder, "validation_file": tmp_path / "texts.jsonl", "output": tmp_path / "out.jsonl",
+        "mixed_precision": "no", "cache_dir": tmp_path / "cache",
+    }  # fmt: skip
+    evaluate(load("evaluate", {name: str(value) for name, value in asked.items()}))
+    predicted = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert numbers == pytest.approx(predicted, rel=1e-5)
+
+
+def test_words_or_letters_get_a_label_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model(tmp_path, head="token", labels="C,E,H")
+    letters, blank, _, words = answers(tmp_path, folder, [{"text": text} for text in TEXTS])
+    assert (len(letters["labels"]), blank["labels"], len(words["labels"])) == (4, None, 3)
+    assert set(letters["labels"]) <= set("CEH") and len(letters["probabilities"]) == 4
+    assert all(1 / 3 <= share <= 1 for share in letters["probabilities"])
+    capsys.readouterr()
+    generate(load("generate", {"model": str(folder), "input": "MKVL", "mixed_precision": "no"}))
+    assert capsys.readouterr().out.strip() == "".join(letters["labels"])
+
+
+def test_rows_at_once_change_no_answer(tmp_path: Path) -> None:
+    folder = model(tmp_path, head="sequence", labels="regression")
+    rows = [{"text": text} for text in TEXTS if text]
+    together = answers(tmp_path, folder, rows)
+    alone = answers(tmp_path, folder, rows, generate_batch_size=1)
+    assert [row["number"] for row in together] == pytest.approx([row["number"] for row in alone], rel=1e-5)
+
+
+def test_what_is_cut_has_no_label_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model(tmp_path, head="token", labels="C,E,H")
+    (row,) = answers(tmp_path, folder, [{"text": "MKVLACDEFGHIKL"}], max_seq_len=8)
+    assert row["labels"][-1] is None and row["labels"][0] in "CEH"
+    assert "--max_seq_len=8" in capsys.readouterr().out
+
+
+def test_settings_of_text_are_refused(tmp_path: Path) -> None:
+    folder = model(tmp_path, head="sequence", labels="few,many")
+    with pytest.raises(UserError, match="--num_beams = 4"):
+        generate(load("generate", {"model": str(folder), "input": "x", "num_beams": 4}))
