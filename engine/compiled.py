@@ -37,10 +37,7 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
         backend: of `torch.compile`; others than inductor are for tests.
     Memory: `memory.estimate.workload.COMPILER_BYTES` of RAM.
     """
-    # Read when the compiler is imported. A process of its own for each kernel would count to the run's RAM.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
+    _prepare_compiler()
     # torch would compile anew for another number of threads, though it changes nothing on a GPU.
     keep_threads()
     from torch._dynamo import config
@@ -50,6 +47,29 @@ def compile_parts(backend: str = INDUCTOR) -> BlockParts:
     return BlockParts(
         *[_compiled(part, count, backend) for part, count in zip(BlockParts(), TOKEN_ARGUMENTS, strict=True)]
     )
+
+
+def why_compiling_fails(device: torch.device) -> str:
+    """What torch says where its compiler, or a tool that this calls, fails on this machine; empty where it works."""
+    _prepare_compiler()
+    try:
+        torch.compile(_sum_of_squares, fullgraph=True, dynamic=False)(torch.ones(64, device=device))
+    except Exception as error:  # Compilers, drivers and linkers fail in ways of their own.
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return ""
+
+
+def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
+    return x.square().sum()
+
+
+def _prepare_compiler() -> None:
+    """Settings that the compiler reads when it is imported."""
+    # A process of its own for each kernel would count to the run's RAM.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    with suppress(OSError):  # Without a home it keeps its files in the system's folder for temporary ones.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine_file.place().with_name(FOLDER)))
 
 
 def _compiled(part: Callable[..., Any], count: int, backend: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch
 from devices.base import CUDA, override_traits
 from devices.kernels import calls
 from devices.threads import use_threads
+from devices.torch_compiler import why_not_for_cpu
 from engine.blockwise import Blockwise
-from engine.compiled import compile_parts
+from engine.compiled import compile_parts, why_compiling_fails
 from engine.weights import WeightStore
 from memory.estimate.blocks import Block as PlannedBlock
 from memory.estimate.shapes import Tokens
@@ -156,3 +158,15 @@ def test_threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_parts("eager")
     assert threads.is_fixed, "torch compiles anew for another number of them"
     use_threads(torch.get_num_threads())
+
+
+@pytest.mark.slow
+def test_a_compiler_that_fails_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if reason := why_not_for_cpu():
+        pytest.skip(reason)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert why_compiling_fails(torch.device("cpu")) == ""
+    torch.compiler.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("false",))
+    assert why_compiling_fails(torch.device("cpu"))

@@ -12,6 +12,7 @@ from devices.base import Device, name_of, traits_of
 from devices.kernels.calls import kernels, why_none
 from devices.machine_file import disk_rates
 from devices.pointwise import why_not_compiled
+from engine.compiled import why_compiling_fails
 from language import say
 from memory.budget import FLAG, Budget, measure_budget
 from memory.estimate.peaks import CORRECTION, predict
@@ -98,6 +99,9 @@ def plan_here(run: ResolvedRun, rows: Rows) -> RunSpec:
     earlier = ExecutionPlan(**run.state.choice) if run.state.choice else None
     changed = changed_step_settings(run.config, run.state.asked or {})
     spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
+    if spec.plan.choice.compiled and (failure := why_compiling_fails(run.device.torch_device)):
+        machine = replace(machine, no_compiler=say("torch's compiler fails: {failure}", failure=failure))
+        spec = resolve(run.config, machine, rows, done=run.state.step, earlier=earlier, changed=changed)
     # Steps of a model that is larger than the memory take minutes, and nearly all of its memory are weights, which are counted.
     is_near = spec.plan.peak_bytes > PROBE_FROM * machine.budget_bytes and not spec.plan.choice.offloaded_blocks
     probes = is_near if run.config.memory.probe == AUTO else run.config.memory.probe
