@@ -23,7 +23,7 @@ from language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
 from model.formats.heads import EMBEDDING, HEAD_FIELDS, class_of, labels_in_config
-from model.formats.pickle_files import DTYPE_NAMES
+from model.formats.pickle_files import DTYPES
 from model.formats.shape_file import (
     CONFIG_FILE,
     EMBEDDING_COPIES,
@@ -62,8 +62,7 @@ def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
         raise UserError(
             "{folder}, holds no {embedding}; give the folder of a T5 model", folder=folder, embedding=EMBEDDING
         )
-    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-    return dtypes.get(stored.matrix_dtype(), torch.float32)
+    return DTYPES.get(stored.matrix_dtype(), torch.float32)
 
 
 def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:

@@ -18,8 +18,15 @@ from settings.fields import AUTO
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads over labels begin
-HEAD_FIELDS = ("head", "pooling", "head_kind")  # in config.json, of a model with another head than one over the vocabulary
-_UNTIED = {"tie_word_embeddings": True, "scale_decoder_outputs": True}  # the values that mean nothing without such a head
+HEAD_FIELDS = (
+    "head",
+    "pooling",
+    "head_kind",
+)  # in config.json, of a model with another head than one over the vocabulary
+_UNTIED = {
+    "tie_word_embeddings": True,
+    "scale_decoder_outputs": True,
+}  # the values that mean nothing without such a head
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,11 @@ SEQUENCE_CLASS = HeadClass(
     fixed=_UNTIED,
 )
 ENCODER_CLASS = HeadClass(
-    "EncoderModel", "FEATURE_EXTRACTION", "none", left_out=(*LABEL_HEADS, "decoder."), fixed={**_UNTIED, "num_decoder_layers": 0}
+    "EncoderModel",
+    "FEATURE_EXTRACTION",
+    "none",
+    left_out=(*LABEL_HEADS, "decoder."),
+    fixed={**_UNTIED, "num_decoder_layers": 0},
 )
 TOKEN_CLASS = replace(
     ENCODER_CLASS,

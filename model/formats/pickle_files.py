@@ -34,6 +34,7 @@ DTYPE_NAMES = {  # what safetensors calls the dtypes of weights and of states
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class PickleFile:

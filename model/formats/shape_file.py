@@ -317,7 +317,12 @@ def _foreign(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str])
 
 def _misshapen(stored: TensorHeaders, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     different = [
-        say("{name} is {shape} and not {expected}", name=name, shape=list(stored.shape(name)), expected=list(shapes[name]))
+        say(
+            "{name} is {shape} and not {expected}",
+            name=name,
+            shape=list(stored.shape(name)),
+            expected=list(shapes[name]),
+        )
         for name in shapes.keys() & stored.names
         if stored.shape(name) != shapes[name]
     ]

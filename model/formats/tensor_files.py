@@ -87,7 +87,10 @@ class TensorFolder(TensorHeaders):
     def _bytes(self, name: str) -> Iterator[bytes]:
         if not _is_pickle(self._tensors[name].file):
             return super()._bytes(name)
-        return (part.contiguous().view(torch.uint8).numpy().tobytes() for part in self._stored_rows(name, 0, self.shape(name)[0]))
+        return (
+            part.contiguous().view(torch.uint8).numpy().tobytes()
+            for part in self._stored_rows(name, 0, self.shape(name)[0])
+        )
 
     def copy_into(self, name: str, target: Tensor) -> None:
         """Fill `target`, of the same shape and any dtype and device. Memory: one chunk."""
@@ -113,7 +116,10 @@ def _is_pickle(path: Path) -> bool:
 
 
 def write_safetensors(
-    tensors: Mapping[str, Tensor], path: str | Path, pieces: Pieces | None = None, about: Mapping[str, str] | None = None
+    tensors: Mapping[str, Tensor],
+    path: str | Path,
+    pieces: Pieces | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors one by one: 8 bytes of header length, the header in JSON, the bytes of all tensors end to end.
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from data.sources.places import public
 from language import english
-from model.formats.shape_file import class_of, read_config
+from model.formats.heads import class_of
+from model.formats.shape_file import read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.consistency import PREFERENCES
@@ -196,7 +197,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     shape = _shape(model, settings)
     encoder = ""
     if shape is not None and not shape.is_text:
-        encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
+        encoder = ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
         form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,
