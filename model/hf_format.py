@@ -22,7 +22,7 @@ from torch import Tensor
 from language import join, say
 from model.formats.answering import GENERATION_FILE
 from model.formats.headers import INT8_FILE, SCALE, WEIGHTS_FILE, read_json
-from model.formats.heads import EMBEDDING, HEAD_FIELDS, class_of, labels_in_config
+from model.formats.heads import EMBEDDING, class_of, labels_in_config
 from model.formats.pickle_files import DTYPES
 from model.formats.shape_file import (
     CONFIG_FILE,
@@ -44,10 +44,6 @@ from settings.declared import T5ModelConfig
 from settings.errors import UserError, refuse
 
 _FREE_FIELDS = {"dropout_rate", "initializer_factor"}  # They are choices of a training run, not of a checkpoint.
-# In these an encoder may differ from the checkpoint that it is taken from.
-_ENCODER_FIELDS = {
-    *HEAD_FIELDS, "labels", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id",
-}  # fmt: skip
 
 
 def stored_dtype(folder: str | Path, allow_pickle: bool = False) -> torch.dtype:
@@ -76,7 +72,7 @@ def write_config(config: T5ModelConfig, folder: str | Path, dtype: torch.dtype =
     published = class_of(config)
     family = "umt5" if config.bias_in_every_layer else "t5"
     values = dataclasses.asdict(config)
-    for name in ("labels", "bias_in_every_layer", *(HEAD_FIELDS if published.writes_text else ())):
+    for name in ("labels", "bias_in_every_layer", *published.unwritten):
         del values[name]
     tokens = {
         "decoder_start_token_id": config.start_token_id,
@@ -146,9 +142,8 @@ def load(
     model = T5(expect, "meta" if allocate or is_quantized else device, torch.float32 if is_quantized else dtype)
     if allocate is not None:
         allocate(model)
-    has_other_labels = config.num_labels > 0 and not expect.has_labels_of(config)
     with torch.no_grad():
-        if model.label_head is not None and (has_other_labels or new_head(stored, expect)):
+        if model.label_head is not None and (new_head(stored, expect) or not expect.has_labels_of(config)):
             sources = {name: source for name, source in sources.items() if not name.startswith(f"{LABEL_HEAD}.")}
             if is_quantized:
                 # `to_empty` would do this too, and import sympy: 35 MB.
@@ -160,22 +155,20 @@ def load(
         else:
             _fill(model, stored, sources, filling, maps)
         # A UMT5 as published was trained without scaled outputs; our own folders say what they are.
-        is_unscaled = raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
-        if is_unscaled and family_of(raw) == "umt5" and class_of(expect).writes_text:
+        scaling = (family_of(raw), raw.get("tie_word_embeddings"), raw.get("scale_decoder_outputs"))
+        if scaling == ("umt5", False, None) and class_of(expect).writes_text:
             model.decoder.final_norm.weight.mul_(config.d_model**0.5)
     return model.eval()
 
 
 def _refuse_another_shape(folder: str | Path, config: T5ModelConfig, expect: T5ModelConfig) -> None:
     """Raise where a checkpoint differs from what is expected in more than a run may choose."""
-    free = _FREE_FIELDS if class_of(expect).writes_text else _FREE_FIELDS | _ENCODER_FIELDS
-    if expect.vocab_size > config.vocab_size:
-        free = free | {"vocab_size"}
+    known = {**dataclasses.asdict(config), "vocab_size": max(config.vocab_size, expect.vocab_size)}
     expected = dataclasses.asdict(expect)
     different: list[str] = [
         say("{name} is {value} and not {other_value}", name=name, value=value, other_value=expected[name])
-        for name, value in dataclasses.asdict(config).items()
-        if value != expected[name] and name not in free
+        for name, value in sorted(known.items() - expected.items())
+        if name not in _FREE_FIELDS.union(class_of(expect).free)
     ]
     if different:
         raise UserError(

@@ -59,7 +59,8 @@ def empty_quantized(
 ) -> Int8Weight | Int4Weight:
     """The memory of a matrix or table in a quantized model of this dtype."""
     empty = empty_int4 if dtype == INT4 and is_block_matrix(name, shape) else empty_int8
-    return empty(*shape, device)
+    rows, columns = shape
+    return empty(rows, columns, device)
 
 
 def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterable[Tensor], work: Tensor) -> None:

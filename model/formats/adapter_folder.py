@@ -87,7 +87,7 @@ def _token_range(raw: Mapping[str, Any]) -> tuple[int, int] | None:
         ValueError, TypeError: they are no range, or not of the embedding.
     """
     named = raw.get("trainable_token_indices")
-    lists = named if isinstance(named, dict) else {TABLES[0]: named}
+    lists: dict[str, Any] = named if isinstance(named, dict) else {TABLES[0]: named}
     if not any(lists.values()):
         return None
     (ids,) = set(map(tuple, lists.values()))

@@ -60,7 +60,7 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
     raise UserError("{path}, is damaged: it holds no sums of files of its folder; copy the folder again", path=path)
 
 
-def _is_entry(item: tuple[str, object]) -> bool:
+def _is_entry(item: tuple[object, object]) -> bool:
     match item:
         case name, {"bytes": int(), "sha256": str()}:
             return is_inside(name)

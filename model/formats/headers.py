@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 
 from language import say
 from limits import FILE_CHUNK_BYTES
-from model.formats.checksums import is_inside
 from model.formats.heads import LABEL_HEADS
 from settings.errors import UserError
 from settings.program import program
@@ -30,7 +29,8 @@ INT8_FILE = "model.int8.safetensors"  # It has another name because transformers
 # What torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap, and
 # transformers' models with a head over labels.
 WRAPPERS = re.compile(r"\b(?:_orig_mod|module|transformer|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-BIAS_TABLE = "relative_attention_bias.weight"
+# Bias tables and heads over labels are in fp32 wherever they are.
+_IN_FP32 = re.compile("|".join((r"relative_attention_bias\.weight$", *map("^{}".format, LABEL_HEADS))))
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
 INT8 = "I8"
 # What a weight can be stored as, in the words of safetensors; int8 has scales beside it.
@@ -85,8 +85,9 @@ class TensorHeaders:
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError("{index}, has no weight_map; copy or download it again", index=index)
         ending = Path(index.name.removesuffix(INDEX_ENDING)).suffix
-        for name in weight_map.values():
-            if not is_inside(name) or "/" in name or not name.endswith(ending):
+        names = sorted(set(map(str, weight_map.values())))
+        for name in names:
+            if not re.fullmatch(rf"[^/\\:\0]+{re.escape(ending)}", name):
                 raise UserError(
                     "{index}, names {name!r} as a file of weights; allowed: {ending} files of its own folder; use a "
                     "folder from where it was published",
@@ -94,13 +95,13 @@ class TensorHeaders:
                     name=name,
                     ending=ending,
                 )
-        shards = [self.path / name for name in sorted(set(weight_map.values()))]
-        for path in shards:
-            if not path.is_file():  # Opening a pipe would wait for it.
+            if not (self.path / name).is_file():  # Opening a pipe would wait for it.
                 raise UserError(
-                    "{path}, is named by {index} but is not there; copy the folder again", path=path, index=index.name
+                    "{path}, is named by {index} but is not there; copy the folder again",
+                    path=self.path / name,
+                    index=index.name,
                 )
-        return shards
+        return [self.path / name for name in names]
 
     def _open(self, path: Path) -> Any:
         """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it ends."""
@@ -126,15 +127,9 @@ class TensorHeaders:
         return tensor.dtype == INT8 and (scale is None or scale.shape != tensor.shape[:1])
 
     def matrix_dtype(self) -> str:
-        """What the header calls the dtype of all matrices, such as F32; empty where they have several.
-
-        Bias tables do not count, nor heads over labels: they are in fp32 wherever they are.
-        """
-        dtypes = {
-            tensor.dtype
-            for name, tensor in self._tensors.items()
-            if len(tensor.shape) == 2 and not name.startswith(LABEL_HEADS) and not name.endswith(BIAS_TABLE)
-        }
+        """What the header calls the dtype of all matrices, such as F32; empty where they have several."""
+        matrices = [name for name in self.names if len(self.shape(name)) == 2 and not _IN_FP32.search(name)]
+        dtypes = {self._tensors[name].dtype for name in matrices}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     def equal(self, first: str, second: str) -> bool:

@@ -18,11 +18,12 @@ from settings.fields import AUTO
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 LABEL_HEADS = ("classifier.", "classification_head.")  # how the names of heads over labels begin
-HEAD_FIELDS = (
-    "head",
-    "pooling",
-    "head_kind",
-)  # in config.json, of a model with another head than one over the vocabulary
+# Keys of our own in config.json, of a model with another head than one over the vocabulary.
+HEAD_FIELDS = ("head", "pooling", "head_kind")
+# Settings in which an encoder may differ from the checkpoint that it is taken from.
+ENCODER_FIELDS = (
+    *HEAD_FIELDS, "labels", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs", "decoder_start_token_id",
+)  # fmt: skip
 _UNTIED = {
     "tie_word_embeddings": True,
     "scale_decoder_outputs": True,
@@ -41,6 +42,8 @@ class HeadClass:
         modules_to_save: what PEFT has to save beside adapters, because it is transformers' own.
         left_out: how the names of tensors begin that a folder may have beside those of the model.
         fixed: settings that have no other value here.
+        free: settings in which it may differ from the checkpoint that it is taken from.
+        unwritten: keys of our own that its config.json does not have.
     """
 
     ending: str
@@ -53,6 +56,8 @@ class HeadClass:
     modules_to_save: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    free: tuple[str, ...] = ENCODER_FIELDS
+    unwritten: tuple[str, ...] = ()
 
     @property
     def writes_text(self) -> bool:
@@ -60,7 +65,9 @@ class HeadClass:
         return self.head == TEXT
 
 
-TEXT_CLASS = HeadClass("ForConditionalGeneration", "SEQ_2_SEQ_LM", TEXT, has_decoder=True)
+TEXT_CLASS = HeadClass(
+    "ForConditionalGeneration", "SEQ_2_SEQ_LM", TEXT, has_decoder=True, free=(), unwritten=HEAD_FIELDS
+)
 SEQUENCE_CLASS = HeadClass(
     "ForSequenceClassification",
     "SEQ_CLS",
@@ -90,12 +97,13 @@ TOKEN_CLASS = replace(
     modules_to_save=("classifier",),
 )
 CLASSES = (TEXT_CLASS, SEQUENCE_CLASS, TOKEN_CLASS, ENCODER_CLASS)
+_BY_HEAD = dict(zip((TEXT, SEQUENCE, TOKEN, "none"), CLASSES, strict=True))
 HEAD_KINDS = ("linear", "dense")  # by `is_dense`
 
 
 def class_of(config: T5ModelConfig) -> HeadClass:
     """The class that a model is written as: that of its head, or an encoder if transformers has it in another form alone."""
-    by_head = next(each for each in CLASSES if each.head == config.head)
+    by_head = _BY_HEAD[config.head]
     form = (config.has_dense_head, config.num_decoder_layers > 0)
     return ENCODER_CLASS if config.num_labels and form != (by_head.is_dense, by_head.has_decoder) else by_head
 
@@ -117,7 +125,7 @@ def head_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     published = class_named(raw)
     head = raw.get("head", published.head)
     if head == TEXT:
-        return {"head": TEXT, "head_kind": AUTO, "pooling": AUTO, "labels": AUTO}
+        return {"head": TEXT}
     fixed = published.fixed or ENCODER_CLASS.fixed
     return {**fixed, "head": head, "labels": labels_of(raw) if head in HEADS else AUTO}
 

@@ -37,10 +37,10 @@ def write_mean(folders: Sequence[Path], made: Path) -> None:
         ValueError: they are of different shapes. OSError: a folder cannot be read or written.
     Memory: two chunks of one tensor in fp32.
     """
-    for path in sorted(folders[-1].iterdir()):
+    for path in filter(Path.is_file, sorted(folders[-1].iterdir())):
         if path.suffix == SUFFIX:
             _write_mean([folder / path.name for folder in folders], made / path.name)
-        elif path.is_file() and path.name != CHECKSUMS_FILE:
+        elif path.name != CHECKSUMS_FILE:
             shutil.copyfile(path, made / path.name)
 
 

@@ -27,7 +27,7 @@ from model.formats.heads import class_of
 from model.formats.shape_file import published_names
 from model.formats.tensor_files import TensorFolder, write_safetensors
 from model.lora.adapter import LoraAdapter, adapters_of, linears
-from model.lora.form import LoraSettings
+from model.lora.form import AdapterInfo, LoraSettings
 from model.lora.token_rows import TokenRows
 from model.shapes import label_head_weights, targets_of, weights
 from model.t5 import T5
@@ -48,15 +48,14 @@ class _Target(NamedTuple):
     rows: slice = _ALL
 
 
-def adapter_names(config: T5ModelConfig) -> dict[str, dict[str, str]]:
-    """Path of a matrix -> PEFT's name of each part (a and b) of its adapter."""
+def adapter_names(config: T5ModelConfig) -> dict[str, str]:
+    """Path of a matrix -> PEFT's name of its adapter, behind which that of a part stands."""
     published = published_names(config)
-    paths = {
-        weight.name.removesuffix(".weight"): published[weight.name].removesuffix("weight")
+    return {
+        weight.name.removesuffix(".weight"): BASE + published[weight.name].removesuffix("weight")
         for weight in weights(config)
         if weight.is_product
     }
-    return {path: {part: BASE + prefix + ending for part, ending in _PARTS.items()} for path, prefix in paths.items()}
 
 
 def _head_names(config: T5ModelConfig) -> dict[str, str]:
@@ -79,7 +78,7 @@ def _targets(
     """What each tensor of a file of these adapters, rows of tokens and heads over labels fills, or is made of."""
     names = adapter_names(model.config)
     targets = {
-        names[path][part]: _Target(weight, f"{path}: {part}")
+        names[path] + _PARTS[part]: _Target(weight, f"{path}: {part}")
         for path, adapter in adapters.items()
         for part, weight in adapter.named_parameters()
     }
@@ -168,7 +167,7 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
         adapters = {
             path: LoraAdapter(linear.weight, info.settings, 0)
             for path, linear in linears(model).items()
-            if names[path]["a"] in stored_names
+            if names[path] + _PARTS["a"] in stored_names
         }
         if stored_names.isdisjoint(heads.values()):
             heads = {}
@@ -181,7 +180,7 @@ def load_adapters(model: T5, folder: str | Path) -> tuple[dict[str, LoraAdapter]
             "--adapter = {folder}, is for another base: {problems}", folder=folder, problems=join("; ", problems[:3])
         )
     if not info.fingerprint:
-        _refuse_gaps(folder, names, stored_names)
+        _refuse_gaps(folder, info, names.values(), stored_names)
     return adapters, rows
 
 
@@ -228,14 +227,15 @@ def _foreign(config: T5ModelConfig, names: set[str], num_adapters: int) -> Itera
         )
 
 
-def _refuse_gaps(folder: Path, names: Mapping[str, Mapping[str, str]], stored_names: set[str]) -> None:
+def _refuse_gaps(folder: Path, info: AdapterInfo, names: Iterable[str], stored_names: set[str]) -> None:
     """Raise where adapters lack that the folder's configuration asks for, as far as it does so by plain names alone."""
     raw = read_json(folder / CONFIG_FILE)
-    targets = raw.get("target_modules")
-    if not isinstance(targets, list) or raw.get("exclude_modules") or raw.get("layers_to_transform") is not None:
+    if raw.get("exclude_modules") or raw.get("layers_to_transform") is not None:
         return
-    endings = tuple(f".{target}.{_PARTS['a']}" for target in targets)
-    lacking = [each["a"] for each in names.values() if each["a"].endswith(endings) and each["a"] not in stored_names]
+    # A pattern, which is one string, ends like no matrix.
+    endings = tuple(f".{target}." for target in info.settings.targets)
+    targeted = {name + _PARTS["a"] for name in names if name.endswith(endings)}
+    lacking = targeted - stored_names
     if lacking:
         raise UserError(
             "--adapter = {folder}, lacks {tensors} of the modules that its {config_file} names, such as "

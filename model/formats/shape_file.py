@@ -145,7 +145,7 @@ def _feed_forward(values: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     activation = str(values.get("dense_act_fn", of_name))
     is_gated = values.get("is_gated_act", named.startswith("gated-"))
     in_parts = ("gated-" if is_gated else "") + _ACTIVATIONS.get(activation, activation)
-    if raw.get("feed_forward_proj", in_parts) == in_parts:
+    if "feed_forward_proj" not in raw or named == in_parts:
         return in_parts
     return say("{named} (dense_act_fn and is_gated_act say {found})", named=named, found=in_parts)
 
@@ -183,8 +183,7 @@ def _too_many_numbers(path: Path, raw: Mapping[str, Any]) -> Iterator[str]:
 def _contradictions(path: Path, raw: Mapping[str, Any]) -> Iterator[str]:
     """Two names of one size have one value."""
     for other, name in _OTHER_NAMES.items():
-        values = [raw[key] for key in (other, name) if key in raw]
-        if values[:1] != values[-1:]:
+        if raw.get(other, raw.get(name)) != raw.get(name, raw.get(other)):
             yield say(
                 "{path}: {other} = {raw}, is not {name} ({other_raw}); leave one of them",
                 path=path,
@@ -278,7 +277,7 @@ def misfits(stored: TensorHeaders, config: T5ModelConfig) -> list[str]:
     return [
         *_missing(stored, config, shapes.keys() - new),
         *_foreign(stored, config, shapes.keys()),
-        *_misshapen(stored, {name: shape for name, shape in shapes.items() if name not in new}),
+        *_misshapen(stored, shapes, new),
     ]
 
 
@@ -315,7 +314,7 @@ def _foreign(stored: TensorHeaders, config: T5ModelConfig, names: Iterable[str])
         )
 
 
-def _misshapen(stored: TensorHeaders, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+def _misshapen(stored: TensorHeaders, shapes: Mapping[str, tuple[int, ...]], new: set[str]) -> Iterator[str]:
     different = [
         say(
             "{name} is {shape} and not {expected}",
@@ -323,7 +322,7 @@ def _misshapen(stored: TensorHeaders, shapes: Mapping[str, tuple[int, ...]]) -> 
             shape=list(stored.shape(name)),
             expected=list(shapes[name]),
         )
-        for name in shapes.keys() & stored.names
+        for name in (shapes.keys() & stored.names) - new
         if stored.shape(name) != shapes[name]
     ]
     if different:

@@ -72,12 +72,13 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
     Raises:
         UserError: the rank is larger than the narrowest matrix.
     """
+    matrices = linears(model)
     model.requires_grad_(False)
     if model.label_head is not None:
         model.label_head.requires_grad_(True)
     adapters = {}
     for index, path in enumerate(adapted_paths(model.config, settings)):
-        linear = model.get_submodule(path)
+        linear = matrices[path]
         linear.adapter = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
         adapters[path] = linear.adapter
     model.adapter_dropout = settings.dropout
