@@ -28,6 +28,7 @@ LEVELS = (
     -0.859375, -0.66796875, -0.5234375, -0.400390625, -0.291015625, -0.1904296875, -0.09423828125, 0.0,
     0.087890625, 0.177734375, 0.271484375, 0.373046875, 0.486328125, 0.6171875, 0.77734375, 1.0,
 )  # fmt: skip
+ALL = slice(None)
 HALF = INT4_GROUP // 2
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # a name for the plan's word; no tensor has it
 
@@ -65,10 +66,9 @@ def pack_into(packed: Tensor, chunk: Tensor) -> None:
     """Round rows (n, m) to levels on the host; `packed` gets their bytes. Memory: a few times PACKED_ELEMENTS numbers."""
     rows = max(1, PACKED_ELEMENTS // chunk.shape[1])
     for target, part in zip(packed.split(rows), chunk.split(rows), strict=True):
-        made = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-        _pack(made, part.float().cpu())
-        if made is not target:
-            target.copy_(made)
+        host = torch.empty_like(target, device="cpu")
+        _pack(host, part.float().cpu())
+        target.copy_(host)
 
 
 def _pack(packed: Tensor, x: Tensor) -> None:
@@ -90,15 +90,15 @@ def _pack(packed: Tensor, x: Tensor) -> None:
     of_groups.copy_(scales)
 
 
-def unpack(packed: Tensor, columns: int, dtype: torch.dtype, groups: slice | None = None) -> Tensor:
+def unpack(packed: Tensor, columns: int, dtype: torch.dtype, groups: slice = ALL) -> Tensor:
     """Bytes of rows -> the rows (n, m) in a float dtype.
 
     Args:
-        columns: m. groups: those that are asked for; None: all.
+        columns: m. groups: those that are asked for.
     Memory: the result; without compiled kernels six more bytes a number.
     """
     count = num_groups(columns)
-    asked = range(count)[groups or slice(None)]
+    asked = range(count)[groups]
     width = min(columns, asked.stop * INT4_GROUP) - asked.start * INT4_GROUP
     if (compiled := kernels()) is not None and takes_packed(packed, width, dtype):
         return compiled.unpack(packed, count, asked.start, width, dtype)

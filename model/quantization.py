@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from devices.base import traits_of
-from devices.kernels.calls import Kernels, kernels, takes_few
+from devices.kernels.calls import kernels, takes_few
 from limits import INT4_GROUP, LEAST_WIDENED, WIDENED_ELEMENTS
-from model.int4 import INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
+from model.int4 import ALL, INT4, Int4Weight, empty_int4, num_groups, pack_into, unpack
 from model.shapes import is_block_matrix, is_matrix
 
 QUANTIZED = (torch.int8, INT4)
@@ -58,9 +58,9 @@ def empty_quantized(
     name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Int8Weight | Int4Weight:
     """The memory of a matrix or table in a quantized model of this dtype."""
+    empty = empty_int4 if dtype == INT4 and is_block_matrix(name, shape) else empty_int8
     rows, columns = shape
-    is_int4 = dtype == INT4 and is_block_matrix(name, shape)
-    return (empty_int4 if is_int4 else empty_int8)(rows, columns, device)
+    return empty(rows, columns, device)
 
 
 def quantize_into(weight: Int8Weight | Int4Weight, chunks: Iterable[Tensor], work: Tensor) -> None:
@@ -115,19 +115,19 @@ def fill_quantized(
         if is_matrix(name, weight.shape) and not isinstance(weight, Int8Weight | Int4Weight):
             replace_weight(model, name, empty_quantized(name, weight.shape, dtype, device))
     work = torch.empty(0, device=device)
-    for name, weight in list(model.named_parameters()):
+    for name, read in chunks.items():
+        weight = model.get_parameter(name)
         if isinstance(weight, Int8Weight | Int4Weight):
             with filling(weight):
-                quantize_into(weight, chunks[name](), work)
-        elif name in chunks:
-            whole = torch.cat([chunk.float() for chunk in chunks[name]()]).to(device)
+                quantize_into(weight, read(), work)
+        else:
+            whole = torch.cat(list(read())).to(device, torch.float32)
             replace_weight(model, name, nn.Parameter(whole, requires_grad=False))
 
 
 def quantize_model(model: nn.Module) -> None:
     """Turn the matrices and tables of a loaded model into int8, one by one. Memory: one int8 matrix beside the model."""
-    for name in [name for name, _ in model.named_parameters()]:
-        weight = model.get_parameter(name)
+    for name, weight in list(model.named_parameters()):
         if is_matrix(name, weight.shape):
             rows, columns = weight.shape
             chunks = weight.detach().split(max(1, WIDENED_ELEMENTS // columns))
@@ -164,18 +164,15 @@ def scale_of(weight: Tensor) -> Tensor:
     return weight.scale
 
 
-def dequantize(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
+def dequantize(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor = ALL) -> Tensor:
     """Rows of a weight in a float dtype: (n, m) of all, or those asked for; a weight that is not quantized is only cast."""
     part = _widened(weight, dtype, rows)
-    if not is_int8(weight):
-        return part
-    scale = scale_of(weight) if rows is None else scale_of(weight)[rows]
-    return part.mul_(scale.to(dtype).unsqueeze(-1))
+    return part.mul_(scale_of(weight)[rows].to(dtype).unsqueeze(-1)) if is_int8(weight) else part
 
 
-def _widened(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor | None) -> Tensor:
+def _widened(weight: Tensor, dtype: torch.dtype, rows: slice | Tensor = ALL) -> Tensor:
     """Rows of a weight in a float dtype; those of int8 without their scales."""
-    part = weight.detach() if rows is None else weight.detach()[rows]
+    part = weight.detach()[rows]
     return unpack(part, shape_of(weight)[1], dtype) if is_int4(weight) else part.to(dtype)
 
 
@@ -235,28 +232,25 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    if weight.dtype == x.dtype or _few(x, weight):
-        return _times(x, weight)
-    pieces = _pieces(weight)
-    if len(pieces) == 1:
-        y = _times(x, _widened(weight, x.dtype, None))
+    compiled = kernels() if _few_rows and takes_few(x, weight) else None
+    if compiled is not None:
+        y = compiled.few_rows(x, weight.detach())
+    elif weight.dtype == x.dtype:
+        return F.linear(x, weight)
     else:
-        y = x.new_empty(len(x), len(weight))
-        for part in pieces:
-            y[:, part] = _times(x, _widened(weight, x.dtype, part))
+        y = _widened_product(x, weight)
     return y.mul_(scale_of(weight).to(x.dtype)) if is_int8(weight) else y
 
 
-def _few(x: Tensor, weight: Tensor) -> Kernels | None:
-    """The compiled kernels, where they multiply few rows by this weight."""
-    return kernels() if _few_rows and takes_few(x, weight) else None
-
-
-def _times(x: Tensor, weight: Tensor) -> Tensor:
-    if compiled := _few(x, weight):
-        y = compiled.few_rows(x, weight.detach())
-        return y.mul_(scale_of(weight)) if is_int8(weight) else y
-    return F.linear(x, weight)
+def _widened_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T, without the scales of int8, where W has another dtype."""
+    pieces = _pieces(weight)
+    if len(pieces) == 1:
+        return _product(x, _widened(weight, x.dtype))
+    y = x.new_empty(len(x), len(weight))
+    for part in pieces:
+        y[:, part] = _product(x, _widened(weight, x.dtype, part))
+    return y
 
 
 def product_back(grad: Tensor, weight: Tensor) -> Tensor:
@@ -294,12 +288,9 @@ def _back_by_columns(grad: Tensor, weight: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """left^T right: (N, n) and (N, m) -> (n, m), added to `total` in place where there is one."""
-    if not is_split(left, len(left)):
-        return left.t() @ right if total is None else total.addmm_(left.t(), right)
     step = traits_of(left.device).largest_inner or len(left)
-    for start in range(0, len(left), step):
-        part = left[start : start + step].t(), right[start : start + step]
-        total = torch.mm(*part) if total is None else total.addmm_(*part)
+    for part, of_part in zip(left.split(step), right.split(step), strict=True):
+        total = part.t() @ of_part if total is None else total.addmm_(part.t(), of_part)
     assert total is not None
     return total
 

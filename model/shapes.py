@@ -32,6 +32,8 @@ ALL = "all"
 SCATTERED = {"norms": "*norm.weight", "position_bias": "*bias.table"}  # words of `freeze` for what lies in all blocks
 TOKEN_ROWS = "token_rows"
 LABEL_HEAD = "label_head"  # of our names; Hugging Face's are `classifier` and `classification_head`
+# Role -> Hugging Face's name of the matrices that widen in feed-forward: without a gate, and with one.
+_WIDENING: tuple[dict[Role, str], dict[Role, str]] = ({"wi": "wi"}, {"gate": "wi_0", "wi": "wi_1"})
 _TABLE, _HF_TABLE = "bias.table", "0.SelfAttention.relative_attention_bias.weight"
 
 
@@ -99,15 +101,18 @@ def stacks_of(c: T5ModelConfig) -> dict[Stack, int]:
 
 def label_head_weights(c: T5ModelConfig) -> Iterator[Weight]:
     """The weights of a head over labels, in the order of the model; none without one."""
-    layers = {"out": c.num_labels} if c.num_labels else {}
-    if layers and c.has_dense_head:
-        layers = {"dense": c.d_model, **layers}
-    for layer, width in layers.items():
-        hf_name = (
-            f"classification_head.{layer}{'_proj' if layer == 'out' else ''}" if c.has_dense_head else "classifier"
-        )
-        yield Weight(f"{LABEL_HEAD}.{layer}.weight", f"{hf_name}.weight", (width, c.d_model), "label head")
-        yield Weight(f"{LABEL_HEAD}.{layer}.bias", f"{hf_name}.bias", (width,), "label bias")
+    if not c.num_labels:
+        return
+    hf_name = "classifier"
+    if c.has_dense_head:
+        yield from _label_layer("dense", "classification_head.dense", c.d_model, c.d_model)
+        hf_name = "classification_head.out_proj"
+    yield from _label_layer("out", hf_name, c.num_labels, c.d_model)
+
+
+def _label_layer(name: str, hf_name: str, rows: int, columns: int) -> Iterator[Weight]:
+    yield Weight(f"{LABEL_HEAD}.{name}.weight", f"{hf_name}.weight", (rows, columns), "label head")
+    yield Weight(f"{LABEL_HEAD}.{name}.bias", f"{hf_name}.bias", (rows,), "label bias")
 
 
 def block_weights(c: T5ModelConfig, stack: Stack, index: int = 0) -> Iterator[Weight]:
@@ -122,7 +127,8 @@ _Inside = tuple[str, str, tuple[int, ...], Role]  # name inside of a block, here
 
 
 def _in_block(c: T5ModelConfig, is_decoder: bool) -> Iterator[_Inside]:
-    last, norm = 2 if is_decoder else 1, (c.d_model,)
+    last = 1 + is_decoder
+    norm = (c.d_model,)
     yield "attention_norm.weight", "0.layer_norm.weight", norm, "norm"
     yield from _attention(c, "attention", "0.SelfAttention")
     if c.bias_in_every_layer:
@@ -131,8 +137,7 @@ def _in_block(c: T5ModelConfig, is_decoder: bool) -> Iterator[_Inside]:
         yield "cross_norm.weight", "1.layer_norm.weight", norm, "norm"
         yield from _attention(c, "cross_attention", "1.EncDecAttention")
     yield "feed_forward_norm.weight", f"{last}.layer_norm.weight", norm, "norm"
-    inner: tuple[tuple[Role, str], ...] = (("gate", "wi_0"), ("wi", "wi_1")) if is_gated(c) else (("wi", "wi"),)
-    for role, hf_name in inner:
+    for role, hf_name in _WIDENING[is_gated(c)].items():
         yield f"feed_forward.{role}.weight", f"{last}.DenseReluDense.{hf_name}.weight", (c.d_ff, c.d_model), role
     yield "feed_forward.wo.weight", f"{last}.DenseReluDense.wo.weight", (c.d_model, c.d_ff), "wo"
 
@@ -163,15 +168,21 @@ def weight_counts(c: T5ModelConfig) -> dict[str, int]:
 
     Only one block of each stack is looked at, so that a configuration may speak of any number of them.
     """
-    one: dict[str, int] = dict.fromkeys(STACKS, 0)
-    one |= {stack: sum(weight.size for weight in block_weights(c, stack)) for stack in stacks_of(c)}
-    without_blocks = replace(c, num_layers=0, num_decoder_layers=0)
-    outside = {weight.name: weight.size for weight in weights(without_blocks)}
-    if c.num_decoder_layers:  # a decoder without blocks is none: its norm and bias table are those of the encoder again
-        outside["decoder"] = sum(size for name, size in outside.items() if name.startswith(f"{ENCODER}."))
-    total = sum(outside.values()) + c.num_layers * one[ENCODER] + c.num_decoder_layers * one[DECODER]
-    heads = outside.get("head", 0) + sum(weight.size for weight in label_head_weights(c))
-    return {"embedding": outside["embedding"], "head": heads, **one, "total": total}
+    one_block = replace(c, num_layers=1, num_decoder_layers=min(1, c.num_decoder_layers))
+    counts = dict.fromkeys(("embedding", "head", *STACKS, "outside"), 0)
+    for weight in weights(one_block):
+        counts[_part_of(weight)] += weight.size
+    outside = counts["embedding"] + counts["head"] + counts.pop("outside")
+    blocks = c.num_layers * counts[ENCODER] + c.num_decoder_layers * counts[DECODER]
+    return {**counts, "total": outside + blocks}
+
+
+def _part_of(weight: Weight) -> str:
+    if weight.block is not None:
+        return str(weight.stack)
+    return {"embedding": "embedding", "head": "head", "label head": "head", "label bias": "head"}.get(
+        weight.role, "outside"
+    )
 
 
 # --- what is adapted, frozen and decayed
@@ -189,13 +200,13 @@ def asked_targets(c: T5ModelConfig, asked: str) -> tuple[str, ...]:
 
 
 def adapter_weights(c: T5ModelConfig, rank: int, targets: Collection[str]) -> Iterator[Weight]:
-    """Every weight of the adapters (`model.lora.adapter`) beside the matrices that `targets` name; none with rank 0."""
-    for weight in weights(c) if rank else ():
+    """Every weight of the adapters (`model.lora.adapter`) beside the matrices that `targets` name."""
+    for weight in weights(c):
         if weight.is_product and weight.target in targets:
             rows, columns = weight.shape
             path = weight.name.removesuffix(".weight")
-            for part, shape in (("a", (rank, columns)), ("b", (rows, rank))):
-                yield weight._replace(name=f"{path}.adapter.{part}", shape=shape, role="adapter")
+            yield weight._replace(name=f"{path}.adapter.a", shape=(rank, columns), role="adapter")
+            yield weight._replace(name=f"{path}.adapter.b", shape=(rows, rank), role="adapter")
 
 
 def token_range(asked: str | None) -> tuple[int, int] | None:
@@ -207,9 +218,11 @@ def token_range(asked: str | None) -> tuple[int, int] | None:
     if asked in (AUTO, None):
         return None
     first, _, last = str(asked).partition("-")
-    if int(first) > int(last or first):
+    start = int(first)
+    end = int(last or first)
+    if start > end:
         raise ValueError
-    return int(first), int(last or first)
+    return start, end
 
 
 def token_row_weights(c: T5ModelConfig, tokens: tuple[int, int] | None) -> Iterator[Weight]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,30 @@ from safetensors import SafetensorError, safe_open
 
 from language import join, say
 from model.formats.headers import read_json
+from model.formats.heads import CLASSES, HEAD_FIELDS, HEAD_KINDS, TEXT_CLASS, labels_of
 from model.lora.form import AdapterInfo, LoraSettings
-from settings.consistency import REGRESSION, SEQUENCE, TOKEN
 from settings.declared import settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import parse
 from settings.program import program
 
 CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+BASE = "base_model.model."  # before the names of a base's modules
 FINGERPRINT, HEAD = "base_fingerprint", "head"  # in the metadata of the file of weights
+DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "init_lora_weights": True}
 SAVED_MODULES = {"classifier", "score", "classification_head"}  # that PEFT may save beside adapters: heads over labels
 TABLES = ("shared", "embed_tokens")  # whose rows of tokens may have learnt
-# how PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base
-BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
+# How PEFT may have begun an adapter and left its base as it was; pissa, olora, corda, loftq and others take from the base.
+BEGUN_BESIDE = ("gaussian", "eva", "orthogonal", "mica", "true", "false", "none")
 HIGHEST_RANK = 4096  # as of the setting lora_rank
 MOST_TOKENS = 2**24  # no vocabulary has more
-# what an adapter_config.json may say without another computation than of rank, scaling and targets
+# What an adapter_config.json may say besides, without another computation than of rank, scaling and targets.
 HARMLESS = {
-    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
-    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
-    "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision",
-    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_rslora",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
+    "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_ga_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "runtime_config", "target_parameters", "task_type", "use_rslora",
 }  # fmt: skip
+_ELSEWHERE = say("is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload")
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -50,21 +53,20 @@ def read_info(folder: str | Path) -> AdapterInfo:
         UserError: no adapter, a broken one, or one with parts that have no place here.
     """
     folder = Path(folder)
-    raw = read_json(folder / CONFIG_FILE)
-    problems = [say("{folder}, {problem}", folder=folder, problem=text) for text in _foreign(raw)]
-    refuse(problems)
-    targets = raw.get("target_modules") or []
-    names = tuple(targets) if isinstance(targets, list) else (targets,)
-    alpha, dropout = float(raw.get("lora_alpha", 8)), float(raw.get("lora_dropout", 0.0))
-    rank, ids = raw.get("r", 8), _token_ids(raw)
+    raw = {**DEFAULTS, **read_json(folder / CONFIG_FILE)}
+    refuse([say("{folder}, {problem}", folder=folder, problem=problem) for problem in _problems(raw)])
+    alpha = float(raw["lora_alpha"])
     if raw.get("use_rslora"):
-        alpha *= math.sqrt(rank)  # Rank-stabilised adapters are scaled by alpha / sqrt(rank), others by alpha / rank.
-    tokens = (ids[0], ids[-1]) if ids else None
-    settings = LoraSettings(rank, alpha, names, dropout, tokens)
+        alpha *= math.sqrt(
+            raw["r"]
+        )  # Rank-stabilised adapters are scaled by alpha / sqrt(rank), others by alpha / rank.
+    settings = LoraSettings(
+        raw["r"], alpha, tuple(_list(raw, "target_modules")), float(raw["lora_dropout"]), _token_range(raw)
+    )
     with open_weights(folder) as stored:
         about = stored.metadata() or {}
         try:
-            head = _own_head(about[HEAD]) if HEAD in about else _head(raw, stored)
+            head = _own_head(about[HEAD]) if HEAD in about else _head_of_task(raw, stored)
         except (ValueError, TypeError, LookupError) as error:
             raise UserError(
                 "{folder}, its head cannot be read ({error}); copy the adapter again", folder=folder, error=error
@@ -72,106 +74,119 @@ def read_info(folder: str | Path) -> AdapterInfo:
     return AdapterInfo(settings, str(raw.get("base_model_name_or_path") or ""), about.get(FINGERPRINT, ""), head)
 
 
-def _token_ids(raw: dict[str, Any]) -> list[int]:
-    """The tokens whose rows learnt beside the matrices."""
-    named = raw.get("trainable_token_indices") or []
-    lists = list(named.values()) if isinstance(named, dict) else [named]
-    return lists[0] if lists else []
+def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
+    """What a key lists; a single name counts as a list of it."""
+    value = raw.get(key) or []
+    return value if isinstance(value, list) else [value]
+
+
+def _token_range(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The first and the last of the tokens whose rows learnt beside the matrices; None: none did.
+
+    Raises:
+        ValueError, TypeError: they are no range, or not of the embedding.
+    """
+    named = raw.get("trainable_token_indices")
+    lists: dict[str, Any] = named if isinstance(named, dict) else {TABLES[0]: named}
+    if not any(lists.values()):
+        return None
+    (ids,) = set(map(tuple, lists.values()))
+    is_range = ids == tuple(range(ids[0], ids[0] + len(ids))) and 0 <= ids[0] <= ids[-1] < MOST_TOKENS
+    if not is_range or not lists.keys() <= set(TABLES):
+        raise ValueError
+    return ids[0], ids[-1]
+
+
+def _has_token_range(raw: Mapping[str, Any]) -> bool:
+    try:
+        _token_range(raw)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _is_number(value: Any, kinds: tuple[type, ...], low: float, high: float) -> bool:
+    return type(value) in kinds and low <= value <= high
+
+
+def _has_known_modules(raw: Mapping[str, Any]) -> bool:
+    """Whether only heads were saved whole: those over labels, and beside rows of tokens that over the vocabulary."""
+    heads = SAVED_MODULES | ({"lm_head"} if raw.get("trainable_token_indices") else set())
+    return heads.issuperset(map(str, _list(raw, "modules_to_save")))
+
+
+# Key of adapter_config.json, whether what it says can be done, and what is wrong otherwise.
+_CHECKS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], str], ...] = (
+    ("peft_type", lambda raw: raw.get("peft_type") == "LORA", say("is not supported; allowed: LORA")),
+    ("bias", lambda raw: raw.get("bias") in ("none", None), say("is not supported; allowed: none")),
+    (
+        "r",
+        lambda raw: _is_number(raw["r"], (int,), 1, HIGHEST_RANK),
+        say("is wrong; allowed: a whole number from 1 to {highest_rank:,}", highest_rank=HIGHEST_RANK),
+    ),
+    (
+        "lora_alpha",
+        lambda raw: _is_number(raw["lora_alpha"], (int, float), -1e9, 1e9),
+        say("is wrong; allowed: a number"),
+    ),
+    (
+        "lora_dropout",
+        lambda raw: _is_number(raw["lora_dropout"], (int, float), 0, 1),
+        say("is wrong; allowed: 0 up to 1"),
+    ),
+    (
+        "target_modules",
+        lambda raw: all(isinstance(name, str) for name in _list(raw, "target_modules")),
+        say("is wrong; allowed: a name or a list of names"),
+    ),
+    ("modules_to_save", _has_known_modules, _ELSEWHERE),
+    (
+        "trainable_token_indices",
+        _has_token_range,
+        say(
+            "is not supported; allowed: ids one after the other, of {tables}; merge it by PEFT's merge_and_unload",
+            tables=join(" or ", TABLES),
+        ),
+    ),
+    (
+        "init_lora_weights",
+        lambda raw: str(raw.get("init_lora_weights")).lower() in BEGUN_BESIDE,
+        say(
+            "has changed its base besides, which is not in the folder; save it again with "
+            "path_initial_model_for_weight_conversion of PEFT's save_pretrained, or after merge_and_unload"
+        ),
+    ),
+)
+
+
+def _problems(raw: Mapping[str, Any]) -> Iterator[str]:
+    """What a configuration asks for that is not done here."""
+    for name, is_sound, problem in _CHECKS:
+        if not is_sound(raw):
+            yield say("{name} = {value}, {problem}", name=name, value=str(raw.get(name))[:60], problem=problem)
+    for name in sorted(raw.keys() - HARMLESS - {name for name, *_ in _CHECKS}):
+        if raw[name]:
+            yield say("{name} = {value}, {problem}", name=name, value=str(raw[name])[:60], problem=_ELSEWHERE)
 
 
 def _own_head(text: str) -> dict[str, Any]:
     """The head of an adapter that was written here."""
-    raw, known = json.loads(text), settings_by_name()
-    fields = {name: parse(known[name][1], raw[name]) for name in ("head", "labels", "pooling", "head_kind")}
+    raw = json.loads(text)
+    fields = {name: parse(settings_by_name()[name][1], raw[name]) for name in (*HEAD_FIELDS, "labels")}
     return {**fields, "has_decoder": bool(raw["has_decoder"])}
 
 
-def _head(raw: dict[str, Any], stored: Any) -> dict[str, Any]:
-    """The head of an adapter of PEFT, by its task."""
-    of_task = {
-        "TOKEN_CLS": (TOKEN, "classifier", "linear"), "SEQ_CLS": (SEQUENCE, "classification_head.out_proj", "dense"),
-    }  # fmt: skip
-    task = raw.get("task_type")
-    if task == "FEATURE_EXTRACTION":
-        return {"head": "none", "has_decoder": False}
-    if task not in of_task:
-        return {}
-    head, layer, kind = of_task[task]
-    name = f"base_model.model.{layer}.weight"
+def _head_of_task(raw: Mapping[str, Any], stored: Any) -> dict[str, Any]:
+    """The head of an adapter of PEFT, by its task; empty where it is that of its base."""
+    published = next((each for each in CLASSES if each.task == raw.get("task_type")), TEXT_CLASS)
+    head = {"head": published.head, "has_decoder": published.has_decoder}
+    if not published.output:
+        return {} if published.writes_text else head
+    name = f"{BASE}{published.output}.weight"
     if name not in stored.keys():  # noqa: SIM118
         return {}
-    count = stored.get_slice(name).get_shape()[0]
-    labels = REGRESSION if count == 1 else str(count)
-    return {"head": head, "labels": labels, "head_kind": kind, "has_decoder": head == SEQUENCE}
-
-
-def _foreign(raw: dict[str, Any]) -> list[str]:
-    wanted = {"peft_type": ("LORA",), "bias": ("none", None)}
-    problems: list[str] = [
-        say(
-            "{name} = {value}, is not supported; allowed: {values}",
-            name=name,
-            value=raw.get(name),
-            values=join(", ", (str(v) for v in values if v)),
-        )
-        for name, values in wanted.items()
-        if raw.get(name) not in values
-    ]
-    saved = SAVED_MODULES | ({"lm_head"} if raw.get("trainable_token_indices") else set())
-    problems += [
-        say(
-            "{name} = {value}, is not supported; make the adapter without it, or merge it by PEFT's merge_and_unload",
-            name=name,
-            value=str(value)[:60],
-        )
-        for name, value in raw.items()
-        if value and name not in HARMLESS and not (name == "modules_to_save" and set(value) <= saved)
-    ]
-    named, ids = raw.get("trainable_token_indices") or [], _token_ids(raw)
-    is_known = not isinstance(named, dict) or (
-        set(named) <= set(TABLES) and all(each == ids for each in named.values())
-    )
-    is_range = all(type(one) is int for one in ids) and (not ids or ids == list(range(ids[0], ids[0] + len(ids))))
-    if not is_known or not is_range or (ids and not 0 <= ids[0] <= ids[-1] < MOST_TOKENS):
-        problems.append(
-            say(
-                "trainable_token_indices = {named}, is not supported; allowed: ids one after the other, of {tables}; "
-                "merge it by PEFT's merge_and_unload",
-                named=str(named)[:60],
-                tables=join(" or ", TABLES),
-            )
-        )
-    begun = raw.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.lower() not in BEGUN_BESIDE:
-        problems.append(
-            say(
-                "init_lora_weights = {begun}, has changed its base besides, which is not in the folder; save it "
-                "again with path_initial_model_for_weight_conversion of PEFT's save_pretrained, or after "
-                "merge_and_unload",
-                begun=begun,
-            )
-        )
-    return problems + _impossible(raw)
-
-
-def _impossible(raw: dict[str, Any]) -> list[str]:
-    targets = raw.get("target_modules") or []
-    names = targets if isinstance(targets, list) else [targets]
-    numbers = (
-        ("r", 8, (int,), 1, HIGHEST_RANK, say("a whole number from 1 to {highest_rank:,}", highest_rank=HIGHEST_RANK)),
-        ("lora_alpha", 8, (int, float), -1e9, 1e9, say("a number")),
-        ("lora_dropout", 0.0, (int, float), 0, 1, say("0 up to 1")),
-    )
-    problems: list[str] = [
-        say("{name} = {raw}, is wrong; allowed: {allowed}", name=name, raw=str(raw[name])[:60], allowed=allowed)
-        for name, default, kind, low, high, allowed in numbers
-        if type(value := raw.get(name, default)) not in kind or not low <= value <= high
-    ]
-    if not all(isinstance(name, str) for name in names):
-        problems.append(
-            say("target_modules = {targets}, is wrong; allowed: a name or a list of names", targets=str(targets)[:60])
-        )
-    return problems
+    labels = labels_of({"num_labels": stored.get_slice(name).get_shape()[0]})
+    return {**head, "labels": labels, "head_kind": HEAD_KINDS[published.is_dense]}
 
 
 def adapter_bytes(folder: Path) -> int:

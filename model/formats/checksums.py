@@ -8,13 +8,12 @@ bit has changed, is named instead of being loaded. Folders without it (older one
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from language import say
-from settings.errors import UserError, reason_of
+from settings.errors import UserError, reason_of, refuse
 from storage import MOST_TABLE_BYTES, digest, read_text
 
 CHECKSUMS_FILE = "checksums.json"
@@ -26,7 +25,8 @@ def describe(folder: Path) -> dict[str, Entry]:
     """Path inside the folder -> size in bytes and SHA-256, of every file. Memory: 1 MiB; time: one reading."""
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest(path)}
-        for path in sorted(_files(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / CHECKSUMS_FILE
     }
 
 
@@ -54,10 +54,25 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError("{path}, is damaged ({error}); copy the folder again", path=path, error=error) from None
-    files = content.get("files") if isinstance(content, dict) else None
-    if not isinstance(files, dict) or not all(is_inside(name) and _is_entry(entry) for name, entry in files.items()):
-        raise UserError("{path}, is damaged: it holds no sums of files of its folder; copy the folder again", path=path)
-    return dict(content)
+    match content:
+        case {"files": {**files}} if all(map(_is_entry, files.items())):
+            return dict(content)
+    raise UserError("{path}, is damaged: it holds no sums of files of its folder; copy the folder again", path=path)
+
+
+def _is_entry(item: tuple[object, object]) -> bool:
+    match item:
+        case name, {"bytes": int(), "sha256": str()}:
+            return is_inside(name)
+    return False
+
+
+def is_inside(name: object) -> bool:
+    """Whether a name of a file stays inside the folder that it is joined to."""
+    if not isinstance(name, str) or set(name) & {"\\", "\0", ":"}:
+        return False
+    parts = PurePosixPath(name).parts
+    return bool(parts) and {"/", "//", ".."}.isdisjoint(parts)
 
 
 def damages(folder: Path, deep: bool = True, with_state: bool = True) -> list[str]:
@@ -70,14 +85,34 @@ def damages(folder: Path, deep: bool = True, with_state: bool = True) -> list[st
     Memory: 1 MiB.
     """
     try:
-        sums = read_sums(folder)
+        sums = read_sums(folder) or {"files": {}}
     except UserError as error:
         return error.problems
-    if sums is None:
-        return []
-    files = {name: entry for name, entry in sums["files"].items() if with_state or not name.startswith(f"{STATE}/")}
-    found = (_damage(folder / name, entry, deep) for name, entry in files.items())
-    return [damage for damage in found if damage]
+    left_out = () if with_state else (f"{STATE}/",)
+    return [
+        problem
+        for name, entry in sums["files"].items()
+        if not name.startswith(left_out)
+        for problem in _damage(folder / name, entry, deep)
+    ]
+
+
+def _damage(path: Path, entry: Entry, deep: bool) -> Iterator[str]:
+    """What is wrong with one file, if anything is."""
+    try:
+        if not path.is_file():
+            yield say("{path} is missing", path=path)
+        elif path.stat().st_size != entry["bytes"]:
+            yield say(
+                "{path} is damaged: it has {size:,} bytes and was written with {bytes:,}",
+                path=path,
+                size=path.stat().st_size,
+                bytes=entry["bytes"],
+            )
+        elif deep and digest(path) != entry["sha256"]:
+            yield say("{path} is damaged: its content is not what was written", path=path)
+    except OSError as error:
+        yield say("{path} cannot be read: {reason}", path=path, reason=reason_of(error))
 
 
 def refuse_damaged(folder: Path, flag: str) -> None:
@@ -88,51 +123,13 @@ def refuse_damaged(folder: Path, flag: str) -> None:
     Raises:
         UserError: each damaged file.
     """
-    found = damages(folder, with_state=False)
-    if found:
-        advice = say(
-            "copy the folder again; where you have changed it on purpose, remove its {checksums_file}",
-            checksums_file=CHECKSUMS_FILE,
-        )
-        raise UserError(
-            *(
-                say("--{flag} = {folder}, {damage}; {advice}", flag=flag, folder=folder, damage=damage, advice=advice)
-                for damage in found
-            )
-        )
-
-
-def is_inside(name: object) -> bool:
-    """Whether a name of a file stays inside the folder that it is joined to."""
-    if not isinstance(name, str) or not name or "\\" in name or "\0" in name or ":" in name:
-        return False
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for base, _, names in os.walk(folder):
-        yield from (Path(base, name) for name in names if (base, name) != (str(folder), CHECKSUMS_FILE))
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
-
-
-def _damage(path: Path, entry: Entry, deep: bool) -> str:
-    try:
-        if not path.is_file():
-            return say("{path} is missing", path=path)
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            return say(
-                "{path} is damaged: it has {size:,} bytes and was written with {bytes:,}",
-                path=path,
-                size=size,
-                bytes=entry["bytes"],
-            )
-        if deep and digest(path) != entry["sha256"]:
-            return say("{path} is damaged: its content is not what was written", path=path)
-    except OSError as error:
-        return say("{path} cannot be read: {reason}", path=path, reason=reason_of(error))
-    return ""
+    advice = say(
+        "copy the folder again; where you have changed it on purpose, remove its {checksums_file}",
+        checksums_file=CHECKSUMS_FILE,
+    )
+    refuse(
+        [
+            say("--{flag} = {folder}, {damage}; {advice}", flag=flag, folder=folder, damage=damage, advice=advice)
+            for damage in damages(folder, with_state=False)
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Tensors of a model folder and their shapes, read from the headers of its safetensors files; torch is not imported.
+"""Tensors of a model folder, read from the headers of its safetensors files; torch is not imported.
 
 Before a run may take much memory it has to know the shape of the model it goes on from. `tensor_files` reads the numbers.
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,141 +17,158 @@ from safetensors import SafetensorError, safe_open
 
 from language import say
 from limits import FILE_CHUNK_BYTES
-from model.formats.checksums import is_inside
+from model.formats.heads import LABEL_HEADS
 from settings.errors import UserError
 from settings.program import program
 from storage import read_text
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-INT8_FILE = "model.int8.safetensors"  # another name: transformers would take whole numbers for weights
-# what torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap, and
-# transformers' models with a head over labels
+INDEX_ENDING = ".index.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = WEIGHTS_FILE + INDEX_ENDING
+INT8_FILE = "model.int8.safetensors"  # It has another name because transformers would take whole numbers for weights.
+# What torch.compile, DDP, FSDP and gradient checkpointing put into the names of the tensors of a model that they wrap, and
+# transformers' models with a head over labels.
 WRAPPERS = re.compile(r"\b(?:_orig_mod|module|transformer|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Bias tables and heads over labels are in fp32 wherever they are.
+_IN_FP32 = re.compile("|".join((r"relative_attention_bias\.weight$", *map("^{}".format, LABEL_HEADS))))
 SCALE = ".scale"  # after the name of a tensor in int8: the name of its scales, one a row
+INT8 = "I8"
+# What a weight can be stored as, in the words of safetensors; int8 has scales beside it.
+NUMBERS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", INT8)
 
 
-class Kind(NamedTuple):
-    """The files of one format: the index of shards, single files by choice, and the ending of all."""
+class StoredTensor(NamedTuple):
+    """One tensor of a folder: its file, its name there, and what the header says of it."""
 
-    index_file: str
-    names: tuple[str, ...]
-    ending: str
-
-
-SAFE = Kind(INDEX_FILE, (WEIGHTS_FILE, INT8_FILE), ".safetensors")
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class TensorHeaders:
-    """The tensors of a folder, in one file or in shards with an index: names, shapes, sizes.
+    """The tensors of a folder, in one file or in shards with an index: names, shapes, dtypes, sizes.
 
-    Args:
-        folder: where they lie. kinds: of files that are read, the first that is there.
     Raises:
         UserError: no such file, one that is cut off or broken, or an index that names files elsewhere.
-    Memory: the headers.
+    Memory: what the headers say.
     """
 
     FRAMEWORK = "numpy"  # whose tensors a piece of a file would become
+    # The first that is there is read, as transformers does: the index beside a file that holds all may be an older one's.
+    FILES: tuple[str, ...] = (WEIGHTS_FILE, INT8_FILE, INDEX_FILE)
 
-    def __init__(self, folder: str | Path, kinds: Sequence[Kind] = (SAFE,)) -> None:
-        self.path, self._kinds = Path(folder), kinds
-        self._files: dict[str, Path] = {}  # name of a tensor -> where it lies
-        self._stored: dict[str, str] = {}  # name of a tensor -> what it is called there
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder)
+        self._tensors: dict[str, StoredTensor] = {}
         self.file_bytes = 0
-        for path in map(self.path.joinpath, self._shards()):
-            names = list(self._open(path).keys())
+        for path in self._files():
+            opened = self._open(path)
             self.file_bytes += path.stat().st_size
-            for stored in names:
-                name = WRAPPERS.sub("", stored)
-                self._files[name], self._stored[name] = path, stored
+            for name in opened.keys():  # noqa: SIM118
+                part = opened.get_slice(name)
+                tensor = StoredTensor(path, name, tuple(part.get_shape()), part.get_dtype())
+                self._tensors[WRAPPERS.sub("", name)] = tensor
+        self.names = {name for name in self._tensors if not name.endswith(SCALE)}
 
-    def _shards(self) -> list[str]:
-        for kind in self._kinds:
-            # as transformers looks: the index beside a file that holds all may be an older one's
-            for name in kind.names:
-                if (self.path / name).is_file():
-                    return [name]
-            if (self.path / kind.index_file).is_file():
-                return self._indexed(kind)
-        raise UserError(
-            say("{path}, holds no {file}{hint}", path=self.path, file=WEIGHTS_FILE, hint=_pickled(self.path))
-        )
+    def _files(self) -> list[Path]:
+        name = next((name for name in self.FILES if (self.path / name).is_file()), None)
+        if name is None:
+            raise UserError(
+                "{path}, holds no {file}{hint}", path=self.path, file=WEIGHTS_FILE, hint=_what_is_there(self.path)
+            )
+        return self._shards(self.path / name) if name.endswith(INDEX_ENDING) else [self.path / name]
 
-    def _indexed(self, kind: Kind) -> list[str]:
-        index = self.path / kind.index_file
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
+    def _shards(self, index: Path) -> list[Path]:
+        """The files that an index names."""
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
             raise UserError("{index}, has no weight_map; copy or download it again", index=index)
-        for name in places.values():
-            if not is_inside(name) or "/" in name or not name.endswith(kind.ending):
+        ending = Path(index.name.removesuffix(INDEX_ENDING)).suffix
+        names = sorted(set(map(str, weight_map.values())))
+        for name in names:
+            if not re.fullmatch(rf"[^/\\:\0]+{re.escape(ending)}", name):
                 raise UserError(
                     "{index}, names {name!r} as a file of weights; allowed: {ending} files of its own folder; use a "
                     "folder from where it was published",
                     index=index,
                     name=name,
-                    ending=kind.ending,
+                    ending=ending,
                 )
-        return sorted(set(places.values()))
+            if not (self.path / name).is_file():  # Opening a pipe would wait for it.
+                raise UserError(
+                    "{path}, is named by {index} but is not there; copy the folder again",
+                    path=self.path / name,
+                    index=index.name,
+                )
+        return [self.path / name for name in names]
 
     def _open(self, path: Path) -> Any:
         """A file of tensors, opened anew for each piece: the pages that a mapping has read are the process's until it ends."""
         try:
-            if not path.is_file():  # a pipe would be waited for
-                raise FileNotFoundError
             return safe_open(path, framework=self.FRAMEWORK)
-        except FileNotFoundError:
-            raise UserError(
-                say("{path}, is named by {index} but is not there; copy the folder again", path=path, index=INDEX_FILE)
-            ) from None
         except (SafetensorError, OSError) as error:
             raise UserError(
-                say("{path}, is cut off or broken ({error}); copy or download it again", path=path, error=error)
+                "{path}, is cut off or broken ({error}); copy or download it again", path=path, error=error
             ) from None
 
-    @property
-    def names(self) -> set[str]:
-        return {name for name in self._files if not name.endswith(SCALE)}
-
-    def _slice(self, name: str) -> Any:
-        return self._open(self._files[name]).get_slice(self._stored[name])
-
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor, read from the header."""
-        return tuple(self._slice(name).get_shape())
+        """The shape of one tensor."""
+        return self._tensors[name].shape
+
+    def is_number(self, name: str) -> bool:
+        """Whether a tensor holds what a weight can be: floating-point numbers, or int8."""
+        return self._tensors[name].dtype in NUMBERS
+
+    def lacks_scale(self, name: str) -> bool:
+        """Whether a tensor is stored in int8 without a scale for each of its rows."""
+        tensor = self._tensors[name]
+        scale = self._tensors.get(name + SCALE)
+        return tensor.dtype == INT8 and (scale is None or scale.shape != tensor.shape[:1])
 
     def matrix_dtype(self) -> str:
         """What the header calls the dtype of all matrices, such as F32; empty where they have several."""
-        matrices = [name for name in self.names if len(self.shape(name)) == 2 and "relative_attention_bias" not in name]
-        found = {str(self._slice(name).get_dtype()) for name in matrices}
-        return found.pop() if len(found) == 1 else ""
+        matrices = [name for name in self.names if len(self.shape(name)) == 2 and not _IN_FP32.search(name)]
+        dtypes = {self._tensors[name].dtype for name in matrices}
+        return dtypes.pop() if len(dtypes) == 1 else ""
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, bit by bit. Memory: two pieces of FILE_CHUNK_BYTES."""
-        names = [(first, second)]
-        if first + SCALE in self._files and second + SCALE in self._files:
-            names.append((first + SCALE, second + SCALE))
-        kinds = [[(self._slice(name).get_dtype(), self.shape(name)) for name in pair] for pair in names]
-        if any(one != other for one, other in kinds):
+        scales = (first + SCALE, second + SCALE)
+        is_quantized = self._tensors.keys() >= set(scales)
+        return self._same_bits(first, second) and (not is_quantized or self._same_bits(*scales))
+
+    def _same_bits(self, first: str, second: str) -> bool:
+        if self._tensors[first][2:] != self._tensors[second][2:]:  # shape and dtype
             return False
-        return all(a == b for pair in names for a, b in zip(*map(self._bytes, pair), strict=True))
+        return all(map(bytes.__eq__, self._bytes(first), self._bytes(second)))
 
     def _bytes(self, name: str) -> Iterator[bytes]:
         """The bytes of a tensor in pieces, by the header's own offsets: numpy, which safetensors would read by, has no bf16."""
-        with self._files[name].open("rb", buffering=0) as file:
+        tensor = self._tensors[name]
+        with tensor.file.open("rb", buffering=0) as file:
             length = int.from_bytes(file.read(8), "little")
-            start, end = json.loads(file.read(length))[self._stored[name]]["data_offsets"]
+            start, end = json.loads(file.read(length))[tensor.name]["data_offsets"]
             file.seek(8 + length + start)
             for begin in range(start, end, FILE_CHUNK_BYTES):
                 yield file.read(min(FILE_CHUNK_BYTES, end - begin))
 
 
-def _pickled(folder: Path) -> str:
+def _what_is_there(folder: Path) -> str:
+    """The end of the message that a folder holds no weights: what it holds instead, and what to do with it."""
     if any(folder.glob("pytorch_model*.bin*")):
-        told = "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: {program} convert --model={folder} --output=FOLDER --allow_pickle=True"
-        return say(told, program=program(), folder=folder)
+        return say(
+            "; pytorch_model.bin is not read here, because a pickle can run code; where you trust it, convert it once: "
+            "{program} convert --model={folder} --output=FOLDER --allow_pickle=True",
+            program=program(),
+            folder=folder,
+        )
     if (folder / "adapter_config.json").exists():
-        told = " but an adapter; a plain model is made of it by {program} merge --adapter={folder} --output=FOLDER"
-        return say(told, program=program(), folder=folder)
+        return say(
+            " but an adapter; a plain model is made of it by {program} merge --adapter={folder} --output=FOLDER",
+            program=program(),
+            folder=folder,
+        )
     return say("; give the folder of a saved model")
 
 
@@ -161,10 +178,10 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(read_text(path))
     except FileNotFoundError:
         raise UserError(
-            say("{parent}, holds no {name}; give the folder of a saved model", parent=path.parent, name=path.name)
+            "{parent}, holds no {name}; give the folder of a saved model", parent=path.parent, name=path.name
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(say("{path}, cannot be read: {error}", path=path, error=error)) from None
+        raise UserError("{path}, cannot be read: {error}", path=path, error=error) from None
     if not isinstance(content, dict):
-        raise UserError(say("{path}, is not a JSON object; copy or download it again", path=path))
+        raise UserError("{path}, is not a JSON object; copy or download it again", path=path)
     return content

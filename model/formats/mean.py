@@ -8,9 +8,10 @@ al. 2017 (arXiv 1706.03762), section 6.1.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from language import say
 from limits import FILE_CHUNK_BYTES
 from model.formats.checksums import CHECKSUMS_FILE
+from model.formats.pickle_files import DTYPES
 from model.formats.tensor_files import write_safetensors
 
 SUFFIX = ".safetensors"
@@ -33,41 +35,42 @@ def write_mean(folders: Sequence[Path], made: Path) -> None:
         folders: of one shape and layout, each with the same files of weights; folders inside them stay behind.
     Raises:
         ValueError: they are of different shapes. OSError: a folder cannot be read or written.
-    Memory: two tensors, and two chunks of one in fp32.
+    Memory: two chunks of one tensor in fp32.
     """
-    for path in sorted(folders[-1].iterdir()):
+    for path in filter(Path.is_file, sorted(folders[-1].iterdir())):
         if path.suffix == SUFFIX:
             _write_mean([folder / path.name for folder in folders], made / path.name)
-        elif path.is_file() and path.name != CHECKSUMS_FILE:
+        elif path.name != CHECKSUMS_FILE:
             shutil.copyfile(path, made / path.name)
 
 
 def _write_mean(files: Sequence[Path], made: Path) -> None:
-    with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(str(file), "pt")) for file in files]
-        shapes = [{name: _empty(each.get_slice(name)) for name in each.keys()} for each in opened]  # noqa: SIM118
-        told = [{name: (each.shape, each.dtype) for name, each in tensors.items()} for tensors in shapes]
-        if different := next((file for file, found in zip(files, told, strict=True) if found != told[-1]), None):
-            raise ValueError(say("{different}, holds other tensors than {files}", different=different, files=files[-1]))
+    opened = [safe_open(file, "pt") for file in files]
+    headers = [_header(each) for each in opened]
+    for file, header in zip(files, headers, strict=True):
+        if header != headers[-1]:
+            raise ValueError(say("{different}, holds other tensors than {files}", different=file, files=files[-1]))
+    tensors = {
+        name: torch.empty(shape, dtype=DTYPES[dtype], device="meta") for name, (shape, dtype) in headers[-1].items()
+    }
 
-        @contextmanager
-        def here(name: str) -> Iterator[Tensor]:
-            yield _mean([each.get_slice(name) for each in opened], shapes[-1][name])
+    def pieces(name: str) -> AbstractContextManager[Iterator[Tensor]]:
+        return nullcontext(_means([each.get_slice(name) for each in opened], tensors[name]))
 
-        about = {key: value for key, value in (opened[-1].metadata() or {}).items() if key != "format"}
-        write_safetensors(shapes[-1], made, here, about)
-
-
-def _empty(part: Any) -> Tensor:
-    return torch.empty(part.get_shape(), dtype=part[:0].dtype, device="meta")
+    write_safetensors(tensors, made, pieces, opened[-1].metadata())
 
 
-def _mean(parts: Sequence[Any], like: Tensor) -> Tensor:
-    mean = torch.empty(like.shape, dtype=like.dtype)
-    rows = max(1, FILE_CHUNK_BYTES // (4 * max(1, like[:1].numel())))
+def _header(opened: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape and dtype of each tensor of a file."""
+    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+    return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+
+
+def _means(parts: Sequence[Any], like: Tensor) -> Iterator[Tensor]:
+    """The mean of one tensor of several files, in pieces of whole rows."""
+    rows = max(1, FILE_CHUNK_BYTES // (4 * math.prod(like.shape[1:])))
     for first in range(0, len(like), rows):
         total = parts[0][first : first + rows].to(torch.float32, copy=True)  # never written into the mapped file
         for part in parts[1:]:
             total += part[first : first + rows].float()
-        mean[first : first + rows] = total.div_(len(parts))
-    return mean
+        yield total.div_(len(parts)).to(like.dtype)

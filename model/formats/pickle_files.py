@@ -17,37 +17,44 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model.formats.headers import INDEX_ENDING
 from settings.errors import UserError
 
-PICKLE_FILE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PICKLE_FILE = "pytorch_model.bin"
+PICKLE_INDEX = PICKLE_FILE + INDEX_ENDING
+DTYPE_NAMES = {  # what safetensors calls the dtypes of weights and of states
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class PickleFile:
     """The tensors of one pickled file, by name, as `safetensors.safe_open` gives those of its own.
 
     Raises:
-        UserError: the file is missing, broken, or holds something else than tensors.
+        UserError: the file is broken, or holds something else than tensors.
     Memory: none where the file can be mapped, else the file.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except FileNotFoundError:
-            raise UserError(
-                "{path}, is named by {pickle_index} but is not there; copy the folder again",
-                path=path,
-                pickle_index=PICKLE_INDEX,
-            ) from None
         except pickle.UnpicklingError as error:
-            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                "{path}, is broken or holds more than tensors and is not read: {reason}", path=path, reason=reason
+                "{path}, is broken or holds more than tensors and is not read: {reason}", path=path, reason=_line(error)
             ) from None
         except (RuntimeError, OSError, EOFError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(
-                "{path}, is cut off or broken ({reason}); copy or download it again", path=path, reason=reason
+                "{path}, is cut off or broken ({reason}); copy or download it again", path=path, reason=_line(error)
             ) from None
         if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
             raise UserError(
@@ -58,16 +65,26 @@ class PickleFile:
     def keys(self) -> Iterable[str]:
         return self._tensors.keys()
 
-    def get_slice(self, name: str) -> StoredTensor:
-        return StoredTensor(self._tensors[name])
+    def get_slice(self, name: str) -> PickledTensor:
+        return PickledTensor(self._tensors[name])
 
 
-class StoredTensor:
+class PickledTensor:
+    """One tensor, as the slices of safetensors show theirs."""
+
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)
 
+    def get_dtype(self) -> str:
+        return DTYPE_NAMES.get(self._tensor.dtype, str(self._tensor.dtype))
+
     def __getitem__(self, rows: slice) -> Tensor:
         return self._tensor[rows]
+
+
+def _line(error: BaseException) -> str:
+    """The beginning of what an error says, or what it is called."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

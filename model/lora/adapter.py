@@ -20,7 +20,7 @@ from model.dropout import Dropout
 from model.layers import Linear, trained_product
 from model.lora.form import LoraSettings, adapted_paths
 from model.lora.token_rows import TokenRows, merge_token_rows, use_token_rows
-from model.quantization import dequantize, is_int4, is_int8, shape_of
+from model.quantization import dequantize, shape_of
 from model.t5 import T5
 
 
@@ -72,14 +72,15 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
     Raises:
         UserError: the rank is larger than the narrowest matrix.
     """
-    paths = set(adapted_paths(model.config, settings))
-    chosen = {path: linear for path, linear in linears(model).items() if path in paths}
+    matrices = linears(model)
     model.requires_grad_(False)
     if model.label_head is not None:
         model.label_head.requires_grad_(True)
     adapters = {}
-    for index, (path, linear) in enumerate(chosen.items()):
-        linear.adapter = adapters[path] = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+    for index, path in enumerate(adapted_paths(model.config, settings)):
+        linear = matrices[path]
+        linear.adapter = LoraAdapter(linear.weight, settings, seed * 1_000_003 + index)
+        adapters[path] = linear.adapter
     model.adapter_dropout = settings.dropout
     if settings.tokens is not None:
         use_token_rows(model, TokenRows(model, settings.tokens))
@@ -88,8 +89,11 @@ def add_adapters(model: T5, settings: LoraSettings, seed: int = 0) -> dict[str, 
 
 def adapters_of(model: T5) -> dict[str, LoraAdapter]:
     """Path of its matrix -> adapter, of those that are on."""
-    found = {path: linear.adapter for path, linear in linears(model).items()}
-    return {path: adapter for path, adapter in found.items() if isinstance(adapter, LoraAdapter)}
+    return {
+        path.removesuffix(".adapter"): module
+        for path, module in model.named_modules()
+        if isinstance(module, LoraAdapter)
+    }
 
 
 def use_adapters(model: T5, adapters: Mapping[str, LoraAdapter], rows: TokenRows | None = None) -> None:
@@ -116,12 +120,10 @@ def merge(model: T5) -> None:
 
     The base may not be quantized: a merged matrix needs its own rounding.
     """
-    for linear in linears(model).values():
-        if isinstance(linear.adapter, LoraAdapter):
-            assert not is_int8(linear.weight) and not is_int4(linear.weight), (
-                "merge into weights that are not quantized"
-            )
-            linear.weight.copy_(linear.adapter.merged(linear.weight))
-            linear.adapter = None
+    for path, adapter in adapters_of(model).items():
+        weight = model.get_parameter(f"{path}.weight")
+        assert weight.is_floating_point(), "merge into weights that are not quantized"
+        weight.copy_(adapter.merged(weight))
     merge_token_rows(model)
+    use_adapters(model, {})
     model.adapter_info = None

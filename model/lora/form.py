@@ -46,16 +46,19 @@ class AdapterInfo:
 
     def adapted(self, base: T5ModelConfig) -> T5ModelConfig:
         """The shape of the adapted model, from that of its base."""
-        if self.settings.tokens is not None:  # which a base may have no rows for
-            base = replace(base, vocab_size=max(base.vocab_size, self.settings.tokens[1] + 1))
+        tokens = self.settings.tokens
+        if tokens is not None:  # for which a base may have no rows
+            base = replace(base, vocab_size=max(base.vocab_size, tokens[1] + 1))
         if not self.head:
             return base
-        decoder = base.num_decoder_layers if self.head["has_decoder"] else 0
-        fields = {name: value for name, value in self.head.items() if name != "has_decoder"}
+        fields = dict(self.head)
+        if not fields.pop("has_decoder"):
+            fields["num_decoder_layers"] = 0
         # PEFT saves no names of labels: they are those of the base, as in PeftModel.config.
-        if not self.fingerprint and base.head == fields["head"] and str(base.num_labels) == fields.get("labels"):
+        same_head = (base.head, str(base.num_labels)) == (fields["head"], fields.get("labels"))
+        if same_head and not self.fingerprint:
             fields["labels"] = base.labels
-        return replace(base, **fields, num_decoder_layers=decoder, tie_word_embeddings=True, scale_decoder_outputs=True)
+        return replace(base, **fields, tie_word_embeddings=True, scale_decoder_outputs=True)
 
 
 def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
@@ -64,7 +67,8 @@ def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
     Raises:
         UserError: names that do not exist there, all at once.
     """
-    known, words = targets_of(shape), asked_targets(shape, asked)
+    known = targets_of(shape)
+    words = asked_targets(shape, asked)
     unknown = [word for word in words if word not in known]
     if unknown or not words:
         raise UserError(
@@ -74,7 +78,7 @@ def resolve_targets(shape: T5ModelConfig, asked: str) -> tuple[str, ...]:
             known=join(", ", known),
             all=ALL,
         )
-    return tuple(name for name in known if name in words)
+    return tuple(filter(words.__contains__, known))
 
 
 def adapted_paths(shape: T5ModelConfig, settings: LoraSettings) -> list[str]:
@@ -83,12 +87,16 @@ def adapted_paths(shape: T5ModelConfig, settings: LoraSettings) -> list[str]:
     Raises:
         UserError: the rank is larger than the narrowest of them.
     """
-    chosen = [weight for weight in weights(shape) if weight.is_product and weight.target in settings.targets]
-    narrowest = min(min(weight.shape) for weight in chosen)
+    widths = {
+        weight.name.removesuffix(".weight"): min(weight.shape)
+        for weight in weights(shape)
+        if weight.is_product and weight.target in settings.targets
+    }
+    narrowest = min(widths.values())
     if settings.rank > narrowest:
         raise UserError(
             "--lora_rank = {rank}, is more than the width of the matrices ({narrowest}); allowed: 1 to {narrowest}",
             rank=settings.rank,
             narrowest=narrowest,
         )
-    return [weight.name.removesuffix(".weight") for weight in chosen]
+    return list(widths)

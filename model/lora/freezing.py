@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from language import join, say
 from model.shapes import SCATTERED, TOKEN_ROWS, hf_names, is_meant
 from settings.declared import T5ModelConfig
-from settings.errors import UserError
+from settings.errors import UserError, refuse
 
 if TYPE_CHECKING:
     from model.t5 import T5
@@ -28,10 +28,10 @@ def freeze(model: T5, patterns: str) -> list[str]:
     Raises:
         UserError: a pattern names nothing (all such at once), or nothing is left to train.
     """
-    weights = dict(model.named_parameters())
-    trained = left_to_train(model.config, {name: weight.requires_grad for name, weight in weights.items()}, patterns)
-    for name in weights.keys() - set(trained):
-        weights[name].requires_grad_(False)
+    learns = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    trained = left_to_train(model.config, learns, patterns)
+    for name in learns.keys() - set(trained):
+        model.get_parameter(name).requires_grad_(False)
     return trained
 
 
@@ -44,27 +44,32 @@ def left_to_train(shape: T5ModelConfig, learns: Mapping[str, bool], patterns: st
     Raises:
         UserError: as `freeze`.
     """
-    theirs, unknown, frozen = hf_names(shape), [], set[str]()
-    # an adapter's weights are meant by the name of the matrix that they stand beside
-    beside = {name: f"{name.partition('.adapter.')[0]}.weight" if ".adapter." in name else name for name in learns}
-    beside |= {name: name.partition(".")[2] for name in learns if name.startswith(f"{TOKEN_ROWS}.")}
-    for pattern in (word.strip() for word in patterns.split(",") if word.strip()):
-        found = [name for name in learns if is_meant(pattern, name, theirs[beside[name]])]
-        if not found:
-            unknown.append(
-                say(
-                    "--freeze = {pattern}, names no weight of this model; there are: {parts}",
-                    pattern=pattern,
-                    parts=_parts(learns),
-                )
+    published = hf_names(shape)
+    names = {name: published[_weight_of(name)] for name in learns}
+    words = [word.strip() for word in patterns.split(",") if word.strip()]
+    matches = {word: {name for name, theirs in names.items() if is_meant(word, name, theirs)} for word in words}
+    refuse(
+        [
+            say(
+                "--freeze = {pattern}, names no weight of this model; there are: {parts}",
+                pattern=word,
+                parts=_parts(learns),
             )
-        frozen.update(found)
-    if unknown:
-        raise UserError(*unknown)
-    trained = [name for name, learning in learns.items() if learning and name not in frozen]
+            for word, matching in matches.items()
+            if not matching
+        ]
+    )
+    frozen = set[str]().union(*matches.values())
+    trained = [name for name in learns if learns[name] and name not in frozen]
     if not trained:
         raise UserError("--freeze = {patterns}, leaves nothing to train; freeze less", patterns=patterns)
     return trained
+
+
+def _weight_of(name: str) -> str:
+    """The name of the matrix or table that a weight of an adapter or a row of tokens stands beside; else the weight's own."""
+    path, is_adapter, _ = name.partition(".adapter.")
+    return f"{path}.weight" if is_adapter else path.removeprefix(f"{TOKEN_ROWS}.")
 
 
 def _parts(names: Iterable[str]) -> str:

@@ -34,15 +34,14 @@ class TokenRows(nn.Module):
     def tables(self, model: T5) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """Each table of a model, and its rows here."""
         yield model.embedding, self.embedding
-        if model.head is not None and self.head is not None:
-            yield model.head, self.head
+        if self.head is not None:
+            yield model.output_weight, self.head
 
 
 def use_token_rows(model: T5, rows: TokenRows | None) -> None:
     """Let these rows count in a model, and no others; None: those of its tables."""
     model.token_rows = rows
-    tables = [model.embedding, *([] if model.head is None else [model.head])]
-    for table in tables:
+    for table in (model.embedding, model.output_weight):
         use_rows(table, None)
     if rows is not None:
         for table, values in rows.tables(model):
@@ -52,7 +51,8 @@ def use_token_rows(model: T5, rows: TokenRows | None) -> None:
 @torch.no_grad()
 def merge_token_rows(model: T5) -> None:
     """Write the rows into the tables, which may not be quantized."""
-    if (rows := model.token_rows) is not None:
+    rows = model.token_rows
+    if rows is not None:
         for table, values in rows.tables(model):
             table[rows.tokens[0] : rows.tokens[1] + 1] = values.to(table.dtype)
         use_token_rows(model, None)

@@ -16,7 +16,8 @@ from typing import Any
 
 from data.sources.places import public
 from language import english
-from model.formats.shape_file import class_of, read_config
+from model.formats.heads import class_of
+from model.formats.shape_file import read_config
 from model.shapes import weight_counts
 from run_files import METRICS_FILE, OWNER_FILE, RUN_FILE, SETTINGS_FILE, EventReader, read_record
 from settings.declared import T5ModelConfig
@@ -194,7 +195,7 @@ def card(model: Path, form: str = "transformers", has_spiece: bool = False, file
     head, encoder = MODEL_HEADS["text"], ""
     if shape is not None:
         head = MODEL_HEADS[shape.head]
-        encoder = "" if head.writes_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape)
+        encoder = "" if head.writes_text else ("UMT5" if shape.bias_in_every_layer else "T5") + class_of(shape).ending
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE).render(
         form=form, mark=MARK, name=model.name, has_spiece=has_spiece, file=file, about=_about(shape, settings), settings=settings,
