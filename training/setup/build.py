@@ -81,7 +81,7 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = OPTIMIZERS[config.train.optimizer](weights)
     if run.is_resumed and run.base is not None:
-        load_optimizer(run.base, optimizer, device.torch_device)
+        load_optimizer(run.base, optimizer)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing)
     tables = (model.embedding, model.output_weight)

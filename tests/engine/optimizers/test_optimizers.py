@@ -1,13 +1,15 @@
-"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and stacked, as on a GPU."""
+"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and together, as on a GPU."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from devices.base import CUDA, HOST, DeviceTraits, override_traits
-from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
+from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from memory.estimate.workload import Workload, state_bytes
 from model.lora.adapter import add_adapters
@@ -90,10 +92,13 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("traits", [HOST, CUDA], ids=["in chunks", "stacked"])
+@pytest.mark.parametrize(
+    "traits",
+    [replace(HOST, update=50), CUDA, MPS, replace(CUDA, update=50)],
+    ids=["in chunks", "together", "together on a Mac", "in chunks on a GPU"],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_follows_its_formula(name: str, traits: DeviceTraits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "UPDATE_ELEMENTS", 50)
+def test_follows_its_formula(name: str, traits: DeviceTraits) -> None:
     weights, before = make(), make()
     optimizer = OPTIMIZERS[name](weights)
     with override_traits("cpu", traits):
