@@ -42,7 +42,7 @@ def _update_vectors(group: Group, decay: float) -> None:
     gradient = group.gradient[ALL_ROWS]
     square = group.state["square"].unsqueeze(1)
     square.mul_(decay).add_(gradient.square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-    update = gradient * square.rsqrt()
+    update = gradient.mul_(square.rsqrt())
     rate = _clipped(group.scaled_rate(), group.norm([update]), group)
     group.subtract(group.chunks[0], update, rate)
 
@@ -59,18 +59,11 @@ def _update_matrices(group: Group, decay: float) -> None:
         columns.addcmul_(column_norms, column_norms, value=(1.0 - decay) / n)
     torch._foreach_add_([rows, columns], (1.0 - decay) * EPSILON_GRADIENT)
     row_factors, column_factors = _inverse_roots(rows, columns)
-    row_factors = row_factors.unsqueeze(2)
-    column_factors = column_factors.unsqueeze(1)
-
-    def update_of(chunk: slice) -> Tensor:
-        return (group.gradient[chunk] * row_factors[:, chunk]).mul_(column_factors)
-
-    # Several chunks are computed once for their norm and once to be applied: together they would take too much memory.
-    whole = [update_of(ALL_ROWS)] if len(group.chunks) == 1 else []
-    norm = group.norm(whole or map(update_of, group.chunks))
+    group.gradient.scale(row_factors.unsqueeze(2), column_factors.unsqueeze(1))  # It is the update now.
+    norm = group.norm(group.gradient[chunk] for chunk in group.chunks)
     rate = _clipped(group.scaled_rate(), norm, group)
     for chunk in group.chunks:
-        group.subtract(chunk, whole.pop() if whole else update_of(chunk), rate)
+        group.subtract(chunk, group.gradient[chunk], rate)
 
 
 def _update_by_kernels(compiled: Kernels, group: Group, decay: float) -> None:

@@ -38,16 +38,20 @@ class AdamW(Optimizer):
         rate = group.scaled_rate() if self.scaled else group.step.learning_rate
         rate *= correction / (1.0 - BETA_1**number)
         for rows in group.chunks:
-            gradient = group.gradient[rows]
-            first, second = self._moments(group, rows, gradient)
-            values = group.decayed(rows)
-            # Nothing reads the gradient any more, so that the roots take its place.
-            root = torch.sqrt(second, out=gradient).add_(EPSILON * correction)
-            if isinstance(rate, Tensor):
-                values.addcmul_(root.reciprocal_().mul_(first), rate, value=-1.0)
-            else:
-                values.addcdiv_(first, root, value=-rate)
-            group.write(rows, values)
+            self._update_rows(group, rows, rate, EPSILON * correction)
+
+    def _update_rows(self, group: Group, rows: slice, rate: float | Tensor, epsilon: float) -> None:
+        gradient = group.gradient[rows]
+        first, second = self._moments(group, rows, gradient)
+        # Nothing reads the gradient any more, so that the roots take its place.
+        root = torch.sqrt(second, out=gradient).add_(epsilon)
+        del second
+        values = group.decayed(rows)
+        if isinstance(rate, Tensor):
+            values.addcmul_(root.reciprocal_().mul_(first), rate, value=-1.0)
+        else:
+            values.addcdiv_(first, root, value=-rate)
+        group.write(rows, values)
 
     def _moments(self, group: Group, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of both moments, moved by those of the gradient: (count, rows, m) fp32."""

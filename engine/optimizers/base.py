@@ -59,13 +59,25 @@ class Widened:
         self.factor = factor
         self.chunks = list(row_chunks(matrices[0]))
         self._whole: Tensor | None = None
+        self._scales: tuple[Tensor, Tensor] | None = None
 
     def __getitem__(self, rows: slice) -> Tensor:
-        if len(self.chunks) > 1:
-            return self._widen(rows)
-        if self._whole is None:
-            self._whole = self._widen(ALL_ROWS)
-        return self._whole
+        if len(self.chunks) == 1:
+            if self._whole is None:
+                self._whole = self._widen(ALL_ROWS)
+            return self._whole
+        wide = self._widen(rows)
+        if self._scales is None:
+            return wide
+        row_scales, column_scales = self._scales
+        return (wide * row_scales[:, rows]).mul_(column_scales)
+
+    def scale(self, row_scales: Tensor, column_scales: Tensor) -> None:
+        """From now on what is read is multiplied by these, (count, n, 1) and (count, 1, m)."""
+        if len(self.chunks) == 1:
+            self[ALL_ROWS].mul_(row_scales).mul_(column_scales)
+        else:
+            self._scales = row_scales, column_scales
 
     def _widen(self, rows: slice) -> Tensor:
         first = self.matrices[0]
@@ -200,7 +212,8 @@ class Optimizer(ABC):
         first = self._positions[name]
         gradients = [_as_matrix(weight.grad) for weight in weights if weight.grad is not None]
         if factor != 1.0 and is_host(weights[0]):  # Compiled kernels read gradients as they are.
-            torch._foreach_mul_(gradients, factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
             factor = 1.0
         group = Group(
             weight=Widened([_as_matrix(weight.data) for weight in weights]),
