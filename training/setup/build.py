@@ -9,7 +9,7 @@ import torch
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from devices.base import Device, dtype_of, form_scores
+from devices.base import Device, dtype_of
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise, Objective
@@ -74,7 +74,6 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     config, device, group = run.config, run.device, run.group
     storage, compute, between_blocks = map(dtype_of, choice.precision)
     use(choice.kernels)
-    form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
     model = _make_model(run, storage, device, offloaded)
