@@ -54,7 +54,7 @@ class Widened:
         matrices: (n, m) each. factor: on what is read.
     """
 
-    def __init__(self, matrices: Sequence[Tensor], factor: float = 1.0) -> None:
+    def __init__(self, matrices: list[Tensor], factor: float = 1.0) -> None:
         self.matrices = matrices
         self.factor = factor
         self.chunks = list(row_chunks(matrices[0]))
@@ -87,7 +87,7 @@ class Widened:
             wide = torch.empty(len(self.matrices), *first.shape, device=first.device)
             torch._foreach_copy_(wide.unbind(), self.matrices)
         else:
-            wide = torch.stack(list(self.matrices)).float()
+            wide = torch.stack(self.matrices).float()
         return wide if self.factor == 1.0 else wide * self.factor
 
 
