@@ -12,7 +12,7 @@ from collections.abc import Sequence
 TILE_ELEMENTS = 512 * 1024  # scores of a tile: 2 MB in fp32, so that its few buffers stay in the second-level cache
 DEVICE_SCORES = 1 << 25  # of attention, formed at a time on a GPU, where the plan says nothing else
 LEAST_SCORES, MOST_SCORES = 1 << 20, 1 << 28  # between which the plan chooses that
-# most weights updated at a time on a GPU, a block of most models; never more than its scores
+# weights updated at a time on a GPU, a block of most models; never more than its scores
 DEVICE_UPDATE_ELEMENTS = 1 << 24
 DEVICE_SUMMED_ELEMENTS = 1 << 24  # of tokens' gradients that are summed together on a GPU
 DEVICE_TILE = 128  # rows of a product that a processor of a GPU computes together
@@ -68,7 +68,11 @@ def filled_tokens(tokens: int, sizes: Sequence[int] = ()) -> int:
 
 def update_elements(scores: int) -> int:
     """Of weights updated at a time on a GPU that forms so many scores at a time; on a CPU (0)."""
-    return min(DEVICE_UPDATE_ELEMENTS, scores) if scores else UPDATE_ELEMENTS
+    if not scores:
+        return UPDATE_ELEMENTS
+    return max(
+        min(DEVICE_UPDATE_ELEMENTS, scores), scores // 4
+    )  # A quarter of many scores: few kernels on a large card.
 
 
 def loss_chunk_tokens(chunk_bytes: int, vocab_size: int, tile: int = 1) -> int:

@@ -24,7 +24,6 @@ COMPILED_CAPABILITY = (7, 0)  # Of Triton.
 FP16_CAPABILITY = (7, 0)  # Volta: the first with tensor cores
 # Turing's smaller chips (TU116, TU117) have none, but the same capability. Source: NVIDIA's data sheets of these cards.
 NO_TENSOR_CORES = re.compile(r"GTX 16|\bMX[45]50\b|\bT(400|500|550|600|1000|1200|2000)\b")
-WORKSPACE_BYTES = (2 * 4096 * KIB + 8 * 16 * KIB, 32 * MIB)  # before Hopper, and from there; measured on an H200
 OLD_CARDS = (
     "builds for CUDA 12.6 have them for cards from Maxwell on, up to torch 2.14: pip install torch --index-url "
     "https://download.pytorch.org/whl/cu126"
@@ -38,6 +37,18 @@ MULTIPROCESSOR_RATES = {
     (8, 6): (0.4e12, 0.9e12),
     (9, 0): (2.8e12, 5.0e12),
 }
+
+
+def workspace_bytes(capability: tuple[int, int], is_rocm: bool = False) -> int:
+    """What torch holds for the products of one thread, among its tensors. Measured on an H100 and an H200.
+
+    Source: `parseChosenWorkspaceSize` in torch's CUDABlas; on ROCm the capability is the number of the architecture.
+    """
+    if is_rocm and capability in ((9, 4), (9, 5)):
+        return 128 * MIB
+    if is_rocm or capability >= (9, 0):
+        return 32 * MIB
+    return 2 * 4096 * KIB + 8 * 16 * KIB
 
 
 def why_no_kernels(index: int) -> str:
@@ -170,8 +181,9 @@ class CudaDevice(Device):
 
     @property
     def library_bytes(self) -> int:
-        # workspaces of cuBLAS, one for each thread that multiplies: the main one and that of backward
-        return 2 * WORKSPACE_BYTES[torch.cuda.get_device_capability(self.torch_device) >= (9, 0)]
+        # Two threads multiply: the main one and that of backward.
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        return 2 * workspace_bytes(capability, is_rocm=torch.version.hip is not None)
 
     def set_exact_fp32(self, exact: bool) -> None:
         torch.set_float32_matmul_precision("highest" if exact else "high")  # high: TF32, from Ampere on

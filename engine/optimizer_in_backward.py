@@ -93,6 +93,7 @@ class OptimizerInBackward:
         """
         if self.reducer is not None:
             self._take(self.reducer.finish())
+        self._norms += _norms(_gradients(self._held))
         total_norm = torch.linalg.vector_norm(torch.stack(self._norms)) if self._norms else torch.zeros_like(loss)
         loss_value, norm = torch.stack([loss, total_norm]).tolist()
         scale = 1.0 if self.scaling is None else self.scaling.scale
@@ -120,9 +121,10 @@ class OptimizerInBackward:
     def _take(self, weights: Weights) -> None:
         """Update weights whose gradients are final, or hold them until `finish`."""
         trained = [weight for weight in weights if weight.grad is not None]
-        self._norms += _norms(_gradients(trained))
+        final = [weight for weight in trained if not self._is_held(weight)]
         self._held += [weight for weight in trained if self._is_held(weight)]
-        self._update([weight for weight in trained if not self._is_held(weight)])
+        self._norms += _norms(_gradients(final))
+        self._update(final)
 
     def _is_held(self, weight: nn.Parameter) -> bool:
         """On a GPU vectors wait for all others of their kind, so that few kernels serve all blocks."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from data.batches.collate import Batch
-from devices.base import Device, placed_together
+from devices.base import Device, form_scores, placed_together
 from devices.malloc import HeapTrimmer
 from devices.threads import follow_machine
 from engine.all_reduce import StepFailed
@@ -94,10 +94,11 @@ class Engine:
         return self.update.finish(loss)
 
     def apply_plan(self, plan: ExecutionPlan) -> None:
-        """Save blocks, chunk the loss, hold gradients and trim the heap as a plan says, from the next step on; dtypes
-        stay.
+        """Save blocks, form scores, chunk the loss, hold gradients and trim the heap as a plan says, from the next step
+        on; dtypes stay.
         """
         self.plan = plan
+        form_scores(plan.scores)
         self.update.holds_gradients = self.update.needs_norm or plan.hold_gradients
         self.blockwise.saved_blocks = plan.saved_blocks
         self.blockwise.loss_settings = replace(self.blockwise.loss_settings, chunk_bytes=plan.loss_chunk_bytes)

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from devices.base import is_host
+from model.layers import as_one
 from model.quantization import QUANTIZED, dequantize, is_int8
 
 
@@ -101,8 +103,15 @@ class CastWeightStore(WeightStore):
     @contextmanager
     def in_compute_dtype(self, weights: Iterable[nn.Parameter]) -> Iterator[None]:
         stored = [(weight, weight.data) for weight in weights if self._is_cast(weight)]
-        for weight, data in stored:
-            weight.data = dequantize(weight, self.compute_dtype) if is_int8(weight) else data.to(self.compute_dtype)
+        for run in _runs([weight for weight, _ in stored]):
+            if is_int8(run[0]):
+                run[0].data = dequantize(run[0], self.compute_dtype)
+                continue
+            whole = as_one([weight.data for weight in run], 0)
+            assert whole is not None, "weights of a run lie below each other"
+            parts = whole.to(self.compute_dtype).split([len(weight) for weight in run])
+            for weight, part in zip(run, parts, strict=True):
+                weight.data = part
         try:
             yield
         finally:
@@ -117,6 +126,18 @@ class CastWeightStore(WeightStore):
         if weight.dtype == torch.float32:
             return self.compute_dtype == torch.float16 and weight.dim() == 2
         return weight.dtype not in (self.compute_dtype, torch.int8)
+
+
+def _runs(weights: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """On a GPU weights that lie one below the other in memory together: so do their copies, and one product serves them."""
+    runs: list[list[nn.Parameter]] = []
+    for weight in weights:
+        is_alone = is_host(weight) or is_int8(weight) or not runs
+        if is_alone or as_one([last.data for last in (*runs[-1], weight)], 0) is None:
+            runs.append([weight])
+        else:
+            runs[-1].append(weight)
+    return runs
 
 
 class QuantizedWeightStore(CastWeightStore):

@@ -223,7 +223,7 @@ def use_checkpoint(folder: Path) -> None:
     best = BestMetric.restore("loss", 3, state.best_metric)
     best.is_best(12, {"loss": 2.0})
     _ = best.should_stop, best.remarks(12), state.step + 1, state.tokens + 1
-    load_optimizer(folder, optimizer, torch.device("cpu"))
+    load_optimizer(folder, optimizer)
 
 
 # kind -> what makes a sound file or folder, what reads it, and which file of the folder is mutated

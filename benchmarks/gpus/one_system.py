@@ -129,7 +129,7 @@ def main(system: str, device_name: str, steps: int, *names: str) -> None:
         device.reset_peak()
         if system in MODES:
             work = replace(work, saved=MODES[system].saved_blocks)
-            planned = planned_bytes(work)
+            planned = planned_bytes(work, device.library_bytes)
             figures = measured(ours(work, MODES[system].is_compiled, device), device, steps)
         else:
             figures = measured(hugging_face(work, system == "regional", device), device, steps)

@@ -171,8 +171,12 @@ def lengths_between(count: int, low: int, high: int) -> tuple[tuple[int, int], .
     return tuple((int(n), max(1, int(n) // 4)) for n in drawn)
 
 
-def planned_bytes(work: TracedWork) -> int:
-    """What the plan says that the step takes at most, without what allocators and libraries hold beside tensors."""
+def planned_bytes(work: TracedWork, libraries_bytes: int = 0) -> int:
+    """What the plan says that the step takes at most, without what allocators hold beside tensors.
+
+    Args:
+        libraries_bytes: of the workspaces that torch counts among its tensors on a real GPU, and that a trace has none of.
+    """
     rates = (("float32", 4e14), ("bfloat16", 7e14))
     machine = Machine(
         1 << 40,
@@ -196,7 +200,7 @@ def planned_bytes(work: TracedWork) -> int:
     )
     phases = predict(asked, work.choice, machine)
     apart = ("libraries", "allocator slack")
-    return max(
+    return libraries_bytes + max(
         sum(size for name, size in parts.items() if name not in apart)
         for phase, parts in phases.items()
         if phase not in ("load", "evaluation", "samples", "save")

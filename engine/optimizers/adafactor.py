@@ -7,11 +7,13 @@ scaled by the weight's own RMS. Source: Shazeer and Stern 2018 (arXiv 1804.04235
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from devices.kernels.calls import kernels_for
-from engine.optimizers.base import Group, Optimizer, StateLayout, at_least
+from devices.kernels.calls import Kernels, kernels_for
+from engine.optimizers.base import ALL_ROWS, Group, Optimizer, StateLayout, at_least
 
 EPSILON_GRADIENT = 1e-30  # added to squared gradients
 CLIP = 1.0  # most RMS of an update before scaling
@@ -27,51 +29,67 @@ class Adafactor(Optimizer):
         return {"rows": (shape[:1], torch.float32), "columns": (shape[1:], torch.float32)}
 
     def _update(self, group: Group) -> None:
-        weight, grad = group.weight, group.grad
-        rate, decay = group.scaled_rate(), 1.0 - group.step.number**-DECAY_EXPONENT
+        decay = 1.0 - group.step.number**-DECAY_EXPONENT
         if "square" in group.state:
-            square = group.state["square"].unsqueeze(1)
-            square.mul_(decay).add_(group.gradient().square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-            row_factor, column_factor, compiled = square.rsqrt(), torch.ones(1, device=grad.device), None
+            _update_vectors(group, decay)
+        elif compiled := kernels_for(group.weight.matrices[0], group.gradient.matrices[0]):
+            _update_by_kernels(compiled, group, decay)
         else:
-            row_factor, column_factor = _factors(group, decay)
-            compiled = kernels_for(weight, grad)
-
-        def unclipped(rows: slice) -> Tensor:
-            return (group.gradient(rows) * row_factor[:, rows]).mul_(column_factor)
-
-        chunks, whole = list(group.chunks()), list[Tensor]()
-        if compiled is None:
-            whole = [unclipped(chunks[0])] if len(chunks) == 1 else []  # used again below
-            norm = group.norm(whole or (unclipped(rows) for rows in chunks))
-        else:
-            norm = compiled.adafactor_norm(grad[0], row_factor, column_factor.square()) ** 0.5
-        rate /= at_least(1.0, norm / (weight[0].numel() ** 0.5 * CLIP))
-        if compiled is not None:
-            keep = 1.0 - group.step.learning_rate * group.step.weight_decay
-            assert isinstance(rate, float), "kernels compute on the CPU"
-            compiled.adafactor_apply(weight[0], grad[0], row_factor, column_factor, keep, rate, int(group.keys[0]))
-            return
-        for rows in chunks:
-            group.subtract(rows, whole.pop() if whole else unclipped(rows), rate)
+            _update_matrices(group, decay)
 
 
-def _factors(group: Group, decay: float) -> tuple[Tensor, Tensor]:
-    """Move the means of squared gradients over rows and columns; returns the inverse roots (count, n, 1), (count, 1, m)."""
-    grad, n = group.grad, group.grad.shape[1]
-    rows, columns = group.state["rows"], group.state["columns"]
+def _update_vectors(group: Group, decay: float) -> None:
+    gradient = group.gradient[ALL_ROWS]
+    square = group.state["square"].unsqueeze(1)
+    square.mul_(decay).add_(gradient.square().add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+    update = gradient.mul_(square.rsqrt())
+    rate = _clipped(group.scaled_rate(), group.norm([update]), group)
+    group.subtract(group.chunks[0], update, rate)
+
+
+def _update_matrices(group: Group, decay: float) -> None:
+    _, n, m = group.shape
+    rows = group.state["rows"]
+    columns = group.state["columns"]
     torch._foreach_mul_([rows, columns], decay)
-    total: Tensor | None = None
-    if compiled := kernels_for(grad):
-        means, sums = compiled.adafactor_sums(grad[0])
-        rows.add_(means.add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-        total = sums.unsqueeze(0)
-    else:
-        for chunk in group.chunks():
-            square = group.gradient(chunk).square()
-            rows[:, chunk].add_(square.mean(2).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-            total = square.sum(1) if total is None else total.add_(square.sum(1))
-    assert total is not None
-    columns.add_(total.div_(n).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
-    row_factors, column_factors = torch._foreach_rsqrt([rows / (rows.sum(1, keepdim=True) / n), columns])
-    return row_factors.unsqueeze(2), column_factors.unsqueeze(1)
+    for chunk in group.chunks:
+        row_norms = torch.linalg.vector_norm(group.gradient[chunk], dim=2)
+        column_norms = torch.linalg.vector_norm(group.gradient[chunk], dim=1)
+        rows[:, chunk].addcmul_(row_norms, row_norms, value=(1.0 - decay) / m)
+        columns.addcmul_(column_norms, column_norms, value=(1.0 - decay) / n)
+    torch._foreach_add_([rows, columns], (1.0 - decay) * EPSILON_GRADIENT)
+    row_factors, column_factors = _inverse_roots(rows, columns)
+    group.gradient.scale(row_factors.unsqueeze(2), column_factors.unsqueeze(1))  # It is the update now.
+    norm = group.norm(group.gradient[chunk] for chunk in group.chunks)
+    rate = _clipped(group.scaled_rate(), norm, group)
+    for chunk in group.chunks:
+        group.subtract(chunk, group.gradient[chunk], rate)
+
+
+def _update_by_kernels(compiled: Kernels, group: Group, decay: float) -> None:
+    """The same for one matrix, in four passes over it."""
+    weight = group.weight.matrices[0]
+    gradient = group.gradient.matrices[0]
+    rows = group.state["rows"]
+    columns = group.state["columns"]
+    torch._foreach_mul_([rows, columns], decay)
+    row_means, column_sums = compiled.adafactor_sums(gradient)
+    rows.add_(row_means.add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+    columns.add_(column_sums.div_(len(weight)).add_(EPSILON_GRADIENT), alpha=1.0 - decay)
+    row_factors, column_factors = _inverse_roots(rows, columns)
+    norm = compiled.adafactor_norm(gradient, row_factors, column_factors.square()) ** 0.5
+    rate = _clipped(group.scaled_rate(), norm, group)
+    keep = 1.0 - group.step.learning_rate * group.step.weight_decay
+    assert isinstance(rate, float), "kernels compute on the CPU"
+    compiled.adafactor_apply(weight, gradient, row_factors, column_factors, keep, rate, int(group.keys[0]))
+
+
+def _inverse_roots(rows: Tensor, columns: Tensor) -> Sequence[Tensor]:
+    """What gradients are multiplied by: for each row (count, n) and each column (count, m)."""
+    return torch._foreach_rsqrt([rows / rows.mean(1, keepdim=True), columns])
+
+
+def _clipped(rate: float | Tensor, norm: float | Tensor, group: Group) -> float | Tensor:
+    """The rate of updates of this norm, made smaller where their RMS is above `CLIP`."""
+    _, n, m = group.shape
+    return rate / at_least(1.0, norm / ((n * m) ** 0.5 * CLIP))

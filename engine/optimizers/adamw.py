@@ -37,19 +37,26 @@ class AdamW(Optimizer):
         correction = (1.0 - BETA_2**number) ** 0.5
         rate = group.scaled_rate() if self.scaled else group.step.learning_rate
         rate *= correction / (1.0 - BETA_1**number)
-        for rows in group.chunks():
-            first, second = self._moments(group, rows)
-            values = group.read(rows)
-            root = second.sqrt().add_(EPSILON * correction)
-            if isinstance(rate, Tensor):
-                values.addcdiv_(first * rate, root, value=-1.0)
-            else:
-                values.addcdiv_(first, root, value=-rate)
-            group.write(rows, values)
+        for rows in group.chunks:
+            self._update_rows(group, rows, rate, EPSILON * correction)
 
-    def _moments(self, group: Group, rows: slice) -> tuple[Tensor, Tensor]:
-        first, second = (group.state[kind].view(group.weight.shape)[:, rows] for kind in CODES)
-        return _moved(first, second, group.gradient(rows))
+    def _update_rows(self, group: Group, rows: slice, rate: float | Tensor, epsilon: float) -> None:
+        gradient = group.gradient[rows]
+        first, second = self._moments(group, rows, gradient)
+        # Nothing reads the gradient any more, so that the roots take its place.
+        root = torch.sqrt(second, out=gradient).add_(epsilon)
+        del second
+        values = group.decayed(rows)
+        if isinstance(rate, Tensor):
+            values.addcmul_(root.reciprocal_().mul_(first), rate, value=-1.0)
+        else:
+            values.addcdiv_(first, root, value=-rate)
+        group.write(rows, values)
+
+    def _moments(self, group: Group, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of both moments, moved by those of the gradient: (count, rows, m) fp32."""
+        first, second = (group.state[kind].view(group.shape)[:, rows] for kind in CODES)
+        return _moved(first, second, gradient)
 
 
 class AdamWRMS(AdamW):
@@ -69,20 +76,20 @@ class AdamW8bit(AdamWRMS):
             f"{kind}_scale": (blocks, torch.float32) for kind in CODES
         }
 
-    def _moments(self, group: Group, rows: slice) -> tuple[Tensor, Tensor]:
+    def _moments(self, group: Group, rows: slice, gradient: Tensor) -> tuple[Tensor, Tensor]:
         if "first_scale" not in group.state:
-            return super()._moments(group, rows)
+            return super()._moments(group, rows, gradient)
         codes = [group.state[kind][:, rows] for kind in CODES]
         scales = [group.state[f"{kind}_scale"][:, rows] for kind in CODES]
         first, second = decode_first(codes[0], scales[0]), decode_second(codes[1], scales[1])
-        _moved(first, second, group.gradient(rows))
+        _moved(first, second, gradient)
         encode_first(first, codes[0], scales[0])
         encode_second(second, codes[1], scales[1])
         return first, second
 
 
-def _moved(first: Tensor, second: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return first.lerp_(grad, 1.0 - BETA_1), second.mul_(BETA_2).addcmul_(grad, grad, value=1.0 - BETA_2)
+def _moved(first: Tensor, second: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return first.lerp_(gradient, 1.0 - BETA_1), second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)
 
 
 def in_blocks(x: Tensor) -> Tensor:

@@ -46,23 +46,25 @@ class Muon(Adafactor):
         _orthogonalise(update.mT if n < m else update)
         # singular values of 1 are an RMS of 1 / root of the longer side
         rate = _first_size(group) * (group.step.learning_rate * MATRIX_RATE * max(n, m) ** 0.5)
-        for rows in group.chunks():
+        for rows in group.chunks:
             group.subtract(rows, update[:, rows].float(), rate)
 
 
 def _momentum(group: Group) -> Tensor:
-    """Move the momentum; returns Nesterov's form of it, each matrix of norm 1."""
-    first, grad = group.state["first"], group.grad
-    # products are in the dtype of the gradient, but for fp16, in which the small singular values of a matrix vanish
-    update = torch.empty_like(grad, dtype=torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32)
-    square = torch.zeros(len(grad), 1, 1, device=grad.device)
-    for rows in group.chunks():
-        new = group.gradient(rows)
-        moved = first[:, rows].float().lerp_(new, 1.0 - BETA)
+    """Move the momentum; returns Nesterov's form of it (count, n, m), each matrix of norm 1."""
+    first = group.state["first"]
+    # Products are in the dtype of the gradient, but for fp16, in which the small singular values of a matrix vanish.
+    is_narrow = group.gradient.matrices[0].dtype == torch.bfloat16
+    update = torch.empty_like(first, dtype=torch.bfloat16 if is_narrow else torch.float32)
+    square = torch.zeros(len(first), 1, 1, device=first.device)
+    for rows in group.chunks:
+        gradient = group.gradient[rows]
+        moved = first[:, rows].float().lerp_(gradient, 1.0 - BETA)
         first[:, rows] = moved
-        update[:, rows] = new.lerp_(moved, BETA)
-        # by rows first: the order in which torch sums a whole matrix depends on the number of threads
-        square += new.square_().sum(2, keepdim=True).sum(1, keepdim=True)
+        nesterov = gradient.lerp_(moved, BETA)
+        update[:, rows] = nesterov
+        # By rows first: the order in which torch sums a whole matrix depends on the number of threads.
+        square += nesterov.square_().sum(2, keepdim=True).sum(1, keepdim=True)
     return update.div_(square.sqrt_().clamp_(min=LEAST_NORM))
 
 

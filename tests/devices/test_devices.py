@@ -17,7 +17,7 @@ from devices import mps, processor
 from devices.base import FIRST_SIDE, LAST_SIDE, Device, place
 from devices.choose import passed_over
 from devices.cpu import CpuDevice
-from devices.cuda import CudaDevice
+from devices.cuda import CudaDevice, workspace_bytes
 from devices.inventory import device_report
 from devices.mps import MpsDevice
 from devices.processor import AVX2, AVX512_BF16, Processor
@@ -215,6 +215,22 @@ def test_other_errors_are_not_out_of_memory_and_causes_are_looked_at() -> None:
     error.__cause__ = MemoryError()
     error.__cause__.__cause__ = error  # a circle must end
     assert FakeDevice().is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_rocm", "mib"),
+    [
+        ((7, 5), False, 8),
+        ((8, 9), False, 8),
+        ((9, 0), False, 32),
+        ((12, 0), False, 32),
+        ((9, 4), True, 128),
+        ((11, 0), True, 32),
+    ],
+)
+def test_products_of_a_thread_take_a_workspace(capability: tuple[int, int], is_rocm: bool, mib: int) -> None:
+    """torch counts it among its tensors: on an H100 two were 63 MiB more than the tensors of a step."""
+    assert workspace_bytes(capability, is_rocm) // 2**20 == mib
 
 
 def test_stray_tensors_are_named(gpu: CudaDevice) -> None:

@@ -142,8 +142,8 @@ def test_a_disk_has_rates_of_its_own_by_where_it_is_mounted(home: Path, tmp_path
 # --- variables that are set before torch is imported
 
 
-def prepared(folder: Path, platform: str, **environ: str) -> dict[str, str]:
-    prepare_environment(environ, platform, folder)
+def prepared(folder: Path, platform: str, torch_version: str = "2.13.0+cu130", **environ: str) -> dict[str, str]:
+    prepare_environment(environ, platform, folder, torch_version)
     return environ
 
 
@@ -155,10 +155,23 @@ def test_what_is_missing_is_set_and_the_users_own_values_are_kept(tmp_path: Path
     assert (
         "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux") and prepare_environment(mac, "darwin", tmp_path) == {}
     )
+
+
+@pytest.mark.parametrize("driver", ["nvidiactl", "dxg"])
+def test_blocks_of_any_length_share_a_range_on_cuda_whatever_torch_calls_that(tmp_path: Path, driver: str) -> None:
+    """Under WSL2 there is dxg alone; torch 2.9 does not heed the new name."""
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
-    assert prepared(tmp_path, "linux")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_ALLOC_CONF" not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
+    (tmp_path / "dev" / driver).touch()
+    new, old = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    for version, name, other in (
+        ("2.11.0", new, old),
+        ("3.0", new, old),
+        ("2.10.0", old, new),
+        ("2.9.1+cu126", old, new),
+    ):
+        environ = prepared(tmp_path, "linux", version)
+        assert environ[name] == "expandable_segments:True" and other not in environ
+    assert new not in prepared(tmp_path, "linux", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,9 @@ def test_rounding_compiles_and_gives_the_bits_of_the_cpu(gpu: Device) -> None:
     assert not why_not_compiled(where)
     values = torch.randn(3, 40, 64, generator=draw)
     values[0, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40])
-    on_cpu = round_stochastically(values.clone(), [5, -6, 7], 128)
-    on_gpu = round_stochastically(values.to(where), [5, -6, 7], 128)
+    keys = torch.tensor([5, -6, 7])
+    on_cpu = round_stochastically(values.clone(), keys, 128)
+    on_gpu = round_stochastically(values.to(where), keys.to(where), 128)
     assert torch.equal(on_gpu.cpu().view(torch.int16), on_cpu.view(torch.int16))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data.batches.collate import Batch
+from devices.base import form_scores, traits_of
 from devices.cpu import CpuDevice
 from engine.blockwise import Blockwise, Objective
 from engine.loss_scaling import LossScaling
@@ -18,6 +19,7 @@ from engine.optimizer_in_backward import OptimizerInBackward
 from engine.optimizers import OPTIMIZERS, Step
 from engine.step import Done, Engine, NotFinite, OutOfMemory
 from engine.weights import weight_store_for
+from limits import update_elements
 from memory.estimate.workload import ExecutionPlan
 from model.loss import LossSettings
 from model.micro_batch import MicroBatch
@@ -167,6 +169,21 @@ def test_several_passes_make_the_step_of_one(together: int, is_held: bool) -> No
 def test_gradients_are_held_where_the_plan_says_so(passes: int) -> None:
     plan = replace(PLAN, accumulation_passes=passes, micro_batches_per_pass=2 // passes, hold_gradients=True)
     assert run(engine_of(plan=plan, objective=Spoiled(gradient=NAN))) == (NotFinite(False), False)
+
+
+def test_a_plan_that_shrinks_forms_fewer_scores_and_updates_fewer_weights() -> None:
+    """The plan has counted with them, as `limits` says."""
+    gpu = torch.device("cuda")
+    try:
+        engine = engine_of(plan=replace(PLAN, scores=1 << 28))
+        before = traits_of(gpu)
+        engine.apply_plan(replace(PLAN, scores=1 << 22))
+        after = traits_of(gpu)
+    finally:
+        form_scores(0)
+    assert (before.scores, before.update) == (1 << 28, update_elements(1 << 28))
+    assert (after.scores, after.update) == (1 << 22, update_elements(1 << 22))
+    assert after.update < before.update
 
 
 def test_a_process_without_rows_has_no_loss() -> None:

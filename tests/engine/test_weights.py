@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from devices.base import CUDA, override_traits
 from engine.weights import CastWeightStore, WeightStore, weight_store_for
 from model.decoding.generation import generate
+from model.layers import as_one
 from model.quantization import quantize_model
 from model.t5 import T5
 from settings.declared import T5ModelConfig
@@ -60,3 +62,16 @@ def test_answers_are_those_of_the_compute_dtype() -> None:
     assert generate(model, PROMPTS, with_weights=cast.for_products, **how) == generate(
         model, PROMPTS, with_weights=cast.in_compute_dtype, **how
     )  # type: ignore[arg-type]
+
+
+def test_matrices_below_each_other_are_cast_together_on_a_gpu() -> None:
+    """One product serves q, k and v, also where they are stored in another dtype."""
+    with override_traits("cpu", CUDA):
+        model = T5(SHAPE, dtype=torch.bfloat16).initialise(0)
+        attention = model.encoder.blocks[0].attention
+        matrices = [attention.q.weight, attention.k.weight, attention.v.weight]
+        before = [matrix.data for matrix in matrices]
+        with CastWeightStore(torch.float32).in_compute_dtype(model.encoder.blocks[0].parameters()):
+            whole = as_one(matrices, 0)
+            assert whole is not None and torch.equal(whole, torch.cat(before).float())
+    assert all(matrix.data_ptr() == data.data_ptr() for matrix, data in zip(matrices, before, strict=True))

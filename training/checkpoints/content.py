@@ -9,9 +9,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from data.tokenizers.tokenizer import Tokenizer
 from engine.optimizers import Optimizer
@@ -70,13 +68,13 @@ def write_checkpoint(
     (folder / STATE / TRAINING_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf8")
 
 
-def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> None:
+def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
     """Load the optimizer's tensors of a checkpoint.
 
     Raises:
         UserError: they belong to another model, are broken, or not all there.
     """
-    path, loaded = folder / STATE / OPTIMIZER_FILE, dict[str, Tensor]()
+    path = folder / STATE / OPTIMIZER_FILE
     if not path.is_file():
         raise UserError(
             "checkpoint = {folder}, its optimizer state is not there; copy the checkpoint again, or continue from its "
@@ -85,9 +83,9 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> 
         )
     try:
         with safe_open(path, framework="pt") as stored:
-            for key in stored.keys():  # noqa: SIM118  # an open file is no mapping
-                loaded[key] = stored.get_tensor(key).to(device)
-        optimizer.load_state(loaded)
+            keys = list(stored.keys())
+            for key in keys:  # One after the other: the optimizer copies it.
+                optimizer.load_state({key: stored.get_tensor(key)})
     except KeyError as error:
         raise UserError(
             "checkpoint = {folder}, its optimizer state has {error}, which this model does not have",
@@ -98,8 +96,8 @@ def load_optimizer(folder: Path, optimizer: Optimizer, device: torch.device) -> 
         raise UserError(
             "checkpoint = {folder}, its optimizer state cannot be read: {error}", folder=folder, error=error
         ) from None
-    missing = optimizer.incomplete() if loaded else []
-    if not loaded:
+    missing = optimizer.incomplete() if keys else []
+    if not keys:
         trained = read_training_state(folder)  # with a loss scale, every step so far may have been left out
         missing = [say("all of it")] if trained.step and trained.loss_scaling is None else []
     if missing:

@@ -8,7 +8,7 @@ import torch
 
 from data.tokenizers.published import has_tokenizer
 from data.tokenizers.tokenizer import Tokenizer
-from devices.base import Device, dtype_of, form_scores
+from devices.base import Device, dtype_of
 from devices.kernels.calls import use
 from engine.all_reduce import Reducer
 from engine.blockwise import Blockwise
@@ -40,14 +40,13 @@ def build(run: ResolvedRun, choice: ExecutionPlan) -> Engine:
     config, device, group = run.config, run.device, run.group
     storage, compute, between_blocks = map(dtype_of, choice.precision)
     use(choice.kernels)
-    form_scores(choice.scores)
     device.set_exact_fp32(config.memory.mixed_precision == "no")
     offloaded = offloaded_store(choice, device, weights_folder(config), group.size)
     model = _make_model(run, storage, device, offloaded)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = OPTIMIZERS[config.train.optimizer](weights)
     if run.is_resumed and run.base is not None:
-        load_optimizer(run.base, optimizer, device.torch_device)
+        load_optimizer(run.base, optimizer)
     device.check_placement([*model.named_parameters(), *optimizer.state.items()])
     loss = LossSettings(choice.loss_chunk_bytes, config.train.label_smoothing)
     tables = (model.embedding, model.output_weight)

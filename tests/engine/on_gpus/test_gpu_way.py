@@ -109,7 +109,7 @@ def test_a_state_that_was_saved_goes_on_on_a_gpu(tmp_path: Path) -> None:
         (tmp_path / STATE).mkdir()
         write_safetensors(first.state, tmp_path / STATE / OPTIMIZER_FILE)
         second = OPTIMIZERS["adafactor"](dict(parts.named_parameters()))
-        load_optimizer(tmp_path, second, torch.device("cpu"))
+        load_optimizer(tmp_path, second)
         steps(second, list(parts.parameters()), range(4, 6))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 

@@ -1,13 +1,15 @@
-"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and stacked, as on a GPU."""
+"""Each optimizer against its formula in float64: weights one by one in row chunks, as on a CPU, and together, as on a GPU."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from devices.base import CUDA, HOST, DeviceTraits, override_traits
-from engine.optimizers import OPTIMIZERS, Optimizer, Step, base
+from devices.base import CUDA, HOST, MPS, DeviceTraits, override_traits
+from engine.optimizers import OPTIMIZERS, Optimizer, Step
 from engine.optimizers.adamw import STATE_BLOCK, decode_first, decode_second, encode_first, encode_second
 from memory.estimate.workload import Workload, state_bytes
 from model.lora.adapter import add_adapters
@@ -90,10 +92,13 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("traits", [HOST, CUDA], ids=["in chunks", "stacked"])
+@pytest.mark.parametrize(
+    "traits",
+    [replace(HOST, update=50), CUDA, MPS, replace(CUDA, update=50)],
+    ids=["in chunks", "together", "together on a Mac", "in chunks on a GPU"],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_follows_its_formula(name: str, traits: DeviceTraits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "UPDATE_ELEMENTS", 50)
+def test_follows_its_formula(name: str, traits: DeviceTraits) -> None:
     weights, before = make(), make()
     optimizer = OPTIMIZERS[name](weights)
     with override_traits("cpu", traits):
@@ -199,3 +204,41 @@ def test_decay_shrinks_matrices_alone() -> None:
     spared = ("norm.weight", "bias.table")
     assert shrunk == {key for key, _ in model.named_parameters() if not key.endswith(spared)}
     assert {key.split(".")[-1] for key, _ in model.named_parameters()} >= {"table", "a", "b"}
+
+
+def test_weights_are_rounded_alike_and_hold_one_state_however_they_are_grouped() -> None:
+    """A plan that shrinks updates fewer weights at a time; those of blocks are updated alone or with all others."""
+
+    def train(sizes: list[int]) -> tuple[dict[str, nn.Parameter], Optimizer, int]:
+        generator = torch.Generator().manual_seed(1)
+        weights = {f"block.{number}.wi": nn.Parameter(torch.ones(8, 16, dtype=torch.bfloat16)) for number in range(4)}
+        optimizer = OPTIMIZERS["adamw"](weights)
+        most = 0
+        for number, size in enumerate(sizes, 1):
+            for weight in weights.values():
+                weight.grad = torch.randn(weight.shape, generator=generator).bfloat16()
+            with override_traits("cpu", replace(CUDA, update=size)):
+                groups = optimizer.groups(weights.values())
+                most = max(most, len(groups))
+                for group in reversed(groups):
+                    optimizer.update(group, Step(number, 0.02, seed=3))
+        return weights, optimizer, most
+
+    together, optimizer, num_groups = train([10_000, 10_000, 10_000])
+    apart, changed, most = train([10_000, 256, 64])
+    assert (num_groups, most) == (1, 4)
+    assert all(torch.equal(together[name], apart[name]) for name in together)
+    held = {state.untyped_storage().data_ptr(): state.untyped_storage().nbytes() for state in changed.state.values()}
+    assert sum(held.values()) == sum(state.nbytes for state in optimizer.state.values())
+
+
+def test_weights_without_a_gradient_keep_what_they_are() -> None:
+    weights = make()
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    optimizer = OPTIMIZERS["adafactor"](weights)
+    weights["twin"].grad = torch.ones(SHAPES["twin"])
+    with override_traits("cpu", CUDA):
+        for group in optimizer.groups(weights.values()):
+            optimizer.update(group, Step(1, 0.02))
+    assert [name for name in weights if not torch.equal(weights[name], before[name])] == ["twin"]
+    assert optimizer.incomplete() == ["matrix", "vector"]

@@ -102,13 +102,13 @@ def test_a_broken_state_is_told(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("adafactor", torch.bfloat16), ("adamw_8bit", torch.float32)])
 def test_a_missing_tensor_of_the_optimizer_is_noticed(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     saved(tmp_path / "c", name, dtype)
-    load_optimizer(tmp_path / "c", empty(name, dtype), CPU)
+    load_optimizer(tmp_path / "c", empty(name, dtype))
     file = tmp_path / "c" / "state" / "optimizer.safetensors"
     tensors = load_file(file)
     for key in sorted(tensors)[::7]:
         save_file({other: tensor for other, tensor in tensors.items() if other != key}, file)
         with pytest.raises(UserError, match="lacks tensors") as caught:
-            load_optimizer(tmp_path / "c", empty(name, dtype), CPU)
+            load_optimizer(tmp_path / "c", empty(name, dtype))
         assert key.rpartition("/")[0] in str(caught.value)
 
 
@@ -126,7 +126,7 @@ def test_no_state_is_unpickled(tmp_path: Path) -> None:
     saved(tmp_path / "c")
     (tmp_path / "c" / "state" / "optimizer.safetensors").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     with pytest.raises(UserError, match="cannot be read"):
-        load_optimizer(tmp_path / "c", empty(), CPU)
+        load_optimizer(tmp_path / "c", empty())
     assert not (tmp_path / "ran").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_without_its_optimizer_state_is_refused(tmp_path: Path) -> 
     saved(tmp_path / "c")
     (tmp_path / "c" / "state" / "optimizer.safetensors").unlink()
     with pytest.raises(UserError, match="--finetune_from"):
-        load_optimizer(tmp_path / "c", empty(), CPU)
+        load_optimizer(tmp_path / "c", empty())
 
 
 @pytest.mark.parametrize("name, step, is_whole", [("muon", 0, True), ("adamw", 3, False)])
@@ -147,7 +147,7 @@ def test_an_empty_state_is_whole_where_none_is_due(tmp_path: Path, name: str, st
     state = replace(STATE, step=step, loss_scaling=None)
     write(tmp_path / "c", model, optimizer, state)
     if is_whole:
-        load_optimizer(tmp_path / "c", optimizer, CPU)
+        load_optimizer(tmp_path / "c", optimizer)
     else:
         with pytest.raises(UserError, match=r"lacks tensors .*: all of it"):
-            load_optimizer(tmp_path / "c", optimizer, CPU)
+            load_optimizer(tmp_path / "c", optimizer)
