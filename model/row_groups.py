@@ -20,6 +20,7 @@ MOST_GROUPS = 8
 LEAST_SAVED = 0.03  # Share of the padded tokens for which a further group is worth its kernels.
 WIDTHS_PER_OCTAVE = 4
 SIZES_PER_OCTAVE = 16
+NUMBERS_OF_ROWS = 16  # Of a group, where there shall be few.
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,19 @@ def tile_sizes(rows: int, queries: int, keys: int, heads: int, scores: int) -> t
     return min(rows, most_rows), min(queries, most_queries)
 
 
-def share_out(lengths: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def share_out(lengths: Sequence[Sequence[int]], few_shapes: bool = False) -> list[tuple[int, ...]]:
     """Share rows out over at most 8 groups, so that few tokens are padded.
 
     Args:
         lengths: of each sequence that a row has (its source, each of its answers) the tokens in all rows.
+        few_shapes: whether libraries keep something for each number of rows; there are fewer of them then.
     Returns:
         the numbers of the rows of each group. Rows of one length stay in their order.
     """
     columns = np.array(lengths, np.int64)
+    granule = max(1, columns.shape[1] // NUMBERS_OF_ROWS) if few_shapes else 1
     groups = [np.arange(columns.shape[1])]
-    cuts = [_best_cut(columns)]
+    cuts = [_best_cut(columns, granule)]
     tokens = int(padded_widths(columns.max(1)).sum() * columns.shape[1])
     while len(groups) < MOST_GROUPS:
         best = max(range(len(groups)), key=lambda number: cuts[number][0])
@@ -91,22 +94,26 @@ def share_out(lengths: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         tokens -= saved
         ordered = groups[best][order]
         groups[best : best + 1] = [ordered[:first], ordered[first:]]
-        cuts[best : best + 1] = [_best_cut(columns[:, ordered[:first]]), _best_cut(columns[:, ordered[first:]])]
+        cuts[best : best + 1] = [_best_cut(columns[:, part], granule) for part in (ordered[:first], ordered[first:])]
     return [tuple(group.tolist()) for group in groups]
 
 
-def _best_cut(columns: NDArray[np.int64]) -> tuple[int, NDArray[np.int64], int]:
-    """The cut in two that pads the fewest tokens: how many fewer they are, the order of the rows, and where it is cut."""
+def _best_cut(columns: NDArray[np.int64], granule: int) -> tuple[int, NDArray[np.int64], int]:
+    """The cut in two that pads the fewest tokens: how many fewer they are, the order of the rows, and where it is cut.
+
+    Args:
+        granule: before the cut lies a multiple of so many rows.
+    """
     count = columns.shape[1]
     best = (0, np.arange(count), count)
     whole = int(padded_widths(columns.max(1)).sum()) * count
     for column in columns:
         order = np.argsort(-column, kind="stable")
         ordered = columns[:, order]
-        longest_before = np.maximum.accumulate(ordered, axis=1)[:, :-1]
-        longest_after = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1][:, 1:]
-        sizes = np.arange(1, count)
+        sizes = np.arange(granule, count, granule)
+        longest_before = np.maximum.accumulate(ordered, axis=1)[:, sizes - 1]
+        longest_after = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1][:, sizes]
         tokens = padded_widths(longest_before).sum(0) * sizes + padded_widths(longest_after).sum(0) * (count - sizes)
         if len(tokens) and whole - tokens.min() > best[0]:
-            best = (int(whole - tokens.min()), order, int(tokens.argmin()) + 1)
+            best = (int(whole - tokens.min()), order, int(sizes[tokens.argmin()]))
     return best

@@ -158,11 +158,11 @@ def dense_sides(
         targets: tokens of their answers: of the first answer of each row, of the second, ... The answers of a row lie beside
             each other.
         keys: (B,) of the rows.
-        few_shapes: whether libraries of the device keep something for each number of tokens.
+        few_shapes: whether libraries of the device keep something for each number of tokens or rows.
     """
     count = len(sources)
     answers = [range(first, first + count) for first in range(0, len(targets), count)]
-    groups = share_out([sources, *([targets[row] for row in rows] for rows in answers)])
+    groups = share_out([sources, *([targets[row] for row in rows] for rows in answers)], few_shapes)
     target_groups = [tuple(rows[row] for row in group for rows in answers) for group in groups]
     of_answers = keys.repeat(len(answers))
     return (

@@ -167,7 +167,8 @@ class Block:
         if self.kernels:
             return 0
         longest = max(
-            group.target if self._is_decoder else group.source for group in dense_groups(self.rows, self.answers)
+            group.target if self._is_decoder else group.source
+            for group in dense_groups(self.rows, self.answers, not self.is_fused)
         )
         numbers = self.model.num_heads * longest**2
         return 4 * numbers if numbers <= (self.scores or TILE_ELEMENTS) else 0
@@ -245,7 +246,7 @@ class Block:
         highest = 0
         largest_tile = 0
         count = 0
-        for group in dense_groups(self.rows, self.answers):
+        for group in dense_groups(self.rows, self.answers, not self.is_fused):
             queries = group.target * self.answers if self._is_decoder else group.source
             keys = group.source if is_across or not self._is_decoder else group.target
             num_rows = group.rows
@@ -291,21 +292,21 @@ class DenseGroup:
 
 
 @lru_cache(maxsize=1024)
-def dense_groups(rows: MicroBatchRows, answers: int = 1) -> tuple[DenseGroup, ...]:
+def dense_groups(rows: MicroBatchRows, answers: int, few_shapes: bool) -> tuple[DenseGroup, ...]:
     """The groups of a micro-batch where compiled kernels do not attend; the answers of a row count as equally long."""
     sources, targets = zip(*rows, strict=True)
     targets = tuple(-(-target // answers) for target in targets)
     groups = list[DenseGroup]()
-    for members in share_out([sources, *[targets] * answers]):
+    for members in share_out([sources, *[targets] * answers], few_shapes):
         longest = [max(side[row] for row in members) for side in (sources, targets)]
         source, target = padded_widths(np.array(longest)).tolist()
         groups.append(DenseGroup(len(members), source, target, any(sources[row] != source for row in members)))
     return tuple(groups)
 
 
-def dense_tokens(rows: MicroBatchRows, answers: int = 1) -> Tokens:
+def dense_tokens(rows: MicroBatchRows, answers: int, few_shapes: bool) -> Tokens:
     """Tokens of a micro-batch with their padding."""
-    groups = dense_groups(rows, answers)
+    groups = dense_groups(rows, answers, few_shapes)
     return Tokens(
         sum(group.rows * group.source for group in groups), sum(group.rows * group.target * answers for group in groups)
     )

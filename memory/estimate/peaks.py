@@ -172,9 +172,9 @@ def tokens_together(work: Workload, choice: ExecutionPlan, machine: Machine) -> 
 
 def _padded(tokens: Tokens, micro_batches: Sequence[MicroBatchRows], answers: int, machine: Machine) -> Tokens:
     """So many tokens with as much padding as these micro-batches have."""
-    padded = [dense_tokens(rows, answers) for rows in micro_batches]
-    sources, targets = zip(*(lengths for rows in micro_batches for lengths in rows), strict=True)
     few_shapes = not machine.fuses_attention
+    padded = [dense_tokens(rows, answers, few_shapes) for rows in micro_batches]
+    sources, targets = zip(*(lengths for rows in micro_batches for lengths in rows), strict=True)
     return Tokens(
         padded_size(math.ceil(tokens.source * sum(each.source for each in padded) / sum(sources)), few_shapes),
         padded_size(math.ceil(tokens.target * sum(each.target for each in padded) / max(1, sum(targets))), few_shapes),
