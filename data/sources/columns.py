@@ -23,6 +23,7 @@ MASK = "mask"  # the column that says which labels count
 Record = Mapping[str, Any]
 Row = tuple[str, ...]
 RowOf = Callable[[Record], Row]
+LABELS: Shapes = TEXT | NUMBER | TURNS
 PLAIN, MESSAGES, HISTORY = "plain", "messages", "history"
 
 
@@ -93,14 +94,11 @@ class Columns:
         for expression in self._expressions(names):
             for cell in expression.cells:
                 kinds[cell.column] |= expression.shapes | (TABLE if cell.key else TEXT)
-        # Beside the texts; what was recognised in one file may be missing in another.
-        is_all = not self.is_known or not self.texts
-        others = (
-            (self.turns, TEXT | TURNS, is_all),
-            (self.system, TEXT, False),
-            (self.label, TEXT | NUMBER | TURNS, True),
-            (MASK if self.head else "", TEXT | NUMBER | TURNS, False),
-        )
+        # What was recognised in one file may be missing in another.
+        has_all = not self.is_known or not self.texts
+        others = [(self.turns, TEXT | TURNS, has_all), (self.system, TEXT, False)]
+        if self.head:
+            others = [(self.label, LABELS, True), (MASK, LABELS, False)]
         for name, shapes, is_needed in others:
             if name and (is_needed or name in names):
                 kinds[name] |= shapes

@@ -7,7 +7,7 @@ line, `translation.en` the text under a key of a cell that holds a table. A list
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -122,11 +122,9 @@ class Expression:
         sign = next(sign for sign in JOINTS if sign in text)
         if sign == "" or text in names:
             return cls([Cell.parse(text, names)], "", shapes)
-        cells = [Cell.parse(piece, names) for piece in text.split(sign)]
-        needed = cells[JOINTS[sign][1]]
-        if may_lack:
-            cells = [cell for cell in cells if cell.column in names or cell == needed]
-        return cls(cells, sign, shapes)
+        whole = cls([Cell.parse(piece, names) for piece in text.split(sign)], sign, shapes)
+        present = [cell for cell in whole.cells if cell.column in (whole.needed.column, *names)]
+        return replace(whole, cells=present) if may_lack else whole
 
     def __str__(self) -> str:
         return self.sign.join(map(str, self.cells))

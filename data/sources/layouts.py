@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.sources.columns import Columns as Columns
 from data.sources.expressions import Cell, Expression
@@ -59,20 +59,13 @@ class Layout:
         expressions = [_expression(text, data, head) for text in self.texts[:count]]
         if None in expressions or (self.turns and (earlier or self.turns not in head.names)):
             return None
-        texts = tuple(map(str, expressions))
         # Who names the prompt names what stands beside it, too.
         is_named = "".join(self.texts[:1]).startswith(SETTING)
         beside = {} if is_named else head.sample
-        has_answers = len(texts) == 2 and "" not in texts and _may_be_several(texts[1], head)
-        spoken = texts[:1] if has_answers else texts
-        return Columns(
-            texts,
-            self.turns or earlier or _beside(EARLIER, EARLIER_TYPES, beside),
-            _beside(RULES, RULES_TYPES, beside),
-            is_spoken="" in texts or any(isinstance(head.sample.get(text), (list, dict)) for text in spoken),
-            is_known=not earlier or earlier in head.sample,
-            has_answers=has_answers,
-        )
+        turns = self.turns or earlier or _beside(EARLIER, EARLIER_TYPES, beside)
+        system = _beside(RULES, RULES_TYPES, beside)
+        columns = Columns(tuple(map(str, expressions)), turns, system, is_known=earlier in ("", *head.sample))
+        return _with_shapes(columns, head.sample)
 
 
 LAYOUTS = (
@@ -156,10 +149,19 @@ def _beside(name: str, types: tuple[type, ...], sample: Mapping[str, object]) ->
     return name if isinstance(sample.get(name, 0), types) else ""
 
 
-def _may_be_several(response: str, head: Head) -> bool:
+def _with_shapes(columns: Columns, sample: Mapping[str, object]) -> Columns:
+    """The same, of texts that may be messages, and of responses that may be several right answers, where they are."""
+    texts = columns.texts
+    has_answers = len(texts) == 2 and "" not in texts and _may_be_several(texts[1], sample)
+    spoken = texts[:1] if has_answers else texts
+    is_spoken = "" in texts or any(isinstance(sample.get(text), (list, dict)) for text in spoken)
+    return replace(columns, is_spoken=is_spoken, has_answers=has_answers)
+
+
+def _may_be_several(response: str, sample: Mapping[str, object]) -> bool:
     """Whether the cells of a response are lists of texts, or may have some under a key."""
-    cell = Cell.parse(response, head.all_names)
-    sample = head.sample.get(cell.column)
+    cell = Cell.parse(response, list(sample))
+    value = sample.get(cell.column)
     if cell.key:
-        return not isinstance(sample, Mapping) or not isinstance(sample.get(cell.key), str)
-    return isinstance(sample, list) and sample != [] and not isinstance(sample[0], (list, dict))
+        return not isinstance(value, Mapping) or not isinstance(value.get(cell.key), str)
+    return isinstance(value, list) and {*map(type, value)}.isdisjoint({list, dict}) and value != []

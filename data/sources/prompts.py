@@ -193,13 +193,9 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
 def _prompts(
     source: Source, choices: Sequence[DataConfig], bad_rows: BadRows, keeps: Sequence[str] | None
 ) -> Iterator[Prompt]:
-    head = head_of(source)
     columns = _columns(source, choices)
     check_types(source, columns)
-    needed = columns.kinds(head.all_names)
-    asked = head.all_names if keeps is None else keeps
-    for_json = {name for name in asked if name not in head.types or type(head.sample[name]) in JSON_TYPES}
-    names = [name for name in head.all_names if name in {*needed, *for_json}]
+    names = _names(source, columns, keeps)
     question_of = columns.question_of(names)
     for number, record in records(source, names, bad_rows):
         try:
@@ -214,6 +210,15 @@ def _prompts(
             record = {name: record[name] for name in keeps if name in record}
         place = say("{path}, {place}", path=source.path, place=place_of(source, number))
         yield Prompt(place, turns[-1][1], record, turns[:-1])
+
+
+def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:
+    """The columns that are read: those of the prompt, and of those that come with it what JSON can hold."""
+    head = head_of(source)
+    asked = head.all_names if keeps is None else keeps
+    for_json = {name for name in asked if name not in head.types or type(head.sample[name]) in JSON_TYPES}
+    wanted = for_json.union(columns.kinds(head.all_names))
+    return [name for name in head.all_names if name in wanted]
 
 
 def _check_cells(record: Record, keeps: Sequence[str]) -> None:

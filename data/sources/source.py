@@ -56,6 +56,7 @@ STRANGERS = {
 NO_STRANGERS = {TEXT: HTML}  # A page may be text.
 TAR = b"ustar"
 TAR_BEGIN = 257
+TAR_SUFFIXES = (".tar", ".tgz")
 MOST_NULS = 1 / 16  # of the bytes of a text; in UTF-16 each second one is NUL, and in other files many are
 Fact = TypeVar("Fact")
 
@@ -113,7 +114,7 @@ def _problem(start: bytes, kind: str, compression: str | None, suffix: str) -> s
     """What is wrong with a file that begins so; empty where nothing is."""
     if not start:
         return say("is empty; give a file with rows")
-    if start[TAR_BEGIN:].startswith(TAR) or suffix in (".tar", ".tgz"):
+    if start[TAR_BEGIN:].startswith(TAR) or suffix in TAR_SUFFIXES:
         return say(ARCHIVE)
     is_table = kind in TABLES
     if compression is not None:
