@@ -192,8 +192,8 @@ class Columns:
     def _checked(self, texts: list[str]) -> Row:
         """The same texts, unless a prompt without a response, which teaches nothing; preferences are checked as a whole."""
         if len(texts) == 2 and not all(map(str.strip, texts)):
-            name = self.texts[1] if texts[0].strip() else self.texts[0]
-            raise ValueError(say("{value} is empty", value=name or "prompt"))
+            blank = 1 if texts[0].strip() else 0
+            raise ValueError(say("{value} is empty", value=self.cells()[blank]))
         return tuple(texts)
 
     def _before(self, record: Record) -> list[Turn]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, dropwhile, islice
 from typing import Any
 
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long, up_to
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
 from language import join, say
@@ -98,9 +98,9 @@ class Tsv(Csv):
     def dialect(self, source: Source) -> Dialect:
         lines = (line.decode("utf8", "replace") for _, line in numbered_lines(source))
         header = next(lines, "")
-        beginning = _first(chain([header], lines), UNQUOTED_CHARS)
+        beginning = up_to(chain([header], lines), UNQUOTED_CHARS, len)
         from_first_quote = dropwhile(lambda line: '\t"' not in f"\t{line}", beginning)
-        sample = list(_first(from_first_quote, QUOTED_CHARS))
+        sample = list(up_to(from_first_quote, QUOTED_CHARS, len))
         width = len(next(csv.reader([header], delimiter="\t"), []))
         dialect = Dialect("\t")
         records = dialect.reader(iter(sample))
@@ -115,15 +115,6 @@ class Tsv(Csv):
             is_cut = next(lines, None) is not None
             is_quoted = is_quoted and is_cut and records.line_num == len(sample) < 2 * end
         return replace(dialect, is_quoted=is_quoted)
-
-
-def _first(lines: Iterable[str], chars: int) -> Iterator[str]:
-    """The first lines, up to about so many characters."""
-    for line in lines:
-        yield line
-        chars -= len(line)
-        if chars < 0:
-            return
 
 
 class _LineTooLong(Exception):

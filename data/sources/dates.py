@@ -165,5 +165,4 @@ def _digits(year: int, draw: Random) -> str:
 def chinese_number(number: int) -> str:
     """1 to 31 as it is said: 三, 十, 十二, 二十, 三十一."""
     tens, units = divmod(number, 10)
-    ten = "" if not tens else "十" if tens == 1 else f"{NUMERALS[tens]}十"
-    return ten + (NUMERALS[units] if units else "")
+    return ("", "十", "二十", "三十")[tens] + ("", *NUMERALS[1:])[units]

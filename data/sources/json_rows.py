@@ -21,6 +21,7 @@ from data.sources.lines import (
     not_utf8,
     numbered_lines,
     too_long,
+    up_to,
 )
 from data.sources.reader import Head, Reader
 from data.sources.source import Source
@@ -84,19 +85,12 @@ class JsonLines(Reader):
         """
         bad_rows = BadRows(skip=True)
         objects = (value for _, value in self._objects(source, bad_rows))
-        firsts = list(islice(objects, 2))
+        firsts = list(up_to(islice(objects, LOOKED_AT_OBJECTS), LOOKED_AT_CHARS, lambda value: len(str(value))))
         if not firsts:
             raise UserError(_why_no_object(source, bad_rows))
         if len(firsts) == 1:
             _refuse_no_row(source, firsts[0])
-        chars = 0
-        looked_at = list[Record]()
-        for value in islice(chain(firsts, objects), LOOKED_AT_OBJECTS):
-            looked_at.append(value)
-            chars += sum(len(cell) for cell in value.values() if isinstance(cell, str))
-            if chars > LOOKED_AT_CHARS:
-                break
-        return looked_at
+        return firsts
 
 
 class JsonArray(JsonLines):

@@ -7,11 +7,11 @@ import codecs
 import gzip
 import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
 COMMON_SIGNS = "，。！？：；、“”（）《》"
 UNPACK: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+Item = TypeVar("Item")
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
 
 
@@ -147,6 +148,15 @@ def is_gbk(text: bytes) -> bool:
     letters = [letter for letter in decoded if ord(letter) > 127]
     common = [letter for letter in letters if "\u4e00" <= letter <= "\u9fa5" or letter in COMMON_SIGNS]
     return len(letters) > 1 and len(common) > 0.8 * len(letters)
+
+
+def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> Iterator[Item]:
+    """The first items, until they have this size together."""
+    for item in items:
+        yield item
+        size -= size_of(item)
+        if size <= 0:
+            return
 
 
 def blocks(source: Source) -> Iterator[bytes]:

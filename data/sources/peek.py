@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from data.sources.files import find
 from data.sources.layouts import Columns
-from data.sources.lines import BadRows
+from data.sources.lines import BadRows, up_to
 from data.sources.reader import about_bytes, reader_of
 from data.sources.reading import head_of, read_rows, reading, what_it_teaches
 from data.sources.source import Source
@@ -60,17 +60,13 @@ def peek(sources: Sequence[Source], columns: Columns | Sequence[str], most: int,
     bad_rows = BadRows(skip=True)
     for group in groups:
         of_group = islice(chain.from_iterable(read_rows(group, columns, bad_rows)), max_rows)
-        rows += _up_to(islice(of_group, -(-most // len(groups))), MOST_CHARS)
+        rows += up_to(islice(of_group, -(-most // len(groups))), MOST_CHARS, _letters)
         is_all = is_all and next(of_group, None) is None
     return Peek(rows, bad_rows, is_all)
 
 
-def _up_to(rows: Iterator[Row], chars: int) -> Iterator[Row]:
-    for row in rows:
-        yield row
-        chars -= sum(map(len, row))
-        if chars <= 0:
-            return
+def _letters(row: Row) -> int:
+    return sum(map(len, row))
 
 
 def about_rows(sources: Sequence[Source]) -> int:
@@ -110,20 +106,19 @@ def preview(spec: str) -> dict[str, Any]:
     if columns is None:
         columns = Columns(tuple(name for name in names if _is_text(source, name)))
     shown = columns.cells()
-    found = Peek([], BadRows(), True)
-    if columns.kinds(names):
-        found = peek([source], columns, COUNTED_ROWS)
-    lengths = np.array([[len(cell) for cell in row] for row in found.rows]).reshape(-1, len(shown))
+    sources = [source] if columns.kinds(names) else []
+    first = peek(sources, columns, COUNTED_ROWS)
+    lengths = np.array([[len(cell) for cell in row] for row in first.rows]).reshape(-1, len(shown))
     return {
         "file": str(source.path),
         "kind": source.kind,
         "columns": names,
         "task": task,
         "shown": shown,
-        "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in found.rows[:SHOWN_ROWS]],
-        "counted": len(found.rows),
-        "is_whole": found.is_all,
-        "broken": found.bad_rows.count,
+        "rows": [[cell[:SHOWN_LETTERS] for cell in row] for row in first.rows[:SHOWN_ROWS]],
+        "counted": len(first.rows),
+        "is_whole": first.is_all,
+        "broken": first.bad_rows.count,
         "lengths": {name: _lengths(of_column.tolist()) for name, of_column in zip(shown, lengths.T, strict=True)},
     }
 
