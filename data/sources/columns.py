@@ -74,9 +74,9 @@ class Columns:
         """What the encoder's text is made of, and each of the decoder's, or the labels, for people."""
         if self.head:
             return list(filter(None, [*self.texts, self.label]))
-        asked = join(", ", filter(None, (self.system, self.turns, *self.texts[:1])))
+        before_answers = join(", ", filter(None, (self.system, self.turns, *self.texts[:1])))
         answers = self.texts[1:]
-        return [asked or say("what {texts} begin with", texts=join(" and ", answers)), *answers]
+        return [before_answers or say("what {texts} begin with", texts=join(" and ", answers)), *answers]
 
     def cells(self) -> list[str]:
         """A name for each cell of a row."""
@@ -156,11 +156,11 @@ class Columns:
             answers = [
                 dialogue(cell) if isinstance(cell, str) and not turns else _as_turns(ASSISTANT, cell) for cell in cells
             ]
-            asked, texts = parted(turns, answers)
+            question, texts = parted(turns, answers)
         except ValueError as error:
             names = join(" and ", self.texts[1:])
             raise ValueError(say("{name} {error}", name=names, error=error)) from None
-        return (*self._checked([asked[-1][1], *texts]), _json(self._ruled(asked[:-1], record)))
+        return (*self._checked([question[-1][1], *texts]), _json(self._ruled(question[:-1], record)))
 
     def _labelled(self, _: Sequence[Expression], record: Record) -> Row:
         """The text of a record, and JSON of its labels: names where these are not known yet, else what is learnt."""

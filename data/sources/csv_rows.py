@@ -70,14 +70,14 @@ class Csv(Reader):
         return Dialect(other if len(header) == 1 else ",")
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
         """The number of the first line and the wanted cells of each record."""
         assert isinstance(head, CsvHead)
         rows = _rows(source, head.dialect, bad_rows)
         next(rows)  # the header
         width = len(head.names)
-        places = [(name, head.names.index(name)) for name in wanted]
+        places = [(name, head.names.index(name)) for name in columns]
         for number, last, cells in rows:
             if len(cells) != width:
                 problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=width)

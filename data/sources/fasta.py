@@ -21,7 +21,7 @@ class Fasta(Reader):
         return Head(names, names, dict.fromkeys(names, ""))
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
         """The line on which each record begins, and its cells. Memory: one record."""
         for number, lines in _records(source):

@@ -174,7 +174,7 @@ def _files_of(part: str, name: str) -> Sequence[Place]:
         ) from None
     if files:
         return files
-    if is_address(part):
+    if is_address(part) and local_path(part) is None:
         raise UserError(
             "{name} = {part}, holds no data file; give a file, a folder or a glob with *", name=name, part=public(part)
         )

@@ -51,7 +51,7 @@ class JsonLines(Reader):
         return Head(list(firsts[0]), list(sample), sample)
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
         """As those of any reader. Memory: one object, at most 16 MiB of text."""
         return self._objects(source, bad_rows)
@@ -125,7 +125,7 @@ class JsonArray(JsonLines):
                         "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or download it again",
                         file=source.path,
                         number=number + 1,
-                        error=error,
+                        error=_reason(error, at),
                     ) from None
                 number += 1
                 yield number, value
@@ -152,13 +152,16 @@ def _no_json(error: Exception) -> str:
     """What is wrong with a line that holds no JSON."""
     if isinstance(error, UnicodeDecodeError):
         return not_utf8(error)
-    if not isinstance(error, json.JSONDecodeError):
-        return say("is not JSON ({error})", error=error)
-    if error.doc.startswith("{", error.pos):
+    if isinstance(error, json.JSONDecodeError) and error.doc.startswith("{", error.pos):
         return say(GLUED)
-    # Python would count lines inside the one line.
-    place = say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1)
-    return say("is not JSON ({error})", error=place)
+    return say("is not JSON ({error})", error=_reason(error, 0))
+
+
+def _reason(error: Exception, begin: int) -> object:
+    """Why text that begins there holds no JSON. Python would count lines of all that was decoded together."""
+    if not isinstance(error, json.JSONDecodeError):
+        return error
+    return say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1 - begin)
 
 
 def outline(cell: Any, depth: int = 2) -> Any:

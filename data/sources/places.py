@@ -135,9 +135,9 @@ def list_remote(uri: str, name: str) -> list[tuple[Place, PurePath]]:
             return [(_remote(base, query, path, path), PurePosixPath())]
         if info.type == fs.FileType.NotFound:
             return []
-        found = system.get_file_info(fs.FileSelector(path, recursive=True))
+        entries = system.get_file_info(fs.FileSelector(path, recursive=True))
     pattern = path + address[len(base) :]
-    files = sorted(entry.path for entry in found if entry.type == fs.FileType.File)
+    files = sorted(entry.path for entry in entries if entry.type == fs.FileType.File)
     if is_glob:
         files = [file for file in files if fnmatchcase(file, pattern)]
     return [(_remote(base, query, path, file), PurePosixPath(file).relative_to(path)) for file in files]

@@ -18,9 +18,9 @@ class PlainText(Reader):
         return Head([], [], {})
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
-        (name,) = wanted
+        (name,) = columns
         for number, paragraph in enumerate(paragraphs(decoded_lines(source, bad_rows)), 1):
             yield number, {name: paragraph}
 

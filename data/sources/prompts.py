@@ -172,13 +172,13 @@ def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
     texts = (Columns((data.text_column,)) for data in choices if data.text_column in names)
     columns = next(filter(None, chain(layouts, texts)), None)
     if columns is None:
-        asked = list(dict.fromkeys([choices[0].prompt_column, choices[0].text_column]))
+        expected = list(dict.fromkeys([choices[0].prompt_column, choices[0].text_column]))
         raise UserError(
             "{file}: has no {names}; its columns: {columns}; name one with --{flag}",
             file=source.path,
-            names=join(" or ", asked),
+            names=join(" or ", expected),
             columns=listed(names),
-            flag="text_column" if len(asked) == 1 else "prompt_column",
+            flag="text_column" if len(expected) == 1 else "prompt_column",
         )
     twice = dict.fromkeys(name for name in names if name.strip() and names.count(name) > 1)
     if twice:
@@ -215,8 +215,8 @@ def _prompts(
 def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:
     """The columns that are read: those of the prompt, and of those that come with it what JSON can hold."""
     head = head_of(source)
-    asked = head.all_names if keeps is None else keeps
-    for_json = {name for name in asked if name not in head.types or type(head.sample[name]) in JSON_TYPES}
+    kept = head.all_names if keeps is None else keeps
+    for_json = {name for name in kept if name not in head.types or type(head.sample[name]) in JSON_TYPES}
     wanted = for_json.union(columns.kinds(head.all_names))
     return [name for name in head.all_names if name in wanted]
 

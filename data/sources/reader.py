@@ -46,12 +46,12 @@ class Reader:
         raise NotImplementedError
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
         """Read all records in order.
 
         Args:
-            head: of the same file. wanted: columns that it has once each; others may come with them.
+            head: of the same file. columns: names that it has once each; others may come with them.
             bad_rows: told about each broken record.
         Returns:
             the number of each record or of its first line, from 1, and its cells.

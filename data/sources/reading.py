@@ -131,9 +131,9 @@ def what_it_teaches(data: DataConfig, source: Source) -> tuple[str | None, Colum
     return (None, None) if columns is None else (TEACHES[len(columns.texts)], columns)
 
 
-def records(source: Source, wanted: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
-    """The number (see `place_of`) and the cells of each record, of these at least the wanted ones."""
-    return reader_of(source.kind).records(source, head_of(source), wanted, bad_rows)
+def records(source: Source, columns: Sequence[str], bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
+    """The number (see `place_of`) and the cells of each record, of these at least the columns."""
+    return reader_of(source.kind).records(source, head_of(source), columns, bad_rows)
 
 
 def read_rows(sources: Iterable[Source], columns: Columns | Sequence[str], bad_rows: BadRows) -> Iterator[list[Row]]:
@@ -215,9 +215,9 @@ def _check_text(source: Source, columns: Columns) -> None:
 
 def _check_file(source: Source, columns: Columns) -> None:
     names = list(head_of(source).all_names)
-    wanted = columns.kinds(names)
-    problems = [say("column {name} occurs twice", name=name) for name in wanted if names.count(name) > 1]
-    missing = [name for name in wanted if name not in names]
+    kinds = columns.kinds(names)
+    problems = [say("column {name} occurs twice", name=name) for name in kinds if names.count(name) > 1]
+    missing = [name for name in kinds if name not in names]
     if missing:
         message = "column {names} is missing" if len(missing) == 1 else "columns {names} are missing"
         problems.append(say(message, names=listed(missing)))

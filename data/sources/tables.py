@@ -51,13 +51,13 @@ class Table(Reader):
         return Head(names, names, samples, {field.name: str(field.type) for field in schema})
 
     def records(
-        self, source: Source, head: Head, wanted: Sequence[str], bad_rows: BadRows
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
     ) -> Iterator[tuple[int, Record]]:
         number = 0
-        for batch in self._batches(source, list(wanted)):
+        for batch in self._batches(source, list(columns)):
             for cells in zip(*map(_cells, batch.columns), strict=True):
                 number += 1
-                yield number, dict(zip(wanted, cells, strict=True))
+                yield number, dict(zip(columns, cells, strict=True))
 
 
 class Parquet(Table):
