@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from settings.declared import Config, DataConfig, T5ModelConfig
 from settings.tasks import TASKS, task_named
@@ -51,20 +51,6 @@ class ShardFormat:
     label_column: str = ""
 
 
-class Match(NamedTuple):
-    """A file that a task can read.
-
-    Args:
-        certainty: of several tasks that can read a file, the highest is right.
-        objective: name of the task. contents: what the file holds, for people.
-    """
-
-    certainty: int
-    objective: str
-    contents: str
-    columns: Columns
-
-
 class Task(Protocol):
     """See `tasks.base.Task`, which says of each what most tasks answer."""
 
@@ -73,6 +59,7 @@ class Task(Protocol):
     has_even_lengths: ClassVar[bool]
     needs_sentinels: ClassVar[bool]
     words_prompts: ClassVar[bool]
+    contents: ClassVar[Sequence[str]]
 
     @property
     def name(self) -> str: ...
@@ -82,7 +69,6 @@ class Task(Protocol):
     # Which rows of which files:
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]: ...
-    def recognise(self, data: DataConfig, source: Source) -> Match | None: ...
     def unless_named(self, data: DataConfig) -> str: ...
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns: ...
     def column_flags(self, columns: Sequence[str]) -> Sequence[str]: ...
@@ -136,11 +122,6 @@ def shard_readers() -> dict[str, Task]:
     return {task.shards.kind: task for task in reversed(all_tasks())}
 
 
-def what_it_teaches(data: DataConfig, source: Source) -> Match | None:
-    """The task that a file is most likely for; None where it has no columns that any task knows.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    matches = [match for task in all_tasks() if (match := task.recognise(data, source)) is not None]
-    return max(matches, key=lambda match: match.certainty, default=None)
+def task_reading(contents: str) -> Task:
+    """The first task that reads files with such contents, see `data.sources.reading.what_it_teaches`."""
+    return next(task for task in all_tasks() if contents in task.contents)

@@ -20,7 +20,7 @@ from data.shards.store import LengthFacts
 from data.sources.files import Source
 from data.sources.layouts import Columns
 from data.sources.peek import Peek
-from data.task import Match, RowLimits, ShardFormat, Table
+from data.task import RowLimits, ShardFormat, Table
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow
 from data.text.templates import template_of
@@ -91,6 +91,7 @@ class Task:
     has_even_lengths: ClassVar[bool] = False  # Whether all rows have the same lengths.
     needs_sentinels: ClassVar[bool] = False  # Whether the tokenizer must have <extra_id_0> ...
     words_prompts: ClassVar[bool] = False  # Whether a template puts prompts into words.
+    contents: ClassVar[Sequence[str]] = ()  # Of files that are read without naming the task, by `data.sources.layouts`.
     examples_class: ClassVar[type[Examples]] = Examples
 
     @property
@@ -105,14 +106,6 @@ class Task:
             UserError: there are none. NotMade: by `only_if_made`.
         """
         raise NotImplementedError
-
-    def recognise(self, data: DataConfig, source: Source) -> Match | None:
-        """The columns by which a file is known to be for this task; None: it has none, or is for whoever names the task.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
-        return None
 
     def unless_named(self, data: DataConfig) -> str:
         """What is said where data are for this task, and the settings do not name it; empty: it is taken."""

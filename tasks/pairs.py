@@ -14,12 +14,10 @@ from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
 from data.sources.corpus import build_sample_corpus
 from data.sources.files import Source
-from data.sources.layouts import Columns
-from data.sources.reading import head_of
-from data.sources.shapes import pair_columns
-from data.task import Match, ShardFormat
+from data.sources.layouts import CONVERSATIONS, PAIRS, Columns
+from data.sources.reading import recognised_columns
+from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
-from formats import TEXT
 from settings.declared import DataConfig
 from settings.fields import AUTO
 from storage import Once
@@ -32,22 +30,13 @@ class Pairs(Task):
     # Rows of evaluation may have further right answers behind the first, each with end of text.
     shards = ShardFormat("pairs", ("input_ids", "labels"))
     words_prompts = True
+    contents = (PAIRS, CONVERSATIONS)
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         return build_sample_corpus(cache_dir, once).pairs, Columns(("prompt", "response"))
 
-    def recognise(self, data: DataConfig, source: Source) -> Match | None:
-        columns = _recognised(data, source)
-        if columns is None:
-            return None
-        if columns.texts == (data.prompt_column, data.response_column):
-            return Match(4, self.name, "pairs", columns)
-        if not columns.texts:
-            return Match(2, self.name, "conversations", columns)
-        return Match(0, self.name, "pairs", columns)
-
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := _recognised(data, sources[0])) is not None:
+        if sources and (columns := recognised_columns(data, PAIRS, sources[0])) is not None:
             return columns
         return Columns((data.prompt_column, data.response_column), data.history_column or "")
 
@@ -74,10 +63,3 @@ class Pairs(Task):
     # From a batch to a score.
 
     answered_rows: ClassVar[int] = 256
-
-
-def _recognised(data: DataConfig, source: Source) -> Columns | None:
-    if source.kind == TEXT:
-        return None
-    head = head_of(source)
-    return pair_columns(data, head.names, head.sample)

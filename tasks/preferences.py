@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
 from data.sources.files import Source
-from data.sources.layouts import Columns
-from data.sources.reading import head_of
-from data.sources.shapes import preference_columns
-from data.task import Match, ShardFormat
+from data.sources.layouts import PREFERENCES, Columns
+from data.sources.reading import recognised_columns
+from data.task import ShardFormat
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, turns_in
 from data.text.preferences import answers_fault, check_answers
 from data.text.templates import Turn
-from formats import TEXT
 from language import say
 from settings.declared import Config, DataConfig, PreferenceConfig, T5ModelConfig
 from settings.errors import UserError
@@ -53,19 +51,11 @@ class Preferences(Task):
 
     shards = ShardFormat("preferences", ("input_ids", "chosen", "rejected"))
     words_prompts = True
+    contents = (PREFERENCES,)
     examples_class = PreferenceExamples
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         raise UserError("--train_file = none, preferences need a file with columns prompt, chosen, rejected; give it")
-
-    def recognise(self, data: DataConfig, source: Source) -> Match | None:
-        columns = _recognised(data, source)
-        if columns is None:
-            return None
-        # Beside a text, both answers stand under no prompt of their own.
-        names = head_of(source).names
-        is_certain = data.prompt_column in names or data.text_column not in names
-        return Match(3, self.name, "preferences", columns) if is_certain else None
 
     def unless_named(self, data: DataConfig) -> str:
         return say(
@@ -76,7 +66,7 @@ class Preferences(Task):
         )
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
-        if sources and (columns := _recognised(data, sources[0])) is not None:
+        if sources and (columns := recognised_columns(data, PREFERENCES, sources[0])) is not None:
             return columns
         return Columns((data.prompt_column, data.chosen_column, data.rejected_column))
 
@@ -151,10 +141,3 @@ class Preferences(Task):
             for (source, both), key in zip(lengths, keys, strict=True)
         ]
         return collate_preferences(rows, model.pad_token_id)
-
-
-def _recognised(data: DataConfig, source: Source) -> Columns | None:
-    if source.kind == TEXT:
-        return None
-    head = head_of(source)
-    return preference_columns(data, head.names, head.sample)

@@ -16,11 +16,9 @@ from data.dataset import TokenStream
 from data.shards.store import LengthFacts
 from data.sources.corpus import build_sample_corpus
 from data.sources.files import Source
-from data.sources.layouts import Columns
-from data.sources.reading import head_of
-from data.task import Match, RowLimits, ShardFormat
+from data.sources.layouts import TEXT, Columns
+from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
-from formats import TEXT
 from language import say
 from settings.declared import DataConfig
 from settings.fields import AUTO
@@ -37,6 +35,7 @@ class Spans(Task):
     shards = ShardFormat("stream", ("tokens",), row_tokens=ROW_TOKENS)
     is_windowed = True
     needs_sentinels = True
+    contents = (TEXT,)
 
     def corrupt(self, tokens: Ids, random: np.random.Generator, settings: RowSettings) -> tuple[Ids, Ids]:
         """Input ids and labels of a window, (2 .. `settings.lengths.raw_tokens`,) ids."""
@@ -44,11 +43,6 @@ class Spans(Task):
 
     def sample(self, cache_dir: str, once: Once) -> tuple[Path, Columns]:
         return build_sample_corpus(cache_dir, once).text, Columns(("text",))
-
-    def recognise(self, data: DataConfig, source: Source) -> Match | None:
-        names = [data.text_column] if source.kind == TEXT else head_of(source).names
-        columns = Columns((data.text_column,))
-        return Match(1, self.name, "text", columns) if data.text_column in names else None
 
     def columns_of(self, data: DataConfig, sources: Sequence[Source]) -> Columns:
         return Columns((data.text_column,))

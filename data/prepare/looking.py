@@ -12,18 +12,17 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from childproc import CRASHED, MEMORY, ChildDied, Worker
+from childproc import ChildDied, Worker
 from data.shards.store import is_shards
 from data.sources.places import public
+from data.sources.reading import reading_in_child
 from data.tokenizers.sample import LARGE, SMALL, TrainingLimits
 from devices.cores import usable_cores
-from language import say
 from memory.processes import usage_of
 from memory.system_limits import host_limits
 from settings.declared import Config
-from settings.errors import DoesNotFit, UserError
 from settings.fields import AUTO
-from units import GIB, MIB, format_size
+from units import GIB, MIB
 
 BESIDE = 300 * MIB  # the process that waits, and the one that reads
 LARGE_FROM = int(1.5 * GIB)  # memory from which a tokenizer learns from as many words as serve it
@@ -66,24 +65,16 @@ def ask(config: Config, function: Callable[..., Result], *arguments: Any) -> Res
         most = child_bytes(config)
         _kept.append((Worker(_asked, max_bytes=most), most))
     worker, most = _kept[0]
-    try:
-        result: Result
-        result, reads = worker.ask((function, arguments))
-        config.reads.update(reads)
-        return result
-    except ChildDied as died:
-        forget()
-        files = public(" and ".join(_files(config)) or "the built-in sample")
-        if died.reason == MEMORY:
-            told = "{files}: reading the rows takes more than {size}, which is what there is room for: a row may be far larger than the others, or unpack to far more than it shows; what was done before is kept. Look at the file named last, or give --memory_budget more"
-            raise DoesNotFit(say(told, files=files, size=format_size(most))) from None
-        if died.reason == CRASHED:
-            told = "{files}: reading the rows has crashed a library ({died}); fetch or write the file anew"
-            raise UserError(say(told, files=files, died=died)) from None
-        raise
-    except KeyboardInterrupt:
-        forget()
-        raise
+    files = public(" and ".join(_files(config)) or "the built-in sample")
+    result: Result
+    with reading_in_child(files, most):
+        try:
+            result, reads = worker.ask((function, arguments))
+        except (ChildDied, KeyboardInterrupt):
+            forget()
+            raise
+    config.reads.update(reads)
+    return result
 
 
 def forget() -> None:

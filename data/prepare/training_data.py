@@ -10,7 +10,8 @@ from data.shards.store import Manifest, is_shards
 from data.sources.files import Source, collected, find, held_out, numbered_parts, parts_of, set_names
 from data.sources.layouts import Columns
 from data.sources.places import public
-from data.task import Task, what_it_teaches
+from data.sources.reading import what_it_teaches
+from data.task import Task, task_reading
 from data.tokenizers.tokenizer import Tokenizer
 from formats import JSONL
 from language import say
@@ -72,12 +73,13 @@ def find_training_data(config: Config, once: Once = make_once, flag: str = "--tr
 
 def _objective_of(data: DataConfig, source: Source) -> str:
     """What a file teaches by its columns."""
-    match = what_it_teaches(data, source)
-    if match is None:
+    contents, _ = what_it_teaches(data, source)
+    if contents is None:
         return default_objective(is_finetune=False)
-    if problem := task_named(match.objective).unless_named(data):
+    task = task_reading(contents)
+    if problem := task.unless_named(data):
         raise UserError(problem)
-    return match.objective
+    return task.name
 
 
 def _given_shards(data: DataConfig, objective: str) -> TrainingData:

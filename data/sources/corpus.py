@@ -124,41 +124,42 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
 
 def _prose(source: str, tree: ast.Module) -> list[str]:
     """Docstrings and comment blocks of a module in the order of lines."""
-    found = [(0, ast.get_docstring(tree) or "")]
+    texts = [(0, ast.get_docstring(tree) or "")]
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.append((node.lineno, ast.get_docstring(node) or ""))
-    found += _comments(source)
-    return [text for _, text in sorted(found) if " " in text]
+            texts.append((node.lineno, ast.get_docstring(node) or ""))
+    texts += _comments(source)
+    return [text for _, text in sorted(texts) if " " in text]
 
 
 def _comments(source: str) -> list[tuple[int, str]]:
     """Blocks of comment lines with the number of their first line."""
     blocks: list[tuple[int, str]] = []
-    held: list[str] = []
+    block: list[str] = []
     lines = [*source.splitlines(), ""]
     for number, line in enumerate(lines):
         if line.lstrip().startswith("#"):
-            held.append(line.strip().lstrip("#").removeprefix(" "))
+            block.append(line.strip().lstrip("#").removeprefix(" "))
             continue
-        if len(held) >= FEWEST_COMMENT_LINES:
-            blocks.append((number - len(held), "\n".join(held).strip()))
-        held = []
+        if len(block) >= FEWEST_COMMENT_LINES:
+            blocks.append((number - len(block), "\n".join(block).strip()))
+        block = []
     return blocks
 
 
 def _documents(paragraphs: Iterable[str]) -> Iterator[str]:
     """Join neighbouring paragraphs into documents of useful length."""
-    held: list[str] = []
+    document: list[str] = []
     size = 0
     for paragraph in paragraphs:
-        held.append(paragraph)
+        document.append(paragraph)
         size += len(paragraph)
         if size >= DOCUMENT_CHARS:
-            yield "\n\n".join(held)
-            held, size = [], 0
-    if held:
-        yield "\n\n".join(held)
+            yield "\n\n".join(document)
+            document = []
+            size = 0
+    if document:
+        yield "\n\n".join(document)
 
 
 def _pairs(source: str, tree: ast.Module) -> Iterator[tuple[str, str]]:

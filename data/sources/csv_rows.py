@@ -3,73 +3,118 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, dropwhile, islice
 from typing import Any
 
-from data.sources.files import Source
-from data.sources.lines import (
-    LONGEST_LINE_BYTES,
-    BadRows,
-    Record,
-    encoding_of,
-    numbered_lines,
-    place_of,
-    too_long,
-)
-from formats import TSV
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, encoding_of, numbered_lines, too_long, up_to
+from data.sources.reader import Head, Reader
+from data.sources.source import Source
 from language import join, say
 from settings.errors import reason_of
 from settings.fields import counted, is_encodable
 
-UNQUOTED_BYTES = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
-QUOTED_BYTES = 1024**2  # from there on, in which all that begin with a quote have to be such cells
+UNQUOTED_CHARS = 16 * 1024**2  # of TSV in which a quoted cell is looked for, and
+QUOTED_CHARS = 1024**2  # from there on, in which all that begin with a quote have to be such cells
 OTHER_DELIMITERS = ";\t"  # of CSV as spreadsheets write it where the comma is the decimal sign
-Dialect = tuple[dict[str, Any], int]  # what `csv.reader` takes, and how many lines stand before the header
 
 
-def dialect_of(source: Source) -> Dialect:
+@dataclass(frozen=True)
+class Dialect:
     """How the cells of a file are parted.
 
-    By commas, by what Excel's `sep=;` in a line before them says, or by what parts the first line of a CSV file that has no comma;
-    of TSV by tabs, where a quote is a letter like others (the media type text/tab-separated-values) unless cells are quoted as in CSV.
+    Args:
+        delimiter: between two cells. is_quoted: whether quotes around a cell are no part of it.
+        lines_before: how many lines stand before the header.
     """
-    if source.kind == TSV:
-        return {"delimiter": "\t", "strict": True, **({} if _is_quoted(source) else {"quoting": csv.QUOTE_NONE})}, 0
-    with suppress(csv.Error, _LineTooLong, StopIteration):
-        first = next(_Lines(source)).rstrip("\r\n").strip('"')
-        if first.startswith("sep=") and len(first) == len("sep=;"):
-            return {"delimiter": first[-1], "strict": True}, 1
-        header = next(csv.reader(_Lines(source), delimiter=","))
-        if len(header) == 1 and (found := [sign for sign in OTHER_DELIMITERS if sign in header[0]]):
-            return {"delimiter": found[0], "strict": True}, 0
-    return {"delimiter": ",", "strict": True}, 0
+
+    delimiter: str
+    is_quoted: bool = True
+    lines_before: int = 0
+
+    def reader(self, lines: Iterable[str]) -> Any:
+        """As `csv.reader`, of these lines."""
+        quoting: Any = csv.QUOTE_MINIMAL if self.is_quoted else csv.QUOTE_NONE
+        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=True)
 
 
-def _is_quoted(source: Source) -> bool:
-    """Whether the cells of a TSV file are quoted where they have to be, as csv writers do (pandas' to_csv(sep="\\t")).
+@dataclass(frozen=True)
+class CsvHead(Head):
+    """What the beginning of a file says of its rows, and how its cells are parted."""
 
-    They are if a cell begins with a quote within 16 MiB, and within 1 MiB from there all such cells end as CSV has it.
+    dialect: Dialect = Dialect(",")
+
+
+class Csv(Reader):
+    """A record a line, or more where a quoted cell has line breaks; the first one names the columns."""
+
+    def head(self, source: Source) -> Head:
+        dialect = self.dialect(source)
+        _, _, cells = next(_rows(source, dialect, BadRows()), (1, 1, []))
+        # Marks stand for what is not UTF-8 in the names.
+        names = [name.encode("utf8", "replace").decode("utf8") for name in cells]
+        return CsvHead(names, names, dict.fromkeys(names, ""), is_quoted=dialect.is_quoted, dialect=dialect)
+
+    def dialect(self, source: Source) -> Dialect:
+        """By commas, by what Excel's `sep=;` in a line before them says, or by what parts a first line that has no comma."""
+        try:
+            first = next(_Lines(source)).rstrip("\r\n").strip('"')
+            header = next(csv.reader(_Lines(source)))
+        except (csv.Error, _LineTooLong, StopIteration):
+            return Dialect(",")
+        if re.fullmatch("sep=.", first):
+            return Dialect(first[-1], lines_before=1)
+        other = next((sign for sign in OTHER_DELIMITERS if sign in "".join(header)), ",")
+        return Dialect(other if len(header) == 1 else ",")
+
+    def records(
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
+    ) -> Iterator[tuple[int, Record]]:
+        """The number of the first line and the wanted cells of each record."""
+        assert isinstance(head, CsvHead)
+        rows = _rows(source, head.dialect, bad_rows)
+        next(rows)  # the header
+        width = len(head.names)
+        places = [(name, head.names.index(name)) for name in columns]
+        for number, last, cells in rows:
+            if len(cells) != width:
+                problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=width)
+                bad_rows.add(source, number, _with_end(problem, number, last))
+            elif not all(is_encodable(cells[at]) for _, at in places):
+                raw = ",".join(cells).encode("utf8", "surrogateescape")
+                bad_rows.add(source, number, join("; ", [say("is not UTF-8"), encoding_of(raw)]))
+            else:
+                yield number, {name: cells[at] for name, at in places}
+
+
+class Tsv(Csv):
+    """Cells between tabs, where a quote is a letter like others (the media type text/tab-separated-values) unless cells are quoted as
+    CSV writers do (pandas' to_csv(sep="\\t")): some cell begins with a quote within 16 MiB, and within 1 MiB from there all such cells
+    end as CSV has it.
     """
-    header, sample, size, looked_at = "", list[str](), 0, 0
-    for _, line in numbered_lines(source):
-        header = header or line.decode("utf8", "replace")
-        if sample or line.startswith(b'"') or b'\t"' in line:
-            sample.append(line.decode("utf8", "replace"))
-            size += len(line)
-        looked_at += len(line)
-        if size > QUOTED_BYTES or (not sample and looked_at > UNQUOTED_BYTES):
-            break
-    reader, ends = csv.reader(sample, delimiter="\t", strict=True), 0
-    try:
+
+    def dialect(self, source: Source) -> Dialect:
+        lines = (line.decode("utf8", "replace") for _, line in numbered_lines(source))
+        header = next(lines, "")
+        beginning = up_to(chain([header], lines), UNQUOTED_CHARS, len)
+        from_first_quote = dropwhile(lambda line: '\t"' not in f"\t{line}", beginning)
+        sample = list(up_to(from_first_quote, QUOTED_CHARS, len))
         width = len(next(csv.reader([header], delimiter="\t"), []))
-        for cells in reader:
-            if cells and len(cells) != width:
-                return False
-            ends = reader.line_num
-    except csv.Error:  # in the last cell, of which the sample has the beginning
-        return reader.line_num == len(sample) < 2 * ends and size > QUOTED_BYTES
-    return bool(sample)
+        dialect = Dialect("\t")
+        records = dialect.reader(iter(sample))
+        end = 0
+        is_quoted = bool(sample)
+        try:
+            for cells in records:
+                is_quoted = is_quoted and len(cells) in (0, width)
+                end = records.line_num
+        except csv.Error:
+            # The sample may end within a cell; that is no longer than what stands before it.
+            is_cut = next(lines, None) is not None
+            is_quoted = is_quoted and is_cut and records.line_num == len(sample) < 2 * end
+        return replace(dialect, is_quoted=is_quoted)
 
 
 class _LineTooLong(Exception):
@@ -84,7 +129,9 @@ class _Lines:
 
     def __init__(self, source: Source) -> None:
         self._lines = numbered_lines(source)
-        self._too_long = self.number = self.size = 0
+        self._too_long = 0
+        self.number = 0
+        self.size = 0
 
     def __iter__(self) -> _Lines:
         return self
@@ -105,10 +152,8 @@ class _Lines:
 def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple[int, int, list[str]]]:
     """Cells with the numbers of their first and last line; bytes that are not UTF-8 come as surrogates."""
     csv.field_size_limit(LONGEST_LINE_BYTES)
-    lines, (options, before) = _Lines(source), dialect
-    reader = csv.reader(lines, **options)
-    for _ in range(before):
-        next(lines)
+    lines = _Lines(source)
+    reader = dialect.reader(islice(lines, dialect.lines_before, None))
     while True:
         first = lines.number + 1
         try:
@@ -118,10 +163,10 @@ def _rows(source: Source, dialect: Dialect, bad_rows: BadRows) -> Iterator[tuple
             return
         except csv.Error as error:
             problem = say("is not {upper} ({error})", upper=source.kind.upper(), error=error)
-            bad_rows.add(source.path, place_of(source, first), _with_end(problem, first, lines.number))
+            bad_rows.add(source, first, _with_end(problem, first, lines.number))
         except _LineTooLong as error:
-            bad_rows.add(source.path, place_of(source, first), _with_end(reason_of(error), first, lines.number))
-            reader = csv.reader(lines, **options)  # forgets an open quote
+            bad_rows.add(source, first, _with_end(reason_of(error), first, lines.number))
+            reader = dialect.reader(lines)  # forgets an open quote
         else:
             if cells:
                 yield first, lines.number, cells
@@ -131,32 +176,8 @@ def _with_end(problem: str, first: int, last: int) -> str:
     """What is wrong with a record, and where it ends if that is another line: then a quote may be the cause."""
     if last == first:
         return problem
-    text = "{problem}; the record goes on to line {last}: a quote that opens here may lack its end"
-    return say(text, problem=problem, last=last)
-
-
-def csv_header(source: Source, dialect: Dialect) -> list[str]:
-    """The names of columns, with marks for what is not UTF-8 in them."""
-    return _names(next(_rows(source, dialect, BadRows()), (1, 1, list[str]()))[2])
-
-
-def _names(cells: Sequence[str]) -> list[str]:
-    return [name.encode("utf8", "replace").decode("utf8") for name in cells]
-
-
-def csv_records(
-    source: Source, dialect: Dialect, wanted: Sequence[str], bad_rows: BadRows
-) -> Iterator[tuple[int, Record]]:
-    """The number of the first line and the wanted cells of each record."""
-    rows = _rows(source, dialect, bad_rows)
-    header = _names(next(rows)[2])
-    places = [(name, header.index(name)) for name in wanted]
-    for number, last, cells in rows:
-        if len(cells) != len(header):
-            problem = say("has {cells}, the header has {count}", cells=counted(len(cells), "cell"), count=len(header))
-            bad_rows.add(source.path, place_of(source, number), _with_end(problem, number, last))
-        elif not all(is_encodable(cells[at]) for _, at in places):
-            raw = ",".join(cells).encode("utf8", "surrogateescape")
-            bad_rows.add(source.path, place_of(source, number), join("; ", [say("is not UTF-8"), encoding_of(raw)]))
-        else:
-            yield number, {name: cells[at] for name, at in places}
+    return say(
+        "{problem}; the record goes on to line {last}: a quote that opens here may lack its end",
+        problem=problem,
+        last=last,
+    )

@@ -31,6 +31,7 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 UNITS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
          "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth")  # fmt: skip
 NUMERALS = "〇一二三四五六七八九"
+TENS = ("", "十", "二十", "三十")
 ORDINARY, WIDE = "0123456789", "０１２３４５６７８９"
 
 ENGLISH = (
@@ -165,5 +166,4 @@ def _digits(year: int, draw: Random) -> str:
 def chinese_number(number: int) -> str:
     """1 to 31 as it is said: 三, 十, 十二, 二十, 三十一."""
     tens, units = divmod(number, 10)
-    ten = "" if not tens else "十" if tens == 1 else f"{NUMERALS[tens]}十"
-    return ten + (NUMERALS[units] if units else "")
+    return f"{TENS[tens]}{NUMERALS[units]}".removesuffix(NUMERALS[0])

@@ -1,16 +1,15 @@
-"""Texts of a row: a column, a key in its tables, or several of them.
+"""What of a record makes a text: a column, `column.key` of its tables, or several joined.
 
-A column can be written as an expression: `instruction+input` is both texts, one below the other (the second may be
-missing in a row), `prefix: input_text` both in one line, `translation.en` the text under a key of a cell that holds a
-table. A list of texts in a response, or under its key, holds several right answers.
+`instruction+input` is both texts, one below the other (the second may be missing in a row), `prefix: input_text` both in one
+line, `translation.en` the text under a key of a cell that holds a table. A list under a key holds several right answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from math import isfinite
+from functools import cached_property
 from typing import Any
 
 from data.text.cells import parsed
@@ -19,7 +18,86 @@ from data.text.templates import Turn
 from language import say
 from settings.fields import listed
 
-TEXT, NUMBER, TURNS, TABLE = "text", "number", "turns", "table"  # what a cell may hold
+# sign -> what stands between the texts, and the place of the one that a row must have
+JOINTS = {"+": ("\n", 0), ": ": (": ", -1), "": ("", 0)}
+# The types of the cells that a text may be made of. Where cells may be turns, a list holds these, and else right answers.
+Shapes = frozenset[type]
+TEXT: Shapes = frozenset({str})
+NUMBER: Shapes = frozenset({int, bool, Decimal})
+ANSWERS: Shapes = frozenset({list})
+TABLE: Shapes = frozenset({list, dict})
+TURNS: Shapes = TABLE
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column, or what its tables hold under a key."""
+
+    column: str
+    key: str = ""
+
+    @classmethod
+    def parse(cls, text: str, names: Sequence[str]) -> Cell:
+        """The cell that a text names in a file with these columns."""
+        column, _, key = text.partition(".")
+        return cls(column, key) if key and text not in names and column in names else cls(text)
+
+    def __str__(self) -> str:
+        return f"{self.column}.{self.key}" if self.key else self.column
+
+    def value(self, record: Mapping[str, Any]) -> Any:
+        """What a record holds there; ValueError where the column is missing, could not be read, or holds no table for a key."""
+        if self.column not in record:
+            has = listed(record) or say("nothing")
+            raise ValueError(say("has no {name}; it has {value}", name=self.column, value=has))
+        value = record[self.column]
+        if isinstance(value, ValueError):
+            raise ValueError(say("{name} {error}", name=self.column, error=value))
+        if not self.key:
+            return value
+        if isinstance(value, list):
+            return [self._table(entry).get(self.key) for entry in value]
+        return self._table(value).get(self.key)
+
+    def texts(self, record: Mapping[str, Any], shapes: Shapes = TEXT) -> list[str]:
+        """The texts of a record, each once: one, or the right answers of a list; ValueError where there is none."""
+        value = self.value(record)
+        entries = [value]
+        if isinstance(value, list) and (self.key or list in shapes):
+            entries = value
+        texts = [self._text(entry, shapes) for entry in entries]
+        filled = list(dict.fromkeys(filter(str.strip, texts)))
+        if not texts:
+            raise ValueError(self._no_text(say("{column} is empty", column=self.column)))
+        return filled or texts[:1]
+
+    def turns(self, record: Mapping[str, Any]) -> list[Turn]:
+        """The turns of a conversation; ValueError where there are none."""
+        value = self.value(record)
+        try:
+            return turns_of(value)
+        except ValueError as error:
+            raise ValueError(say("{name} {error}", name=self.column, error=error)) from None
+
+    def _text(self, value: object, shapes: Shapes) -> str:
+        text = spelled(value) if int in shapes else value
+        if isinstance(text, str):
+            return text
+        raise ValueError(self._no_text(say("{name} is {kind}, not a text", name=self.column, kind=_kind_of(value))))
+
+    def _no_text(self, problem: str) -> str:
+        return say("{name} has no text under {key}", name=self.column, key=self.key) if self.key else problem
+
+    def _table(self, value: object) -> Mapping[str, Any]:
+        if isinstance(value, str):
+            try:
+                value = parsed(value)
+            except ValueError as error:
+                raise ValueError(say("{name} holds no table ({error})", name=self.column, error=error)) from None
+        if isinstance(value, dict):
+            return value
+        no_table = '{name} holds {held}, not a table such as {{"en": ...}}'
+        raise ValueError(say(no_table, name=self.column, held=_kind_of(value)))
 
 
 @dataclass(frozen=True)
@@ -27,128 +105,68 @@ class Expression:
     """One text of a row as one file has it.
 
     Args:
-        parts: columns, and of each a key in its tables or none.
-        joint: what stands between several parts.
-        needed: the part that every row must have.
-        also: what its cells may hold besides text: NUMBER, such as a label or a score, or TURNS.
+        cells: what is joined, one or more. sign: that joins them, a key of `JOINTS`. shapes: what cells may be.
     """
 
-    parts: Sequence[tuple[str, str]]
-    joint: str = ""
-    needed: int = 0
-    also: frozenset[str] = frozenset()
+    cells: Sequence[Cell]
+    sign: str = ""
+    shapes: Shapes = TEXT
 
     @classmethod
-    def of(
-        cls, expression: str, names: Sequence[str], may_lack: bool = False, also: frozenset[str] = frozenset()
-    ) -> Expression:
-        """Read an expression for a file with these columns.
+    def parse(cls, text: str, names: Sequence[str], may_lack: bool = False, shapes: Shapes = TEXT) -> Expression:
+        """The expression that a text means in a file with these columns.
 
         Args:
-            may_lack: whether parts that the file has not are left out, but for the one that is needed.
+            may_lack: whether cells that the file has not are left out, but for the one that is needed.
         """
-        for sign, joint, needed in (("+", "\n", 0), (": ", ": ", -1)) if expression not in names else ():
-            pieces = expression.split(sign)
-            known = [piece for piece in pieces if piece in names or piece.partition(".")[0] in names]
-            if len(pieces) > 1 and (known == pieces or (may_lack and pieces[needed] in known)):
-                return cls([keyed(piece, names) for piece in known], joint, needed, also)
-        return cls([keyed(expression, names)], also=also)
+        sign = next(sign for sign in JOINTS if sign in text)
+        if sign == "" or text in names:
+            return cls([Cell.parse(text, names)], "", shapes)
+        whole = cls([Cell.parse(piece, names) for piece in text.split(sign)], sign, shapes)
+        present = [cell for cell in whole.cells if cell.column in (whole.needed.column, *names)]
+        return replace(whole, cells=present) if may_lack else whole
 
-    def read(self, record: Mapping[str, Any]) -> str | list[Turn]:
-        """The text of a record, or its turns; raises ValueError where it has none."""
-        if len(self.parts) == 1:
-            column, key = self.parts[0]
-            if TURNS in self.also and not key and isinstance(record.get(column), (list, dict)):
-                return turns_in_cell(record, column)
-            return text_of(record, column, key, NUMBER in self.also)
-        needed = self.parts[self.needed]
-        present = [part for part in self.parts if part == needed or record.get(part[0]) is not None]
-        texts = [text_of(record, column, key, NUMBER in self.also) for column, key in present]
-        return self.joint.join(text for text in texts if text.strip())
+    def __str__(self) -> str:
+        return self.sign.join(map(str, self.cells))
 
-    def answers(self, record: Mapping[str, Any]) -> list[str]:
-        """The right answers of a record, each once; raises ValueError where it has none."""
-        column, key = self.parts[0]
-        entries = record.get(column)
-        if key and isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
-            entries = [entry.get(key) for entry in entries]
-        else:
-            entries = _value(record, column, key)
-        if not isinstance(entries, list):
-            return [text_of(record, column, key, NUMBER in self.also)]
-        texts = [_as_text(entry, column, "", NUMBER in self.also) for entry in entries]
-        answers = list(dict.fromkeys(filter(str.strip, texts)))
-        if answers:
-            return answers
-        if key:
-            raise ValueError(say("{column} has no text under {key}", column=column, key=key))
-        raise ValueError(say("{column} is empty", column=column))
+    @cached_property
+    def column(self) -> str | None:
+        """The column that is the text; None where a key or several cells make it."""
+        return None if self.sign or self.cells[0].key else self.cells[0].column
 
+    @property
+    def needed(self) -> Cell:
+        """The cell that a row must have."""
+        return self.cells[JOINTS[self.sign][1]]
 
-def keyed(expression: str, names: Sequence[str]) -> tuple[str, str]:
-    """The column of a simple expression, and a key in its tables or none."""
-    column, _, key = expression.partition(".")
-    return (column, key) if key and expression not in names and column in names else (expression, "")
+    def text(self, record: Mapping[Any, Any]) -> str:
+        """The text of a record, of several right answers the first; ValueError where it has none."""
+        text = record.get(self.column)
+        return text if isinstance(text, str) else self.texts(record)[0]
+
+    def texts(self, record: Mapping[str, Any]) -> list[str]:
+        """The right answers of a record, each once, or its one text; ValueError where it has none."""
+        if not self.sign:
+            return self.cells[0].texts(record, self.shapes)
+        present = [cell for cell in self.cells if cell == self.needed or record.get(cell.column) is not None]
+        texts = [cell.texts(record, self.shapes)[0] for cell in present]
+        return [JOINTS[self.sign][0].join(filter(str.strip, texts))]
+
+    def text_or_turns(self, record: Mapping[Any, Any]) -> str | list[Turn]:
+        """The text of a record, or turns where its cell holds messages; ValueError where it has neither."""
+        if dict in self.shapes and isinstance(record.get(self.column), (list, dict)):
+            return self.cells[0].turns(record)
+        return self.text(record)
 
 
-def text_of(record: Mapping[str, Any], column: str, key: str = "", may_count: bool = False) -> str:
-    """The text of a cell, or under a key of a cell with a table.
-
-    Args:
-        may_count: whether a number is read as its digits.
-    Raises:
-        ValueError: with what is wrong.
-    """
-    value = _value(record, column, key)
-    if key and isinstance(value, list) and value:
-        value = value[0]
-    return _as_text(value, column, key, may_count)
+def spelled(value: object) -> object:
+    """A number in plain decimals, a truth value as JSON has it; anything else as it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float, Decimal)) and Decimal(str(value)).is_finite():
+        return format(Decimal(str(value)), "f")
+    return value
 
 
-def turns_in_cell(record: Mapping[str, Any], column: str) -> list[Turn]:
-    """The turns of a cell; raises ValueError with what is wrong."""
-    cell = _value(record, column)
-    try:
-        return turns_of(cell)
-    except ValueError as error:
-        raise ValueError(say("{name} {error}", name=column, error=error)) from None
-
-
-def cell_of(record: Mapping[str, Any], column: str) -> Any:
-    """A cell as a file has it; raises ValueError where the record has no such column."""
-    if column not in record:
-        raise ValueError(say("has no {name}; it has {value}", name=column, value=listed(record) or say("nothing")))
-    return record[column]
-
-
-def _value(record: Mapping[str, Any], column: str, key: str = "") -> Any:
-    """A cell, or what is under a key of its table; raises ValueError where it cannot be read."""
-    cell = cell_of(record, column)
-    if isinstance(cell, ValueError):  # A reader has found this wrong with it.
-        raise ValueError(say("{name} {error}", name=column, error=cell))
-    return _table(column, cell).get(key) if key else cell
-
-
-def _as_text(value: object, column: str, key: str, may_count: bool) -> str:
-    if isinstance(value, str):
-        return value
-    if may_count and (isinstance(value, int) or (isinstance(value, (float, Decimal)) and isfinite(value))):
-        return str(value).lower() if isinstance(value, bool) else format(Decimal(str(value)), "f")
-    if key:
-        raise ValueError(say("{name} has no text under {key}", name=column, key=key))
-    kind = "null" if value is None else type(value).__name__
-    raise ValueError(say("{name} is {kind}, not a text", name=column, kind=kind))
-
-
-def _table(name: str, cell: object) -> Mapping[str, Any]:
-    if isinstance(cell, str):
-        try:
-            cell = parsed(cell)
-        except ValueError as error:
-            raise ValueError(say("{name} holds no table ({error})", name=name, error=error)) from None
-    if isinstance(cell, list) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in cell):
-        cell = dict(cell)  # a map of Arrow
-    if not isinstance(cell, dict):
-        held = "null" if cell is None else type(cell).__name__
-        raise ValueError(say('{name} holds {held}, not a table such as {{"en": ...}}', name=name, held=held))
-    return cell
+def _kind_of(value: object) -> str:
+    return "null" if value is None else type(value).__name__

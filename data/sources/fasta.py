@@ -1,48 +1,64 @@
-"""Records of FASTA: a line `>id description`, then a sequence in any number of lines."""
+"""FASTA: a line `>id description`, then a sequence in any number of lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
-from data.sources.files import Source
-from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, place_of, too_long
+from data.sources.lines import LONGEST_LINE_BYTES, BadRows, Record, not_utf8, numbered_lines, too_long
+from data.sources.reader import Head, Reader
+from data.sources.source import Source
 from language import say
 
-FASTA_COLUMNS = ID, SEQUENCE = "id", "text"
+ID = "id"
+SEQUENCE = "text"
 
 
-def fasta_records(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
-    """The line on which each record begins, and its cells. Memory: one record."""
-    begun = 0
-    name = ""
-    parts = list[str]()
+class Fasta(Reader):
+    """A record is the name of a sequence, and its letters."""
+
+    def head(self, source: Source) -> Head:
+        names = [ID, SEQUENCE]
+        return Head(names, names, dict.fromkeys(names, ""))
+
+    def records(
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
+    ) -> Iterator[tuple[int, Record]]:
+        """The line on which each record begins, and its cells. Memory: one record."""
+        for number, lines in _records(source):
+            size = sum(map(len, lines))
+            try:
+                title, *parts = [line.decode("utf8") for line in lines]
+            except UnicodeDecodeError as error:
+                bad_rows.add(source, number, not_utf8(error))
+                continue
+            if not title.startswith(">"):
+                bad_rows.add(source, number, say("stands before the first line with >"))
+            elif size >= LONGEST_LINE_BYTES:
+                bad_rows.add(source, number, too_long())
+            else:
+                name = (title[1:].split() or [""])[0]
+                yield number, {ID: name, SEQUENCE: "".join("".join(parts).split())}
+
+    def row_mark(self, source: Source, begin: bytes) -> bytes:
+        return b">"
+
+
+def _records(source: Source) -> Iterator[tuple[int, list[bytes]]]:
+    """The number of the first line of each record, and its lines without blank ones and comments, up to about 16 MiB of them."""
+    begin = 0
+    lines = list[bytes]()
     size = 0
-    problem = ""
-    # A last line of its own ends the last record as another record would.
-    for number, line in chain(numbered_lines(source), [(0, b">")]):
-        try:
-            text = line.decode("utf8").strip()
-        except UnicodeDecodeError as error:
-            text = ""
-            problem = problem or not_utf8(error)
-        if text.startswith(";"):  # a comment
+    for number, line in numbered_lines(source):
+        text = line.strip()
+        if not text or text.startswith(b";"):
             continue
-        if text.startswith(">"):
-            if begun and problem:
-                bad_rows.add(source.path, place_of(source, begun), problem)
-            elif begun:
-                yield begun, {ID: name, SEQUENCE: "".join(parts)}
-            begun = number
-            name = (text[1:].split() or [""])[0]
-            parts = []
+        if lines and text.startswith(b">"):
+            yield begin, lines
+            lines = []
             size = 0
-            problem = ""
-        elif text and not begun:
-            bad_rows.add(source.path, place_of(source, number), say("stands before the first line with >"))
-        elif text:
+        begin = begin if lines else number
+        if size < LONGEST_LINE_BYTES:
+            lines.append(text)
             size += len(text)
-            if size >= LONGEST_LINE_BYTES:
-                problem = too_long()
-                text = ""
-            parts.append("".join(text.split()))
+    if lines:
+        yield begin, lines

@@ -8,11 +8,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from data.sources.files import Source
 from data.sources.lines import (
     GBK_REMEDY,
     LONGEST_LINE_BYTES,
@@ -21,152 +20,171 @@ from data.sources.lines import (
     blocks,
     not_utf8,
     numbered_lines,
-    place_of,
     too_long,
+    up_to,
 )
-from formats import JSON
+from data.sources.reader import Head, Reader
+from data.sources.source import Source
 from language import join, say
 from settings.errors import UserError
 
 GLUED = "holds several objects; write one object per line"
 LOOKED_AT_OBJECTS, LOOKED_AT_CHARS = 256, 1024**2  # of a file, for columns that some lack
 FIRST_BYTES = 4096  # of a file whose rows stand under a key
+# Of SQuAD's own files, whose rows are deeper.
+SQUAD_ROWS = "[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
 _WRAPPED = re.compile(r'"(data|rows|examples|train)"\s*:\s*\[\s*\{')
-_BLANKS, _BETWEEN = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
+_OPENING = re.compile(r"[ \t\r\n]*\[[ \t\r\n,]*")
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+BLANKS = " \t\r\n"
+INDEXED = -1  # the shape of a column that is a table of row number -> cell
 
 
-def objects(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
-    """Every object of a file with its number: of its line, or in the array.
+class JsonLines(Reader):
+    """One object a line."""
 
-    Args:
-        bad_rows: told about broken rows; none of them comes.
-    Raises:
-        UserError: the file is broken.
-    Memory: one object, at most 16 MiB of text.
-    """
-    for number, value in _array(source) if source.kind == JSON else _lines(source, bad_rows):
-        if isinstance(value, dict):
-            yield number, value
-        else:
-            told = say("is no JSON object; write one object a line, or an array of objects")
-            bad_rows.add(source.path, place_of(source, number), told)
+    def head(self, source: Source) -> Head:
+        firsts = self._first_objects(source)
+        sample = dict[str, Any]()
+        for value in firsts:
+            sample |= {name: outline(cell) for name, cell in value.items() if sample.get(name) in (None, [])}
+        return Head(list(firsts[0]), list(sample), sample)
 
+    def records(
+        self, source: Source, head: Head, columns: Sequence[str], bad_rows: BadRows
+    ) -> Iterator[tuple[int, Record]]:
+        """As those of any reader. Memory: one object, at most 16 MiB of text."""
+        return self._objects(source, bad_rows)
 
-def _lines(source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
-    cut_line = 0
-    for number, line in numbered_lines(source):
-        if number == cut_line or not line.strip():
-            continue
-        try:
+    def _values(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
+        too_long_line = 0
+        for number, line in numbered_lines(source):
+            if number == too_long_line or not line.strip():
+                continue
             if len(line) >= LONGEST_LINE_BYTES:
-                cut_line = number
-                bad_rows.add(source.path, place_of(source, number), too_long())
-            else:
-                yield number, json.loads(line)
-        except UnicodeDecodeError as error:
-            bad_rows.add(source.path, place_of(source, number), not_utf8(error))
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].startswith("{"):
-                told = say(GLUED)
-            elif isinstance(error, json.JSONDecodeError):  # without Python's count of lines inside the one line
-                told = say(
-                    "is not JSON ({error})",
-                    error=say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1),
-                )
-            else:
-                told = say("is not JSON ({error})", error=error)
-            bad_rows.add(source.path, place_of(source, number), told)
-
-
-def _array(source: Source) -> Iterator[tuple[int, Any]]:
-    """The members of the array that a file is."""
-    decode, text, number, is_open, is_closed = json.JSONDecoder().raw_decode, "", 0, False, False
-    for part, is_last in _texts(source):
-        text += part
-        at = 0 if is_closed else _behind(_BLANKS, text, 0)
-        if not is_open and at < len(text):
-            is_open, at = True, at + 1  # behind the bracket, which is why it is read as an array
-        while is_open and not is_closed:
-            at = _behind(_BETWEEN, text, at)
-            if text[at : at + 1] == "]":
-                is_closed, at = True, at + 1
-                break
+                too_long_line = number
+                bad_rows.add(source, number, too_long())
+                continue
             try:
-                value, at = decode(text, at)
+                yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                if is_last or len(text) - at >= LONGEST_LINE_BYTES:
-                    told = "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or download it again"
-                    raise UserError(say(told, file=source.path, number=number + 1, error=error)) from None
-                break  # the rest of it is still to come
-            number += 1
-            yield number, value
-        text = text[at:]
-        if is_closed and _behind(_BLANKS, text, 0) < len(text):  # two files, one behind the other
-            told = (
-                "{file}: unexpected content after the array, which ends with row {number}; write one array, or one object "
-                "per line"
-            )
-            raise UserError(say(told, file=source.path, number=number))
+                bad_rows.add(source, number, _no_json(error))
+
+    def _objects(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Record]]:
+        for number, value in self._values(source, bad_rows):
+            if isinstance(value, dict):
+                yield number, value
+            else:
+                bad_rows.add(source, number, say("is no JSON object; write one object a line, or an array of objects"))
+
+    def _first_objects(self, source: Source) -> list[Record]:
+        """The first objects of a file, at least one and about 1 Mi characters; a column may be missing in some.
+
+        Raises:
+            UserError: there is none, or they hold the rows instead of being them.
+        """
+        bad_rows = BadRows(skip=True)
+        objects = (value for _, value in self._objects(source, bad_rows))
+        firsts = list(up_to(islice(objects, LOOKED_AT_OBJECTS), LOOKED_AT_CHARS, lambda value: len(str(value))))
+        if not firsts:
+            raise UserError(_why_no_object(source, bad_rows))
+        if len(firsts) == 1:
+            _refuse_no_row(source, firsts[0])
+        return firsts
 
 
-def _texts(source: Source) -> Iterator[tuple[str, bool]]:
-    """The text of a file in parts, and whether one is the last."""
-    decoder, before = codecs.getincrementaldecoder("utf-8-sig")(), None
-    for block in blocks(source):
-        try:
-            now = decoder.decode(block)
-        except UnicodeDecodeError as error:
-            raise UserError(join(": ", [str(source.path), not_utf8(error)])) from None
-        if before is not None:
-            yield before, False
-        before = now
-    yield before or "", True
+class JsonArray(JsonLines):
+    """All objects in one array."""
+
+    def _values(self, source: Source, bad_rows: BadRows) -> Iterator[tuple[int, Any]]:
+        decode_text = codecs.getincrementaldecoder("utf-8-sig")().decode
+        decode_value = json.JSONDecoder().raw_decode
+        number = 0
+        text = ""  # what of the file is not decoded yet
+        between = _OPENING
+        is_closed = False
+        for block in chain(blocks(source), [b""]):
+            try:
+                text += decode_text(block)
+            except UnicodeDecodeError as error:
+                raise UserError(join(": ", [str(source.path), not_utf8(error)])) from None
+            at = 0
+            while not is_closed:
+                at = _end_of(between, text, at)
+                between = _BETWEEN
+                if text.startswith("]", at):
+                    is_closed = True
+                    at += 1
+                    break
+                try:
+                    value, at = decode_value(text, at)
+                except (ValueError, RecursionError) as error:
+                    if block and len(text) - at < LONGEST_LINE_BYTES:
+                        break  # The end of the object is still to come.
+                    raise UserError(
+                        "{file}, row {number}: is not JSON ({error}), or the file is truncated there; fix it or download it again",
+                        file=source.path,
+                        number=number + 1,
+                        error=_reason(error, at),
+                    ) from None
+                number += 1
+                yield number, value
+            text = text[at:]
+            if is_closed and text.strip(BLANKS):  # two files, one behind the other
+                raise UserError(
+                    "{file}: unexpected content after the array, which ends with row {number}; write one array, or one object "
+                    "per line",
+                    file=source.path,
+                    number=number,
+                )
+
+    def row_mark(self, source: Source, begin: bytes) -> bytes:
+        first_name = next(iter(self._first_objects(source)[0]), "")
+        return json.dumps(first_name, ensure_ascii=False).encode("utf8", "replace") + b":"
 
 
-def _behind(letters: re.Pattern[str], text: str, at: int) -> int:
-    found = letters.match(text, at)
-    return found.end() if found else at
+def _end_of(letters: re.Pattern[str], text: str, at: int) -> int:
+    match = letters.match(text, at)
+    return match.end() if match else at
 
 
-def first_objects(source: Source) -> list[Record]:
-    """The first objects of a file, at least one and about 1 Mi characters; a column may be missing in some.
-
-    Raises:
-        UserError: there is none.
-    """
-    bad_rows = BadRows(skip=True)
-    coming = (value for _, value in objects(source, bad_rows))
-    firsts = list(islice(coming, 2))
-    if not firsts:
-        raise UserError(_why_none(source, bad_rows))
-    if len(firsts) == 1:
-        begin = json.dumps(firsts[0])[:FIRST_BYTES]
-        if wrapped := _WRAPPED.search(begin):
-            raise UserError(_not_rows(source, wrapped[1], begin))
-        if _is_columns(firsts[0]):
-            raise UserError(
-                "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
-                "to_json(FILE, orient='records', lines=True))",
-                path=source.path,
-            )
-    found, chars = list[Record](), 0
-    for value in islice(chain(firsts, coming), LOOKED_AT_OBJECTS):
-        found.append(value)
-        chars += sum(len(cell) for cell in value.values() if isinstance(cell, str))
-        if chars > LOOKED_AT_CHARS:
-            break
-    return found
+def _no_json(error: Exception) -> str:
+    """What is wrong with a line that holds no JSON."""
+    if isinstance(error, UnicodeDecodeError):
+        return not_utf8(error)
+    if isinstance(error, json.JSONDecodeError) and error.doc.startswith("{", error.pos):
+        return say(GLUED)
+    return say("is not JSON ({error})", error=_reason(error, 0))
 
 
-def _why_none(source: Source, bad_rows: BadRows) -> str:
-    told = bad_rows.examples[0] if bad_rows.examples else ""
-    if any(hint in told for hint in (say(GBK_REMEDY), too_long(), say(GLUED))):
-        return told
-    begin = next(iter(blocks(source)), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
-    if begin.startswith("{") and (wrapped := _WRAPPED.search(begin)):
-        return _not_rows(source, wrapped[1], begin)
-    hint = say("; here an object spans several lines") if begin.startswith("{") else ""
-    if begin.startswith("[") and source.compression:
+def _reason(error: Exception, begin: int) -> object:
+    """Why text that begins there holds no JSON. Python would count lines of all that was decoded together."""
+    if not isinstance(error, json.JSONDecodeError):
+        return error
+    return say("{msg}, at its character {pos}", msg=error.msg, pos=error.pos + 1 - begin)
+
+
+def outline(cell: Any, depth: int = 2) -> Any:
+    """A cell of the same type, which takes no memory: of a table its keys, of a list its first entry."""
+    if isinstance(cell, dict) and depth:
+        return {key: outline(value, depth - 1) for key, value in cell.items()}
+    if isinstance(cell, list) and depth:
+        return [outline(entry, depth - 1) for entry in cell[:1]]
+    return type(cell)() if isinstance(cell, (str, list, dict)) else cell
+
+
+def _why_no_object(source: Source, bad_rows: BadRows) -> str:
+    """Why a file gives no object: what is wrong with its first rows, or how it begins."""
+    example = "".join(bad_rows.examples[:1])
+    if any(reason in example for reason in (say(GBK_REMEDY), too_long(), say(GLUED))):
+        return bad_rows.examples[0]
+    begin = next(blocks(source), b"").lstrip()[:FIRST_BYTES].decode("utf8", "replace")
+    hint = _under_a_key(source, begin)
+    if hint:
+        return hint
+    if begin.startswith("{"):
+        hint = say("; here an object spans several lines")
+    elif begin.startswith("[") and source.compression:
         hint = say("; an array can only be read uncompressed: unpack the file")
     return say(
         '{path}: holds no JSON object; write one object a line, such as {{"text": "..."}}, or an array of them{hint}',
@@ -175,28 +193,43 @@ def _why_none(source: Source, bad_rows: BadRows) -> str:
     )
 
 
-def _not_rows(source: Source, key: str, begin: str) -> str:
-    if '"paragraphs"' in begin:  # SQuAD's own files
-        rows = f"[.{key}[].paragraphs[] | .context as $c | .qas[] | {{question, context: $c, answers: {{text: [.answers[].text]}}}}]"
+def _refuse_no_row(source: Source, value: Record) -> None:
+    """Refuse the only object of a file that holds the rows; raises UserError."""
+    problem = _under_a_key(source, json.dumps(value)[:FIRST_BYTES])
+    shapes = {_column_shape(cell) for cell in value.values()}
+    if shapes == {INDEXED} or (len(shapes) == 1 < len(value) and None not in shapes):
+        problem = say(
+            "{path}: holds whole columns, not rows; write an array of objects, or one object a line (pandas: "
+            "to_json(FILE, orient='records', lines=True))",
+            path=source.path,
+        )
+    if problem:
+        raise UserError(problem)
+
+
+def _column_shape(cell: Any) -> int | None:
+    """What whole columns have alike: {"0": ..., "1": ...} its keys, a list of texts its length; None: it is no such column."""
+    if isinstance(cell, dict) and "0" in cell:
+        return INDEXED
+    is_texts = isinstance(cell, list) and {*map(type, cell)} <= {str}
+    return len(cell) if is_texts else None
+
+
+def _under_a_key(source: Source, begin: str) -> str:
+    """What to do with a file whose rows stand under a key of its one object; empty where they don't."""
+    wrapped = _WRAPPED.search(begin)
+    if wrapped is None:
+        return ""
+    key = wrapped[1]
+    if '"paragraphs"' not in begin:
         return say(
-            "{path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {path} > NEW.json)",
+            "{path}: its rows are under {key}; write that array alone (jq .{key} {path} > NEW.json)",
             path=source.path,
             key=key,
-            rows=rows,
         )
     return say(
-        "{path}: its rows are under {key}; write that array alone (jq .{key} {path} > NEW.json)",
+        "{path}: its rows are under {key}.paragraphs.qas; write them out (jq '{rows}' {path} > NEW.json)",
         path=source.path,
         key=key,
-    )
-
-
-def _is_columns(value: Record) -> bool:
-    """Whether an object holds columns, such as {"prompt": {"0": ...}, ...} or {"prompt": ["...", ...], ...}."""
-    cells = list(value.values())
-    if all(isinstance(cell, dict) and "0" in cell for cell in cells):
-        return bool(cells)
-    return len(cells) > 1 and all(
-        isinstance(cell, list) and len(cell) == len(cells[0]) and all(isinstance(entry, str) for entry in cell)
-        for cell in cells
+        rows=SQUAD_ROWS.format(key=key),
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from data.sources.expressions import NUMBER, TEXT, TURNS, cell_of, text_of
-from data.sources.layouts import Columns, RowOf
+from data.sources.columns import Columns, Record, RowOf
+from data.sources.expressions import NUMBER, TEXT, TURNS, Cell, Shapes
+from data.text.conversations import TextRow
 from data.text.labels import numbered, words_of
 from language import say
 from settings.fields import listed
 
-MASK = "mask"
+MASK = "mask"  # the column that says which labels count
+LABELS: Shapes = TEXT | NUMBER | TURNS
 
 
 @dataclass(frozen=True)
@@ -53,26 +54,24 @@ class LabelColumns(Columns):
     def cells(self) -> list[str]:
         return [*self.texts, self.label]
 
-    def kinds(self, names: Sequence[str]) -> dict[str, set[str]]:
-        labels = [self.label, *({MASK} & set(names))]
-        return {self.texts[0]: {TEXT, TURNS}, **{name: {TEXT, NUMBER, TURNS} for name in labels}}
+    def kinds(self, names: Sequence[str]) -> dict[str, Shapes]:
+        masks = {MASK} & {*names}
+        return {self.texts[0]: TEXT | TURNS, **dict.fromkeys([self.label, *masks], LABELS)}
 
     def row_of(self, names: Sequence[str]) -> RowOf:
         return self._row
 
-    def _row(self, record: Mapping[str, Any]) -> tuple[str, str]:
+    def _row(self, record: Record) -> TextRow:
         """The text of a record, and JSON of its labels: names where these are not known yet, else what is trained."""
-        column = self.texts[0]
-        text = text_of({**record, column: words_of(record[column])} if column in record else record, column)
-        label = cell_of(record, self.label)
+        cell = Cell(self.texts[0])
+        (text,) = cell.texts({cell.column: words_of(cell.value(record))})
+        label = Cell(self.label).value(record)
+        mask = Cell(MASK).value(record) if MASK in record else None
         if not text.strip():
-            raise ValueError(say("{column} is empty", column=column))
-        mask = record.get(MASK)
+            raise ValueError(say("{column} is empty", column=cell))
         try:
-            if isinstance(mask, ValueError):
-                raise mask
             labels = self.labels(text, label, mask)
-            cell = labels if self.names is None else numbered(labels, self.names)
+            stored = labels if self.names is None else numbered(labels, self.names)
         except ValueError as error:
             raise ValueError(say("{name} {error}", name=self.label, error=error)) from None
-        return text, json.dumps(cell, ensure_ascii=False)
+        return text, json.dumps(stored, ensure_ascii=False)

@@ -1,197 +1,167 @@
-"""The columns of a file that make a row, and how: texts, and turns that come before them."""
+"""The layouts of files that need no flag: which columns say what is learnt of them.
+
+`LAYOUTS` is an ordered table; a file has the first layout that it fits. A new one is a line there.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from data.sources.expressions import NUMBER, TABLE, TEXT, TURNS, Expression, text_of, turns_in_cell
-from data.text.conversations import ANSWERS
-from data.text.preferences import dialogue, parted
-from data.text.templates import ASSISTANT, SYSTEM, USER, Turn
-from language import join, say
-from settings.fields import listed
+from data.sources.columns import Columns as Columns
+from data.sources.expressions import Cell, Expression
+from data.sources.reader import Head
+from settings.declared import DataConfig
+from settings.fields import AUTO
 
-RowOf = Callable[[Mapping[str, Any]], tuple[str, ...]]
+TEXT, PAIRS, PREFERENCES, CONVERSATIONS, PROMPTS = "text", "pairs", "preferences", "conversations", "prompts"
+CHOSEN = "chosen"  # the better answers of preferences, read as pairs
+TEACHES = (CONVERSATIONS, TEXT, PAIRS, PREFERENCES)  # by the number of texts of a row; conversations have turns alone
+# kind of rows that are read -> the layouts that have them, and how many texts of these are read
+LAYOUTS_FOR = {
+    "": ((TEXT, PAIRS, CONVERSATIONS, PREFERENCES), None),
+    PAIRS: ((PAIRS, CONVERSATIONS), None),
+    PREFERENCES: ((PREFERENCES,), None),
+    PROMPTS: ((PROMPTS, PAIRS, CONVERSATIONS), None),
+    CHOSEN: ((PAIRS, CONVERSATIONS, PREFERENCES), 2),
+}
+# Columns beside the texts that are read where their cells are of these types: rules, and turns before the prompt.
+RULES, RULES_TYPES = "system", (str, type(None))
+EARLIER, EARLIER_TYPES = "history", (list, type(None))
+TRANSLATION = "translation"  # one column, {"en": ..., "zh": ...}
+SETTING = "--"  # how the names begin of those columns that a setting names
+DEFAULTS = DataConfig()
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns that make the rows of files, and how.
+class Layout:
+    """One way in which a file holds what is learnt.
 
     Args:
-        texts: columns or expressions: (text,), (prompt, response) or (prompt, chosen, rejected); none: `turns` says all. An empty
-            name of a prompt: it is what the answers begin with.
-        turns, system: columns with the turns before the prompt, and with rules; none: empty.
-        is_spoken: whether texts may be messages or lists of them. is_known: whether the shape was recognised, so that a file may
-            lack what need not be there, and a response may be a number.
-        has_answers: of pairs whether a response may be a list of right answers.
-        names: of labels, see `LabelColumns`; None: there are no labels, or their names are not known yet.
+        teaches: text, pairs, preferences or conversations.
+        texts: columns, or expressions, of prompt and answers, in the words of `data.sources.expressions`; an empty prompt is what
+            the answers begin with. Of a prompt that is joined, the other parts may be missing. `--x_column` is the column that this
+            setting names; {0} and {1} are the first two keys of the column `translation`.
+        turns: the column of a conversation, which stands before the prompt, or says all.
     """
 
+    teaches: str
     texts: tuple[str, ...] = ()
     turns: str = ""
-    system: str = ""
-    is_spoken: bool = False
-    is_known: bool = False
-    has_answers: bool = False
-    names: tuple[str, ...] | None = None
 
-    @classmethod
-    def of(cls, columns: Columns | Sequence[str]) -> Columns:
-        """Names of text columns as `Columns`."""
-        return columns if isinstance(columns, Columns) else cls(tuple(columns))
-
-    @property
-    def form(self) -> str:
-        """Which form of `data.text.conversations.Examples` the rows have; "messages" and "history" end with a cell of turns."""
-        if not self.texts:
-            return "messages"
-        if self.turns or self.system or self.is_spoken:
-            return "history"
-        return ANSWERS if self.has_answers else "plain"
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether turns may come before a prompt."""
-        return bool(self.turns) or self.is_spoken
-
-    def missing(self, file: object, problems: str, names: Sequence[str]) -> str:
-        """What is said of a file that lacks some of these columns.
+    def columns(self, data: DataConfig, head: Head, count: int | None) -> Columns | None:
+        """The columns of a file that has this layout; None: it has another.
 
         Args:
-            problems: which, in words. names: the file's columns.
+            count: of the texts that are read; None: all.
         """
-        return say(
-            "{file}: {problems}; columns: {columns}; give yours with --text_column, or --prompt_column and "
-            "--response_column (dpo: --chosen_column, --rejected_column)",
-            file=file,
-            problems=problems,
-            columns=listed(names),
-        )
+        earlier = data.history_column or ""
+        expressions = [_expression(text, data, head) for text in self.texts[:count]]
+        if None in expressions or (self.turns and (earlier or self.turns not in head.names)):
+            return None
+        # Who names the prompt names what stands beside it, too.
+        is_named = "".join(self.texts[:1]).startswith(SETTING)
+        beside = {} if is_named else head.sample
+        turns = self.turns or earlier or _beside(EARLIER, EARLIER_TYPES, beside)
+        system = _beside(RULES, RULES_TYPES, beside)
+        columns = Columns(tuple(map(str, expressions)), turns, system, is_known=earlier in ("", *head.sample))
+        return _with_shapes(columns, head.sample)
 
-    def sides(self) -> list[str]:
-        """What the encoder's text is made of, and each of the decoder's, for people."""
-        asked = [name for name in (self.system, self.turns, *self.texts[:1]) if name]
-        return [
-            ", ".join(asked) or say("what {texts} begin with", texts=join(" and ", self.texts[1:])),
-            *self.texts[1:],
-        ]
 
-    def cells(self) -> list[str]:
-        """A name for each cell of a row."""
-        texts = [text or "prompt" for text in self.texts]
-        return texts if self.form in ("plain", ANSWERS) else [*texts, self.turns or self.system or "turns"]
+LAYOUTS = (
+    Layout(PROMPTS, ("--prompt_column",)),
+    Layout(PAIRS, ("--prompt_column", "--response_column")),
+    Layout(PREFERENCES, ("--prompt_column", "--chosen_column", "--rejected_column")),
+    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column"), "messages"),
+    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column"), "conversations"),
+    Layout(CONVERSATIONS, (), "messages"),
+    Layout(CONVERSATIONS, (), "conversations"),
+    Layout(TEXT, ("--text_column",)),
+    Layout(PREFERENCES, ("instruction+input", "--chosen_column", "--rejected_column")),
+    Layout(PREFERENCES, ("question", "--chosen_column", "--rejected_column")),
+    Layout(PREFERENCES, ("query", "--chosen_column", "--rejected_column")),
+    Layout(PREFERENCES, ("input", "--chosen_column", "--rejected_column")),
+    Layout(PREFERENCES, ("", "--chosen_column", "--rejected_column")),  # TRL's implicit prompts, Anthropic's HH
+)
+# Those that are not meant by who names other columns.
+PAIR_LAYOUTS = (
+    Layout(PAIRS, ("instruction+input+context", "output")),  # Alpaca, LLaMA-Factory
+    Layout(PAIRS, ("instruction+input+context", "response")),  # Dolly has a context
+    Layout(PAIRS, ("question+context", "answers.text")),  # SQuAD
+    Layout(PAIRS, ("question+context", "answer")),
+    Layout(PAIRS, ("query", "response")),  # ms-swift
+    Layout(PAIRS, ("prefix: input_text", "target_text")),  # simpletransformers
+    Layout(PAIRS, ("prompt", "completion")),  # TRL
+    Layout(PAIRS, ("source", "target")),
+    Layout(PAIRS, ("document", "summary")),
+    Layout(PAIRS, ("article", "highlights")),
+    Layout(PAIRS, ("dialogue", "summary")),
+    Layout(PAIRS, ("input", "output")),
+    Layout(PAIRS, ("translation.{0}", "translation.{1}")),
+)
 
-    def _expressions(self, names: Sequence[str]) -> list[Expression]:
-        """The texts as a file with these columns has them; without a prompt that is what the answers begin with."""
-        expressions = []
-        for place, text in enumerate(self.texts):
-            also = {TURNS} if self.is_spoken else set()
-            if place == 1 and len(self.texts) == 2:  # a response
-                also |= {TURNS} if self.has_answers else set()
-                also |= {NUMBER} if self.is_known else set()
-            if text:
-                expressions.append(Expression.of(text, names, self.is_known, frozenset(also)))
-        return expressions
 
-    def kinds(self, names: Sequence[str]) -> dict[str, set[str]]:
-        """What the cells may hold of those columns of a file that are read, each once; as they were asked for if not there.
+def recognise(data: DataConfig, head: Head, kind: str = "") -> Columns | None:
+    """The columns of a file by the names of the settings, or by those of well-known layouts; None: it has neither.
 
-        Args:
-            names: the file's columns.
-        """
-        kinds: dict[str, set[str]] = {}
-        for expression in self._expressions(names):
-            for column, key in expression.parts:
-                kinds.setdefault(column, set()).update(expression.also, {TABLE if key else TEXT})
-        if self.turns and (self.turns in names or not self.is_known or not self.texts):
-            kinds.setdefault(self.turns, set()).update({TURNS, TEXT})
-        if self.system and (self.system in names or not self.is_known):
-            kinds.setdefault(self.system, set()).add(TEXT)
-        return kinds
+    Args:
+        kind: "pairs", "preferences" or "prompts", where only such rows will do.
+    """
+    named = data.messages_column
+    if named != AUTO and kind != PREFERENCES and (kind != PROMPTS or named in head.names):
+        return Columns((), named, _beside(RULES, RULES_TYPES, head.sample), is_known=True)
+    if kind in ("", PAIRS) and data.response_column == data.chosen_column:
+        kind = CHOSEN
+    teaches, count = LAYOUTS_FOR[kind]
+    is_default = (data.prompt_column, data.response_column) == (DEFAULTS.prompt_column, DEFAULTS.response_column)
+    layouts = (*LAYOUTS, *PAIR_LAYOUTS) if is_default else LAYOUTS
+    matches = (layout.columns(data, head, count) for layout in layouts if layout.teaches in teaches)
+    return next(filter(None, matches), None)
 
-    def row_of(self, names: Sequence[str]) -> RowOf:
-        """What makes a row of a record of a file, column -> cell: texts, and but for plain ones JSON of the turns before.
 
-        Args:
-            names: the file's columns.
-        Returns:
-            a function that raises ValueError, with what is wrong, for a bad record.
-        """
-        rows = {"plain": self._plain_row, ANSWERS: self._row_with_answers}
-        return partial(rows.get(self.form, self._row_with_turns), self._expressions(names))
+def _expression(text: str, data: DataConfig, head: Head) -> Expression | None:
+    """An expression of a layout as a file has it; None where it lacks what is needed."""
+    if text.startswith(SETTING):
+        return _of_setting(text.removeprefix(SETTING), data, head)
+    keys = _keys(head.sample.get(TRANSLATION))
+    expression = Expression.parse(text.format(*keys, "", ""), head.all_names, may_lack=True)
+    cell = expression.needed
+    has_key = cell.key in ("", *_keys(head.sample.get(cell.column)))
+    return expression if has_key and cell.column in ("", *head.names) else None
 
-    def _plain_row(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
-        return self._filled([expression.read(record) for expression in expressions])
 
-    def _row_with_answers(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
-        prompt, response = expressions
-        answers = response.answers(record)
-        text, _ = self._filled([prompt.read(record), answers[0]])
-        return text, json.dumps(answers, ensure_ascii=False)
+def _of_setting(setting: str, data: DataConfig, head: Head) -> Expression | None:
+    name = getattr(data, setting)
+    # Later rows alone make a file no other, but may have the column that a user names.
+    names = head.names if name == getattr(DEFAULTS, setting) else head.all_names
+    expression = Expression.parse(name, head.all_names)
+    return expression if {cell.column for cell in expression.cells} <= {*names} else None
 
-    def _row_with_turns(self, expressions: Sequence[Expression], record: Mapping[str, Any]) -> tuple[str, ...]:
-        before = self._before(record)
-        cells: Sequence[Any] = [
-            expression.answers(record)[0] if self.has_answers and place == 1 else expression.read(record)
-            for place, expression in enumerate(expressions)
-        ]
-        if self.is_spoken:
-            before, cells = self._asked(before, cells)
-        return *self._filled(cells), json.dumps(self._ruled(before, record), ensure_ascii=False)
 
-    def _filled(self, cells: Sequence[Any]) -> tuple[str, ...]:
-        """The texts of a row; of a prompt and its response, neither may be blank. Preferences are checked as a whole."""
-        if len(self.texts) == 2:
-            for name, cell in zip(self.texts, cells, strict=True):
-                if not cell or cell.isspace():
-                    raise ValueError(say("{value} is empty", value=name or "prompt"))
-        return tuple(cells)
+def _keys(cell: object) -> list[str]:
+    """The keys of a table, or of the first of a list of tables."""
+    table = cell[0] if isinstance(cell, list) and cell else cell
+    return list(table) if isinstance(table, Mapping) else []
 
-    def question(self, record: Mapping[str, Any], names: Sequence[str]) -> list[Turn]:
-        """The turns of a record up to its last question, to be answered.
 
-        Raises:
-            ValueError: with what is wrong.
-        """
-        before = self._before(record)
-        if self.texts:
-            asked = self._expressions(names)[0].read(record)
-            before += [(USER, asked)] if isinstance(asked, str) else asked
-        while before and before[-1][0] != USER:
-            before.pop()
-        if not before or not before[-1][1].strip():
-            raise ValueError(
-                say("{texts} is empty, there is nothing to answer", texts=self.texts[0] if self.texts else self.turns)
-            )
-        return self._ruled(before, record)
+def _beside(name: str, types: tuple[type, ...], sample: Mapping[str, object]) -> str:
+    """The name of a column where a file has it with cells of these types; empty where it has not."""
+    return name if isinstance(sample.get(name, 0), types) else ""
 
-    def _before(self, record: Mapping[str, Any]) -> list[Turn]:
-        if not self.turns or (self.texts and self.turns not in record):
-            return []
-        return turns_in_cell(record, self.turns)
 
-    def _ruled(self, turns: list[Turn], record: Mapping[str, Any]) -> list[Turn]:
-        """With the rules of their column, unless the turns have some."""
-        if not self.system or record.get(self.system) is None or any(role == SYSTEM for role, _ in turns):
-            return turns
-        rules = text_of(record, self.system)
-        return [(SYSTEM, rules), *turns] if rules.strip() else turns
+def _with_shapes(columns: Columns, sample: Mapping[str, object]) -> Columns:
+    """The same, of texts that may be messages, and of responses that may be several right answers, where they are."""
+    texts = columns.texts
+    has_answers = len(texts) == 2 and "" not in texts and _may_be_several(texts[1], sample)
+    spoken = texts[:1] if has_answers else texts
+    is_spoken = "" in texts or any(isinstance(sample.get(text), (list, dict)) for text in spoken)
+    return replace(columns, is_spoken=is_spoken, has_answers=has_answers)
 
-    def _asked(self, before: list[Turn], cells: Sequence[Any]) -> tuple[list[Turn], list[str]]:
-        """The turns before the question of a row whose cells may be turns; and its texts."""
-        prompt, answers = (cells[0], cells[1:]) if self.texts[0] else ([], cells)
-        before += [(USER, prompt)] if isinstance(prompt, str) else prompt
-        try:
-            said = [
-                answer if isinstance(answer, list) else [(ASSISTANT, answer)] if before else dialogue(answer)
-                for answer in answers
-            ]
-            asked, texts = parted(before, said)
-        except ValueError as error:
-            raise ValueError(say("{name} {error}", name=join(" and ", self.texts[1:]), error=error)) from None
-        return asked[:-1], [asked[-1][1], *texts]
+
+def _may_be_several(response: str, sample: Mapping[str, object]) -> bool:
+    """Whether the cells of a response are lists of texts, or may have some under a key."""
+    cell = Cell.parse(response, list(sample))
+    value = sample.get(cell.column)
+    if cell.key:
+        return not isinstance(value, Mapping) or not isinstance(value.get(cell.key), str)
+    return isinstance(value, list) and {*map(type, value)}.isdisjoint({list, dict}) and value != []

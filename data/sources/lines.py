@@ -7,28 +7,29 @@ import codecs
 import gzip
 import io
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from data.sources.files import Source
 from data.sources.places import Place
-from formats import CSV, FASTA, JSONL, TEXT, TSV
+from data.sources.source import Source
+from formats import FORMATS
 from language import join, say
 from settings.errors import UserError
 
-PARAGRAPH_CHARS = 16 * 1024
 TEXT_PART_BYTES = 1024**2
 LONGEST_LINE_BYTES = 16 * 1024**2  # also of a text in a table
-BY_LINE = (TEXT, JSONL, CSV, TSV, FASTA)
 REMOTE_BUFFER_BYTES = 1024**2  # one request to the service
 GBK_BYTES = 4096  # of a line, by which it is told
 WINDOWS_REMEDY = "files saved by Excel are often Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
 GBK_REMEDY = "it looks like GBK: convert the whole file to UTF-8 (iconv -f GB18030 -t UTF-8 OLD > NEW)"
+COMMON_SIGNS = "，。！？：；、“”（）《》"
+UNPACK: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+Item = TypeVar("Item")
 Record = dict[str, Any]  # column -> cell; in place of one that could not be read a ValueError that says why
 
 
@@ -44,17 +45,18 @@ class BadRows:
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, path: Place, place: str, problem: str) -> None:
-        """Report one broken row.
+    def add(self, source: Source, number: int, problem: str) -> None:
+        """Report one broken record, by the number that its reader gives it.
 
         Raises:
             UserError: unless `skip`.
         """
-        sentence = say("{file}, {place}: {problem}", file=path, place=place, problem=problem)
+        place = place_of(source, number)
         if not self.skip:
+            sentence = say("{file}, {place}: {problem}", file=source.path, place=place, problem=problem)
             remedy = say("fix it, or use --skip_bad_rows=True to skip and count such rows")
             raise UserError(sentence if say(GBK_REMEDY) in problem else join("; ", [sentence, remedy]))
-        self.note(path, place, problem)
+        self.note(source.path, place, problem)
 
     def note(self, path: Place | str, place: str, problem: str) -> None:
         """Count a row that nothing comes of, and go on."""
@@ -71,10 +73,10 @@ class BadRows:
 
 @contextmanager
 def _open(source: Source) -> Iterator[Any]:
-    unpack: dict[str | None, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+    """The bytes of a file, unpacked."""
     with source.path.open("rb") as file:
-        if source.compression in unpack:
-            with unpack[source.compression](file, "rb") as unpacked:
+        if source.compression in UNPACK:
+            with UNPACK[source.compression](file, "rb") as unpacked:
                 yield unpacked
         elif source.compression == "zstd":
             yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
@@ -84,49 +86,51 @@ def _open(source: Source) -> Iterator[Any]:
 
 def too_long() -> str:
     """What is wrong with a line or a text of `LONGEST_LINE_BYTES` or more."""
-    told = "is longer than {size} MiB, too long for one row; split it"
-    return say(told, size=LONGEST_LINE_BYTES // 1024**2)
+    return say("is longer than {size} MiB, too long for one row; split it", size=LONGEST_LINE_BYTES // 1024**2)
 
 
 def place_of(source: Source, number: int) -> str:
     """Where a record is in its file, for messages: the number of its line, or of its row, from 1."""
-    return say("line {number}", number=number) if source.kind in BY_LINE else say("row {number}", number=number)
+    if FORMATS[source.kind].counts_lines:
+        return say("line {number}", number=number)
+    return say("row {number}", number=number)
 
 
 def numbered_lines(source: Source, limit: int = LONGEST_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """Number lines from 1; a line longer than `limit` comes in parts, each under the same number."""
     with _open(source) as file:
-        number, ended = 0, True
+        number = 0
+        is_at_line_end = True
         while line := file.readline(limit):
-            number += ended
-            ended = line.endswith(b"\n")
+            number += is_at_line_end
+            is_at_line_end = line.endswith(b"\n")
             yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def decoded_lines(source: Source, bad_rows: BadRows) -> Iterator[str]:
     """Lines of plain text; of a line over 1 MiB, its parts."""
-    begun = b""  # a letter that two parts share
-    for number, line in numbered_lines(source, TEXT_PART_BYTES):
-        line, begun = begun + line, b""
+    number = 0
+    begun = b""  # the first bytes of a letter that two parts share
+    for number, part in numbered_lines(source, TEXT_PART_BYTES):
+        line = begun + part
+        begun = b""
         try:
             text = line.decode("utf8")
         except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data" and len(line) >= TEXT_PART_BYTES:
-                line, begun = line[: error.start], line[error.start :]
-                text = line.decode("utf8")
-            else:
-                bad_rows.add(source.path, place_of(source, number), not_utf8(error))
+            if error.reason != "unexpected end of data" or len(line) < TEXT_PART_BYTES:
+                bad_rows.add(source, number, not_utf8(error))
                 continue
+            begun = line[error.start :]
+            text = line[: error.start].decode("utf8")
         yield text.rstrip("\r\n")
     if begun:
-        bad_rows.add(source.path, place_of(source, number), say("ends within a letter of UTF-8"))
+        bad_rows.add(source, number, say("ends within a letter of UTF-8"))
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Say where a line stops being UTF-8, and what it may be instead."""
-    return join(
-        "; ", [say("is not UTF-8 (byte {place} of the line)", place=error.start + 1), encoding_of(error.object)]
-    )
+    begin = say("is not UTF-8 (byte {place} of the line)", place=error.start + 1)
+    return join("; ", [begin, encoding_of(error.object)])
 
 
 def encoding_of(text: bytes) -> str:
@@ -136,13 +140,23 @@ def encoding_of(text: bytes) -> str:
 
 def is_gbk(text: bytes) -> bool:
     """Whether bytes read well as GBK, in which Chinese Windows saves text: mostly the common Chinese characters."""
+    beginning = text[:GBK_BYTES]
     try:
-        letters = [letter for letter in text[:GBK_BYTES].decode("gb18030", "ignore") if ord(letter) > 127]
-        text[:GBK_BYTES].decode("gb18030", "strict" if len(text) <= GBK_BYTES else "ignore")
+        decoded = beginning.decode("gb18030", "strict" if beginning == text else "ignore")
     except UnicodeDecodeError:
         return False
-    common = sum("\u4e00" <= letter <= "\u9fa5" or letter in "，。！？：；、“”（）《》" for letter in letters)
-    return len(letters) > 1 and common > 0.8 * len(letters)
+    letters = [letter for letter in decoded if ord(letter) > 127]
+    common = [letter for letter in letters if "\u4e00" <= letter <= "\u9fa5" or letter in COMMON_SIGNS]
+    return len(letters) > 1 and len(common) > 0.8 * len(letters)
+
+
+def up_to(items: Iterable[Item], size: int, size_of: Callable[[Item], int]) -> Iterator[Item]:
+    """The first items, until they have this size together."""
+    for item in items:
+        yield item
+        size -= size_of(item)
+        if size <= 0:
+            return
 
 
 def blocks(source: Source) -> Iterator[bytes]:
@@ -150,18 +164,3 @@ def blocks(source: Source) -> Iterator[bytes]:
     with _open(source) as file:
         while block := file.read(TEXT_PART_BYTES):
             yield block
-
-
-def paragraphs(lines: Iterator[str]) -> Iterator[str]:
-    """Join lines up to a blank one, or up to 16 Ki characters."""
-    held: list[str] = []
-    size = 0
-    for line in lines:
-        if held and (not line.strip() or size + len(line) > PARAGRAPH_CHARS):
-            yield "\n".join(held)
-            held, size = [], 0
-        if line.strip():
-            held.append(line)
-            size += len(line) + 1
-    if held:
-        yield "\n".join(held)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -106,7 +106,7 @@ def local_path(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
+def list_remote(uri: str, name: str) -> list[tuple[Place, PurePath]]:
     """Find the files of an address: itself, all below it if it is a folder, or those that match its `*`.
 
     Args:
@@ -135,9 +135,9 @@ def list_remote(uri: str, name: str) -> list[tuple[RemoteFile, PurePosixPath]]:
             return [(_remote(base, query, path, path), PurePosixPath())]
         if info.type == fs.FileType.NotFound:
             return []
-        found = system.get_file_info(fs.FileSelector(path, recursive=True))
+        entries = system.get_file_info(fs.FileSelector(path, recursive=True))
     pattern = path + address[len(base) :]
-    files = sorted(entry.path for entry in found if entry.type == fs.FileType.File)
+    files = sorted(entry.path for entry in entries if entry.type == fs.FileType.File)
     if is_glob:
         files = [file for file in files if fnmatchcase(file, pattern)]
     return [(_remote(base, query, path, file), PurePosixPath(file).relative_to(path)) for file in files]

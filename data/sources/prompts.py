@@ -10,24 +10,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
-from childproc import CRASHED, MEMORY, ChildDied, Worker
-from data.sources.files import Source
-from data.sources.layouts import Columns
+from childproc import Worker
+from data.sources.layouts import PROMPTS, Columns
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
-from data.sources.reading import BATCH_ROWS, TOO_LARGE, head_of, reading, records
-from data.sources.shapes import prompt_columns
-from data.sources.tables import fits_json, type_problems
+from data.sources.reading import (
+    BATCH_ROWS,
+    check_types,
+    head_of,
+    reading,
+    reading_in_child,
+    recognised_columns,
+    records,
+)
+from data.sources.source import Source
 from data.text.templates import USER, Turn
 from formats import TEXT
 from language import join, say
 from settings.declared import DataConfig
-from settings.errors import DoesNotFit, UserError, reason_of, refuse
+from settings.errors import UserError, reason_of
 from settings.fields import is_encodable, listed
-from units import MIB, format_size
+from units import MIB
 
 PROMPT = "prompt"  # the name of a line of plain text
 BATCH_BYTES = 1 * MIB
+JSON_TYPES = (str, int, bool)  # of sample cells, such as JSON has; integers stand for all numbers but decimals
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,16 @@ class Prompt:
 
     def num_bytes(self) -> int:
         """What it takes in memory, about."""
-        size, waiting = 0, [self.text, self.before, self.columns]
-        while waiting:
-            value = waiting.pop()
-            size += sys.getsizeof(value)
-            if isinstance(value, dict):
-                waiting += value.values()
-            elif isinstance(value, (list, tuple)):
-                waiting += value
-        return size
+        return _num_bytes([self.text, self.before, self.columns])
+
+
+def _num_bytes(value: Any) -> int:
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, (list, tuple)):
+        inner = value
+    return sys.getsizeof(value) + sum(map(_num_bytes, inner))
 
 
 def prompts_in_child(
@@ -76,24 +86,13 @@ def prompts_in_child(
         UserError, DoesNotFit: also where a file ends that process.
     """
     files = ", ".join(dict.fromkeys(str(source.path) for source in sources))
-    try:
-        with Worker(_reader, sources, data, bad_rows.skip, keeps, max_bytes=max_bytes) as worker:
-            while (answer := worker.ask(None)) is not None:
-                prompts, bad_rows.count, bad_rows.examples = answer
-                yield from prompts
-    except ChildDied as died:
-        if died.reason == MEMORY:
-            raise DoesNotFit(
-                "{files}: reading takes more than {size}; {too_large}",
-                files=files,
-                size=format_size(max_bytes),
-                too_large=TOO_LARGE,
-            ) from None
-        if died.reason == CRASHED:
-            raise UserError(
-                "{files}: reading has crashed a library ({died}); fetch or write the file anew", files=files, died=died
-            ) from None
-        raise
+    with (
+        reading_in_child(files, max_bytes),
+        Worker(_reader, sources, data, bad_rows.skip, keeps, max_bytes=max_bytes) as worker,
+    ):
+        while (answer := worker.ask(None)) is not None:
+            prompts, bad_rows.count, bad_rows.examples = answer
+            yield from prompts
 
 
 def _reader(
@@ -106,14 +105,16 @@ def _reader(
 
 def _batches(prompts: Iterator[Prompt], bad_rows: BadRows) -> Iterator[tuple[list[Prompt], int, list[str]]]:
     """Some prompts, and the number and examples of the bad rows so far; an error comes behind the prompts before it."""
-    batch, size = list[Prompt](), 0
+    batch = list[Prompt]()
+    size = 0
     try:
         for prompt in prompts:
             batch.append(prompt)
             size += prompt.num_bytes()
             if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
                 yield batch, bad_rows.count, bad_rows.examples
-                batch, size = [], 0
+                batch = []
+                size = 0
     except UserError:
         yield batch, bad_rows.count, bad_rows.examples
         raise
@@ -139,18 +140,17 @@ def read_prompts(
     Memory: one batch of 256 rows.
     """
     for source in sources:
-        known = bad_rows.count
+        bad_before = bad_rows.count
         with reading(source):
-            for prompt in (
-                _lines(source, bad_rows) if source.kind == TEXT else _prompts(source, (data, *others), bad_rows, keeps)
-            ):
-                is_bad = not prompt.text
-                for _ in range(bad_rows.count - known - is_bad):  # rows that could not be read at all
-                    yield Prompt(str(source.path), "", {})
-                known = bad_rows.count
+            prompts = _lines(source, bad_rows)
+            if source.kind != TEXT:
+                prompts = _prompts(source, (data, *others), bad_rows, keeps)
+            for prompt in prompts:
+                unreadable = bad_rows.count - bad_before - (not prompt.text)
+                yield from [Prompt(str(source.path), "", {})] * unreadable
+                bad_before = bad_rows.count
                 yield prompt
-        for _ in range(bad_rows.count - known):
-            yield Prompt(str(source.path), "", {})
+        yield from [Prompt(str(source.path), "", {})] * (bad_rows.count - bad_before)
 
 
 def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
@@ -161,59 +161,78 @@ def _lines(source: Source, bad_rows: BadRows) -> Iterator[Prompt]:
         yield Prompt(say("{path}, row {number}", path=source.path, number=number), text, {PROMPT: line})
 
 
-def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns | None:
-    """The columns of a file's prompts, by the first of the settings whose columns it has; None where it has none."""
-    head = head_of(source)
-    for data in choices:
-        if (columns := prompt_columns(data, head.names, head.sample)) is not None:
-            return columns
-    return next((Columns((data.text_column,)) for data in choices if data.text_column in head.names), None)
+def _columns(source: Source, choices: Sequence[DataConfig]) -> Columns:
+    """The columns of a file's prompts, by the first of the settings whose columns it has.
+
+    Raises:
+        UserError: it has none of them, or several that are called alike.
+    """
+    names = list(head_of(source).names)
+    layouts = (recognised_columns(data, PROMPTS, source) for data in choices)
+    texts = (Columns((data.text_column,)) for data in choices if data.text_column in names)
+    columns = next(filter(None, chain(layouts, texts)), None)
+    if columns is None:
+        expected = list(dict.fromkeys([choices[0].prompt_column, choices[0].text_column]))
+        raise UserError(
+            "{file}: has no {names}; its columns: {columns}; name one with --{flag}",
+            file=source.path,
+            names=join(" or ", expected),
+            columns=listed(names),
+            flag="text_column" if len(expected) == 1 else "prompt_column",
+        )
+    twice = dict.fromkeys(name for name in names if name.strip() and names.count(name) > 1)
+    if twice:
+        raise UserError(
+            "{path}: several columns are called {twice}; give each a name of its own",
+            path=source.path,
+            twice=listed(twice),
+        )
+    return columns
 
 
 def _prompts(
     source: Source, choices: Sequence[DataConfig], bad_rows: BadRows, keeps: Sequence[str] | None
 ) -> Iterator[Prompt]:
-    head = head_of(source)
     columns = _columns(source, choices)
-    if columns is None:
-        data = choices[0]
-        told = "{file}: has no {names}; its columns: {columns}; name one with --{flag}"
-        raise UserError(
-            say(
-                told,
-                file=source.path,
-                names=join(" or ", dict.fromkeys([data.prompt_column, data.text_column])),
-                columns=listed(head.names),
-                flag="text_column" if data.prompt_column == data.text_column else "prompt_column",
-            )
-        )
-    if twice := dict.fromkeys(name for name in head.names if name.strip() and head.names.count(name) > 1):
-        told = "{path}: several columns are called {twice}; give each a name of its own"
-        raise UserError(say(told, path=source.path, twice=listed(twice)))
-    names = head.all_names
-    if head.schema is not None:
-        wanted = columns.kinds(names)
-        refuse(type_problems(source.path, head.schema, wanted))
-        names = [field.name for field in head.schema if fits_json(field.type) or field.name in wanted]
-    read = names if keeps is None else [name for name in names if name in keeps or name in columns.kinds(names)]
-    for number, record in records(source, read, bad_rows):
-        place = place_of(source, number)
+    check_types(source, columns)
+    names = _names(source, columns, keeps)
+    question_of = columns.question_of(names)
+    for number, record in records(source, names, bad_rows):
         try:
-            for name, cell in record.items():
-                if isinstance(cell, ValueError):
-                    raise ValueError(say("{name} {error}", name=name, error=cell))
-            *before, (_, text) = columns.question(record, names)
-            if not all(is_encodable(said) for _, said in (*before, ("", text))):
-                raise ValueError(say("{sides} holds half of a surrogate pair", sides=columns.sides()[0]))
-            for name in keeps or ():
-                if not is_encodable(str(record.get(name))):
-                    raise ValueError(say("{sides} holds half of a surrogate pair", sides=name))
-                if "\0" in str(record.get(name)):
-                    raise ValueError(say("{name} holds a NUL character", name=name))
+            _check_cells(record, keeps or ())
+            turns = question_of(record)
+            _check_written(columns.sides()[0], "".join(text for _, text in turns))
         except ValueError as error:
-            bad_rows.add(source.path, place, reason_of(error))
+            bad_rows.add(source, number, reason_of(error))
             record = {name: None if isinstance(cell, ValueError) else cell for name, cell in record.items()}
-            before, text = [], ""
+            turns = [(USER, "")]
         if keeps is not None:
             record = {name: record[name] for name in keeps if name in record}
-        yield Prompt(say("{path}, {place}", path=source.path, place=place), text, record, before)
+        place = say("{path}, {place}", path=source.path, place=place_of(source, number))
+        yield Prompt(place, turns[-1][1], record, turns[:-1])
+
+
+def _names(source: Source, columns: Columns, keeps: Sequence[str] | None) -> list[str]:
+    """The columns that are read: those of the prompt, and of those that come with it what JSON can hold."""
+    head = head_of(source)
+    kept = head.all_names if keeps is None else keeps
+    for_json = {name for name in kept if name not in head.types or type(head.sample[name]) in JSON_TYPES}
+    wanted = for_json.union(columns.kinds(head.all_names))
+    return [name for name in head.all_names if name in wanted]
+
+
+def _check_cells(record: Record, keeps: Sequence[str]) -> None:
+    """Raise ValueError where a cell could not be read, or one that is kept cannot be written."""
+    for name, cell in record.items():
+        if isinstance(cell, ValueError):
+            raise ValueError(say("{name} {error}", name=name, error=cell))
+    for name in keeps:
+        text = str(record.get(name))
+        _check_written(name, text)
+        if "\0" in text:
+            raise ValueError(say("{name} holds a NUL character", name=name))
+
+
+def _check_written(name: str, text: str) -> None:
+    if not is_encodable(text):
+        raise ValueError(say("{sides} holds half of a surrogate pair", sides=name))

@@ -130,8 +130,6 @@ def _is_list(cell: object) -> bool:
 
 def _entries(cell: object) -> list[Any]:
     """The entries of a cell: a list, JSON or a Python literal of one, names with blanks between them, or letters."""
-    if isinstance(cell, ValueError):
-        raise cell
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         try:
             cell = parsed(cell)
@@ -148,8 +146,6 @@ def _entries(cell: object) -> list[Any]:
 
 def _name(entry: object) -> str | None:
     """A label as a text: 1 and 1.0 are the same one."""
-    if isinstance(entry, ValueError):
-        raise entry
     if isinstance(entry, bool):
         return str(entry).lower()
     if isinstance(entry, (float, Decimal)):

@@ -72,15 +72,6 @@ def test_translation(tmp_path: Path, name: str) -> None:
     assert other[1] == [("河", "river"), ("山", "hill")] and other[2] == ["河", "山"]
 
 
-@pytest.mark.parametrize(
-    "names", [("question", "answer"), ("source", "target"), ("document", "summary"), ("instruction", "output")]
-)
-def test_other_names(tmp_path: Path, names: tuple[str, str]) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(f"id,{names[0]},{names[1]}\n1,a,b\n", encoding="utf8")
-    assert rows_of(path)[:2] == (list(names), [("a", "b")])
-
-
 def test_a_row_without_a_key_is_bad(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [*TRANSLATION, {"translation": {"en": "sea"}}])
     with pytest.raises(UserError, match=r"line 3: translation has no text under zh"):

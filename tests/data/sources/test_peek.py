@@ -11,6 +11,8 @@ import pytest
 
 from data.sources.files import find
 from data.sources.peek import BARS, COUNTED_ROWS, about_rows, about_tokens, peek, preview
+from data.sources.reader import Reader, reader_of
+from formats import FORMATS, KIND_BY_SUFFIX
 from settings.errors import UserError
 
 ROWS = [{"prompt": f"question {at}", "response": "an answer " * (at % 40)} for at in range(9000)]
@@ -47,22 +49,64 @@ def test_the_first_rows_of_each_file_are_given(tmp_path: Path) -> None:
     assert [prompt for prompt, _ in found.rows] == [f"a{at}" for at in range(50)] and found.is_all
 
 
-@pytest.mark.parametrize(
-    ("row", "task", "shown"),
-    [
-        ({"text": "a"}, "text", ["text"]),
-        ({"prompt": "a", "response": "b", "n": 1}, "pairs", ["prompt", "response"]),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences", ["prompt", "chosen", "rejected"]),
-        ({"messages": [{"role": "user", "content": "a"}]}, "conversations", ["messages"]),
-        ({"question": "a", "n": 1}, None, ["question"]),
-    ],
-)
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+# the columns of a file, what it teaches, and the cells of its rows
+TAUGHT = [
+    ("text", "text", "text"),
+    ("prompt response n", "pairs", "prompt response"),
+    ("prompt response text messages", "pairs", "prompt response"),
+    ("prompt chosen rejected text messages", "preferences", "prompt chosen rejected"),
+    ("conversations chosen rejected", "preferences", "prompt chosen rejected conversations"),
+    ("messages text", "conversations", "messages"),
+    ("conversations system", "conversations", "conversations"),
+    ("text chosen rejected", "text", "text"),
+    ("text source target", "text", "text"),
+    ("instruction input chosen rejected", "preferences", "instruction+input chosen rejected"),
+    ("question answer chosen rejected", "preferences", "question chosen rejected"),
+    ("query chosen rejected", "preferences", "query chosen rejected"),
+    ("input output chosen rejected", "preferences", "input chosen rejected"),
+    ("chosen rejected", "preferences", "prompt chosen rejected turns"),
+    ("instruction input output", "pairs", "instruction+input output"),
+    ("instruction context response", "pairs", "instruction+context response"),
+    ("question answers context", "pairs", "question+context answers.text"),
+    ("question answer", "pairs", "question answer"),
+    ("query response", "pairs", "query response"),
+    ("prefix input_text target_text", "pairs", "prefix: input_text target_text"),
+    ("input_text target_text", "pairs", "input_text target_text"),
+    ("prompt completion", "pairs", "prompt completion"),
+    ("source target", "pairs", "source target"),
+    ("document summary", "pairs", "document summary"),
+    ("article highlights", "pairs", "article highlights"),
+    ("dialogue summary", "pairs", "dialogue summary"),
+    ("input output", "pairs", "input output"),
+    ("translation", "pairs", "translation.en translation.zh"),
+    ("question n", None, "question"),
+]
+CELLS: dict[str, object] = {
+    "messages": TURNS,
+    "conversations": TURNS[:1],
+    "answers": {"text": ["a"]},
+    "translation": {"en": "a", "zh": "b"},
+    "n": 1,
+}
+SPOKEN = {"chosen": TURNS, "rejected": [TURNS[0], {"role": "assistant", "content": "c"}]}
+
+
+@pytest.mark.parametrize(("columns", "task", "cells"), TAUGHT)
 def test_what_a_file_teaches_follows_from_its_columns(
-    tmp_path: Path, row: object, task: str | None, shown: list[str]
+    tmp_path: Path, columns: str, task: str | None, cells: str
 ) -> None:
+    answers = SPOKEN if columns == "chosen rejected" else {}
+    row = {name: answers.get(name, CELLS.get(name, "a")) for name in columns.split()}
+    row |= {"rejected": "b"} if row.get("rejected") == "a" else {}
     found = preview(jsonl(tmp_path / "a.jsonl", row, row))
-    assert (found["task"], found["shown"], found["counted"]) == (task, shown, 2)
+    assert (found["task"], " ".join(found["shown"]), found["counted"]) == (task, cells, 2)
     assert len(found["rows"]) == 2 and found["is_whole"]
+
+
+def test_each_format_of_the_table_has_its_reader() -> None:
+    assert all(isinstance(reader_of(kind), Reader) for kind in FORMATS)
+    assert all(KIND_BY_SUFFIX[ending] == kind for kind, entry in FORMATS.items() for ending in entry.endings)
 
 
 def test_a_preview_counts_lengths_and_broken_rows(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.sources import csv_rows, json_rows, lines, reading, tables
+from data.sources import csv_rows, json_rows, lines, plain_text, reading, tables
 from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import BATCH_ROWS, head_of, read_rows
@@ -116,13 +116,13 @@ def test_text_gives_paragraphs(tmp_path: Path) -> None:
     written = [f"line {number} " + "x" * 90 for number in range(1000)]
     (tmp_path / "a.txt").write_text("\n".join(written))
     rows = [row[0] for row in rows_of(tmp_path / "a.txt", ("text",))]
-    assert len(rows) > 1 and max(map(len, rows)) <= lines.PARAGRAPH_CHARS, "a long one is parted at a line"
+    assert len(rows) > 1 and max(map(len, rows)) <= plain_text.PARAGRAPH_CHARS, "a long one is parted at a line"
     assert "\n".join(rows).split("\n") == written
 
 
 def test_a_line_of_text_of_any_length_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "TEXT_PART_BYTES", 64)
-    monkeypatch.setattr(lines, "PARAGRAPH_CHARS", 16)
+    monkeypatch.setattr(plain_text, "PARAGRAPH_CHARS", 16)
     text = "é你x" * 500  # parts end inside letters
     (tmp_path / "a.txt").write_text(text, encoding="utf8")
     assert "".join(row[0] for row in rows_of(tmp_path / "a.txt", ("text",))) == text
