@@ -22,9 +22,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from commands.answering import check_one_process, find_model, refuse_several_adapters, with_saved
+from commands.answering import check_one_process, refuse_several_adapters
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
-from commands.loading import Trained, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
@@ -32,14 +31,16 @@ from data.sources.lines import BadRows
 from data.sources.prompts import Prompt
 from engine.micro_batches import to_micro_batch
 from language import say
-from memory.answers import AnswerBatch, HeldModel
+from memory.answers import AnswerBatch, HeldModel, rows_to_measure
+from memory.monitor import watched
 from settings.consistency import SEQUENCE
 from settings.declared import MOST_TOKENS, Config, DataConfig
 from settings.errors import UserError
 from settings.fields import AUTO, counted
 from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
+from training.loaded_model import LoadedModel, load_model
 from training.report.progress import Progress
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel, find_model
 from units import MIB
 
 FORMAT = 2  # raise it when the same texts would give other vectors
@@ -70,15 +71,15 @@ def embed(config: Config) -> None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
     model = find_model(config)
     refuse_several_adapters(model)
-    config, bad_rows = with_preparation(config, model), BadRows(config.data.skip_bad_rows)
+    bad_rows = BadRows(config.data.skip_bad_rows)
+    config = config.with_saved(text_settings(model, "text_column"))
     columns = text_columns(config, model)
-    config = config.changed(text_column=columns[0].prompt_column)
     is_of_files = check_input(given)
     output = None if config.answer.output is None else VectorFile(config, model, given)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    trained = load_trained(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=is_of_files)
+    trained = load_model(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
     ids = ShortIds()
@@ -121,19 +122,20 @@ def embed(config: Config) -> None:
         )
 
 
-def with_preparation(config: Config, model: ModelFolders) -> Config:
-    """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
-    if config.origin("max_seq_len") is None:
-        config = config.changed(max_seq_len=MOST_TOKENS)
-    return with_saved(config, model, "prepare_text")
+def text_settings(model: SavedModel, *columns: str) -> dict[str, Any]:
+    """How texts are read where the user names nothing: prepared as the model was trained, and not cut.
+
+    Args:
+        columns: settings of the run that trained the model which say where the texts are.
+    """
+    return {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", *columns)}
 
 
-def text_columns(config: Config, model: ModelFolders) -> list[DataConfig]:
+def text_columns(config: Config, model: SavedModel) -> list[DataConfig]:
     """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
     names = [config.data.text_column]
     if not config.given("text_column"):
-        saved = with_saved(config, model, "text_column", "prompt_column").data
-        names = [saved.text_column, *([saved.prompt_column] if model.run_settings else []), *names]
+        names += [*model.settings_of("prompt_column").values(), DataConfig().text_column]
     return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
 
 
@@ -191,7 +193,7 @@ class Embedder:
         rows: most texts at once; None: what the budget holds. beside_bytes: of the budget, for others than this.
     """
 
-    trained: Trained
+    trained: LoadedModel
     encoder: TextEncoder
     longest: int
     per_token: bool = False
@@ -199,7 +201,7 @@ class Embedder:
     beside_bytes: int = 0
 
     @classmethod
-    def of(cls, trained: Trained, config: Config) -> Embedder:
+    def of(cls, trained: LoadedModel, config: Config) -> Embedder:
         """By the settings."""
         asked = config.train.eval_batch_size_per_gpu
         return cls(
@@ -287,7 +289,7 @@ class VectorFile:
         UserError: it is no file of vectors, is complete, was begun with other settings, or cannot be written.
     """
 
-    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
+    def __init__(self, config: Config, model: SavedModel, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self.folder = self.path.with_name(self.path.name + UNFINISHED)
         self._write = _WRITERS.get(self.path.suffix.lower())
@@ -468,7 +470,7 @@ _WRITERS: dict[str, Callable[[Path, Again], None]] = {
 }  # fmt: skip
 
 
-def _identity(config: Config, model: ModelFolders, given: str) -> str:
+def _identity(config: Config, model: SavedModel, given: str) -> str:
     """Everything that shapes the vectors."""
     if given == STANDARD_INPUT:
         raise UserError(say("--input = -, standard input cannot be read again; write it to a file, or omit --output"))

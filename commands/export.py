@@ -12,15 +12,13 @@ from pathlib import Path
 
 import torch
 
-from commands.answering import find_model
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
-from commands.loading import converting
-from commands.merge import open_adapted
+from commands.merge import converting, open_adapted
 from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -35,6 +33,7 @@ from settings.program import python
 from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
+from training.saved_model import find_model
 from units import MIB, format_size
 
 PROGRAM_BYTES = 8 * MIB  # of another program's library
@@ -70,7 +69,7 @@ def export(config: Config) -> float | None:
         )
     write, check, use = FORMATS[form]
     folders = find_model(config)
-    last, home, shape = folders.learnt, folders.base, folders.shape
+    last, home, shape = folders.top, folders.base, folders.shape
     if not shape.is_text:
         raise UserError(
             "--model = {folder}, is an encoder (--head={head}), which {form} is not written for here; give a whole T5",
@@ -83,9 +82,9 @@ def export(config: Config) -> float | None:
     with converting(config, shape, hf_format.stored_dtype(home), beside):
         model = open_adapted(folders)
         merge_adapters(model)
-        refuse_not_finite(model, *folders.all)
+        refuse_not_finite(model, *folders.folders)
         _cast(model, config.convert.dtype)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
             Tokenizer.load(folders.tokenizer).save(made)
             vocabulary = read_vocabulary(made, model.config.vocab_size)
             file = write(model, vocabulary, made, last.name)

@@ -13,13 +13,12 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.answering import check_one_process, find_answering, with_saved
-from commands.loading import WAITING_BYTES, Trained, load_trained, watched
+from commands.answering import check_one_process, find_answering
 from commands.new_folder import holding_output
 from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows
@@ -28,6 +27,7 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
+from memory.monitor import watched
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, reason_of, refuse
@@ -35,10 +35,11 @@ from settings.fields import AUTO, counted, is_encodable
 from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.evaluation.prompt_parts import was_cut
+from training.loaded_model import WAITING_BYTES, LoadedModel, load_model
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.answer_list import answer_sources, with_answers
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
+from training.setup.answer_list import answer_sources
 
 WINDOW_BATCHES = 8  # batches of one window
 ANSWER, REFERENCE = "response", "reference"
@@ -62,20 +63,19 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, model = find_answering(config, writes=True)
-    config, tree = with_answers(config, model)
-    columns = [with_saved(config, model, *PROMPT_COLUMNS).data, config.data]
-    config = replace(config, data=columns[0])
+    own_columns = config.data
+    config, model, tree = find_answering(config, PROMPT_COLUMNS, writes=True)
+    columns = [config.data, own_columns]
     is_of_files = check_input(given)
     output = None if config.answer.output is None else Output(config, model, given)
     asked = config.answer.generate_batch_size
-    if only_pretrained(model.learnt) and "<extra_id_" not in given:
+    if only_pretrained(model.top) and "<extra_id_" not in given:
         hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(hint)
     least = AnswerBatch.by(config.generate, 1 if asked == AUTO else int(asked), config.data.max_seq_len)
-    trained = load_trained(config, model, least, tree, is_of_files)
+    trained = load_model(config, model, least, tree, is_of_files)
     max_bytes = trained.reserve_reading(trained.predict(least)) if is_of_files else 0
     prompts = prompts_of(columns, given, bad_rows, max_bytes, () if output is None else None)
     if output is not None and output.rows:
@@ -116,7 +116,7 @@ def cut_note(cut: int, of: int, config: Config) -> str:
 
 
 def answers(
-    trained: Trained, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
+    trained: LoadedModel, config: Config, encoder: Encoder, prompts: Iterator[Prompt]
 ) -> Iterator[tuple[Prompt, list[tuple[str, float]], bool]]:
     """Answer prompts in windows, in their order: prompt, answers with their log-probabilities, and whether the best was cut.
 
@@ -159,7 +159,7 @@ def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
 class Encoder:
     """Turns prompts into the model's input, and counts those that are too long."""
 
-    trained: Trained
+    trained: LoadedModel
     config: Config
     cut: int = 0
     first_cut: str = field(default="")
@@ -257,7 +257,7 @@ class Output:
         UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
     """
 
-    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
+    def __init__(self, config: Config, model: SavedModel, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self._is_several = config.answer.num_answers > 1
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
@@ -340,14 +340,14 @@ def _whole_lines(path: Path) -> tuple[int, int]:
     return count, end
 
 
-def read_marks(model: ModelFolders, given: str) -> list[Any]:
+def read_marks(model: SavedModel, given: str) -> list[Any]:
     """Marks of the weights, and of what is read, by which another model or input is noticed."""
-    files = [path for folder in model.all for path in sorted(folder.glob("*.safetensors"))]
+    files = [path for folder in model.folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return [weights, sources_fingerprint(find(given, "--input")) if is_file(given) else given]
 
 
-def _identity(config: Config, model: ModelFolders, given: str) -> str:
+def _identity(config: Config, model: SavedModel, given: str) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
     # nobody can read standard input again: such an output is never continued
     read = read_marks(model, secrets.token_hex(8) if given == STANDARD_INPUT else given)

@@ -8,8 +8,9 @@ from language import Message, join, say
 from settings.consistency import HEADS
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
+from settings.precedence import ORIGINS
 
-STRENGTH = (None, "preset", "edited", "file", "flag")  # Origins of values, each stronger than those before it.
+STRENGTH = (None, *ORIGINS)
 
 
 def without_effect(config: Config, decided: Collection[str]) -> list[Message]:

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from commands.answering import find_model
-from commands.embed import Embedder, with_preparation
-from commands.loading import load_trained
+from commands.embed import Embedder, text_settings
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
 from serving.server import api_of
 from settings.loading import load
 from tests.serving.served import client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
-from training.setup.model_folders import ModelFolders
+from training.loaded_model import load_model
+from training.saved_model import SavedModel, find_model
 from web.bodies import ByteBudget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,8 +83,9 @@ def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
-    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
-    found = load_trained(config, find_model(config), AnswerBatch(1, 1, 1))
+    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
+    config = config.with_saved(text_settings(SavedModel.read(folder)))
+    found = load_model(config, find_model(config), AnswerBatch(1, 1, 1))
     with client_of(api_of(found, config)) as client:
         (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)

@@ -17,7 +17,6 @@ from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
-from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun, kind_of
 from training.setup.schedules import long_run_rate
 from units import format_size
@@ -60,12 +59,12 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     if run.is_resumed:
         told = "{run} continues after step {step} of {total}"
         yield say(told, run=config.run.run_name, step=f"{run.state.step:,}", total=total)
-    elif run.base is None:
+    elif run.start is None:
         if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
             told = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
             yield say(told, steps=total, more=USEFUL_STEPS)
     elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
-        stored, weights = TensorHeaders(home_of(run.base, config)).file_bytes, weight_counts(config.model)["total"]
+        stored, weights = TensorHeaders(run.start.base).file_bytes, weight_counts(config.model)["total"]
         if storage != "float32" and stored >= WIDE_BYTES * weights:
             told = (
                 "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half the "
