@@ -760,9 +760,9 @@ class Config:
         values = {name: vars(getattr(self, group))[name] for name, (group, _) in settings_by_name().items()}
         return {"model_preset": self.model_preset, **values}
 
-    def save(self, path: Path) -> None:
-        """Write all settings as JSON; `load(command, {"config": path})` reads it back."""
-        path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    def save(self, path: Path, **changes: Any) -> None:
+        """Write all settings as JSON, some with another value; `load(command, {"config": path})` reads it back."""
+        path.write_text(json.dumps({**self.as_dict(), **changes}, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if str(f.type).endswith("Config")}

@@ -38,7 +38,7 @@ from training.checkpoints.runs import model_folder, runs_newest_first
 SHAPE_SETTINGS = tuple(member.name for member in fields(T5ModelConfig) if member.name != "dropout_rate")
 # These follow from the tokenizer, so that a preset of another vocabulary is no other shape.
 TOKENIZER_SETTINGS = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-HEAD_SETTINGS = ("labels", "pooling", "head_kind")
+HEAD_SETTINGS = ("labels", "pooling", "head_kind", "num_decoder_layers")
 # Of how its base answers, what a model that is trained on from it takes over.
 INHERITED_ANSWERS = (*HEEDED, "max_new_tokens")
 # Neither rows nor answers depend on these groups, of which another version may have had other values.
@@ -245,13 +245,13 @@ def with_head(shape: T5ModelConfig, config: Config) -> T5ModelConfig:
     asked = config.model
     if asked.is_text:
         return shape
-    is_same = shape.head == asked.head
-    head = {name: getattr(asked, name) for name in HEAD_SETTINGS if config.given(name) or not is_same}
-    has_decoder = asked.num_decoder_layers > 0 if config.given("num_decoder_layers") else is_same
+    own = shape if shape.head == asked.head else asked
+    head = {name: getattr(asked if config.given(name) else own, name) for name in HEAD_SETTINGS}
+    num_decoder_layers = shape.num_decoder_layers if head.pop("num_decoder_layers") else 0
     return replace(
         shape,
         head=asked.head,
-        num_decoder_layers=shape.num_decoder_layers if has_decoder else 0,
+        num_decoder_layers=num_decoder_layers,
         tie_word_embeddings=True,
         scale_decoder_outputs=True,
         **head,

@@ -50,14 +50,19 @@ def find_base(run: ResolvedRun, reads_weights: bool = True) -> None:
     start = run.start
     if run.resumed_dir is None:
         _refuse_to_replace_its_start(config, start)
-    if start is None:
-        run.config = config.changed(**_resolved_start(run))
-    else:
+    decided = _resolved_start(run)
+    layer: dict[str, Any] = {}
+    if start is not None:
         if reads_weights:
             # A checkpoint of a run that goes on was compared before.
             for path in start.folders if run.resumed_dir is None else [start.base]:
                 refuse_damaged(path, "finetune_from")
-        run.config = _based_on(start, run)
+        layer = _inherited(start, run)
+        decided |= _conditions(start, run)
+    run.config = config.with_saved(layer).changed(**decided)
+    if run.resumed_dir is None:
+        run.notes += saved_note(run.config)
+    if start is not None:
         refuse(check(run.config))  # A decoder of the checkpoint allows one head alone.
     refuse(list(ranking_problems(run.config)))
     refuse(check_trained(run.config, folder))
@@ -91,8 +96,8 @@ def _refuse_to_replace_its_start(config: Config, start: SavedModel | None) -> No
             )
 
 
-def _based_on(start: SavedModel, run: ResolvedRun) -> Config:
-    """The settings with what the start says: its shape and tokenizer, and where the user has named nothing its way of answering.
+def _conditions(start: SavedModel, run: ResolvedRun) -> dict[str, Any]:
+    """The shape and the tokenizer of the start, which the user cannot choose otherwise.
 
     Raises:
         UserError: the user has named another shape, or the files are not of the shape that they speak of.
@@ -100,8 +105,6 @@ def _based_on(start: SavedModel, run: ResolvedRun) -> Config:
     config = run.config
     shape = _shape_of_start(start, config)
     tokenizer_dir = config.data.tokenizer_dir
-    layer = start.adapter_form
-    notes: list[str] = []
     if run.resumed_dir is None:
         # Adapters may have more rows than the table of their base.
         as_stored = dataclasses.replace(shape, vocab_size=read_config(start.base).vocab_size)
@@ -115,17 +118,20 @@ def _based_on(start: SavedModel, run: ResolvedRun) -> Config:
             tokenizer_dir = AUTO
     if tokenizer_dir == AUTO:
         tokenizer_dir = str(start.tokenizer)
-    if config.model.is_text:
-        answers, problems = start.answer_settings(config)
-        layer |= {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
-        notes += [say("{problem}; the new model does not use it", problem=problem) for problem in problems]
-        notes += start.unknown_key_notes
-    tokens, token_notes = _added_tokens(config, shape.vocab_size, tokenizer_dir)
-    decided = {name: getattr(shape, name) for name in SHAPE_SETTINGS} | tokens | _resolved_start(run)
-    config = config.with_saved(layer).changed(tokenizer_dir=tokenizer_dir, **decided)
+    settings = {name: getattr(shape, name) for name in SHAPE_SETTINGS}
+    return {**settings, "tokenizer_dir": tokenizer_dir, **_added_tokens(run, shape.vocab_size, tokenizer_dir)}
+
+
+def _inherited(start: SavedModel, run: ResolvedRun) -> dict[str, Any]:
+    """What the start says of the form of its adapter and of its answers, for where the user has named nothing."""
+    settings = start.adapter_form
+    if not run.config.model.is_text:
+        return settings
+    answers, problems = start.answer_settings(run.config)
     if run.resumed_dir is None:  # What the first start of a run has told is not repeated.
-        run.notes += [*notes, *token_notes, *saved_note(config)]
-    return config
+        run.notes += [say("{problem}; the new model does not use it", problem=problem) for problem in problems]
+        run.notes += start.unknown_key_notes
+    return settings | {name: answers[name] for name in INHERITED_ANSWERS if name in answers}
 
 
 def _shape_of_start(start: SavedModel, config: Config) -> T5ModelConfig:
@@ -152,19 +158,21 @@ def _shape_of_start(start: SavedModel, config: Config) -> T5ModelConfig:
     return shape
 
 
-def _added_tokens(config: Config, vocab_size: int, tokenizer_dir: str) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a model that has rows for the tokens of `extra_tokens` which the tokenizer of its base lacks, and what is told."""
-    if config.data.extra_tokens is None:
-        return {}, []
+def _added_tokens(run: ResolvedRun, vocab_size: int, tokenizer_dir: str) -> dict[str, Any]:
+    """The settings of a model that has rows for the tokens of `extra_tokens` which the tokenizer of its base lacks."""
+    file = run.config.data.extra_tokens
+    if file is None:
+        return {}
     tokenizer = Tokenizer.load(tokenizer_dir)
-    count = sum(tokenizer.token_to_id(token) is None for token in read_extra_tokens(config.data.extra_tokens))
+    count = sum(tokenizer.token_to_id(token) is None for token in read_extra_tokens(file))
     if not count:
-        return {}, []
+        return {}
     first = tokenizer.size
     last = first + count - 1
+    if run.resumed_dir is None:
+        text = "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces"
+        run.notes.append(say(text, tokens=counted(count, "token"), file=file, first=first, last=last))
     settings: dict[str, Any] = {"vocab_size": max(vocab_size, last + 1)}
-    if config.lora.lora_rank and config.lora.lora_tokens == AUTO:
+    if run.config.lora.lora_rank and run.config.lora.lora_tokens == AUTO:
         settings["lora_tokens"] = f"{first}-{last}"
-    text = "{tokens} of {file} added as ids {first} to {last}; they start as the mean of their pieces"
-    note = say(text, tokens=counted(count, "token"), file=config.data.extra_tokens, first=first, last=last)
-    return settings, [note]
+    return settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from language import say
 from memory.estimate.disk import disk_need, too_full
@@ -96,14 +97,15 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
 
 
 def _open_folder(run: ResolvedRun) -> None:
-    config = settings = run.config
+    config = run.config
+    changes: dict[str, Any] = {}
     if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
-        settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
+        changes["tokenizer_dir"] = AUTO  # The checkpoint that lends its own will go.
     if config.train.is_keep_training:
         resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
-                settings.save(fresh)
+                config.save(fresh, **changes)
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
     else:
         refuse(run.lock.acquire(run.run_dir))
@@ -112,7 +114,7 @@ def _open_folder(run: ResolvedRun) -> None:
             config.run.run_name,
             kind_of(config),
             overwrite=config.run.overwrite,
-            fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+            fill=lambda folder: config.save(folder / SETTINGS_FILE),
             objective=run.prepared.objective,
         )
     with writing("output_dir", config.run.output_dir):

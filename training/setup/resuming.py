@@ -29,14 +29,13 @@ def goes_on(config: Config) -> bool:
     return wish is True or (wish == AUTO and os.path.isfile(settings))
 
 
-def find_run_to_resume(config: Config) -> Path:
+def find_run_to_resume(output_dir: str | Path, run_name: str) -> Path:
     """The folder of the run that `--is_keep_training=True` means; UserError where there is none."""
-    output_dir = Path(config.run.output_dir)
-    if config.run.run_name != AUTO:
-        folder = output_dir / config.run.run_name
+    if run_name != AUTO:
+        folder = Path(output_dir) / run_name
         if not os.path.isfile(folder / SETTINGS_FILE):
-            told = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
-            raise UserError(say(told, run=config.run.run_name, folder=output_dir))
+            text = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
+            raise UserError(text, run=run_name, folder=Path(output_dir))
         return folder
     runs = runs_newest_first(output_dir)
     if not runs:

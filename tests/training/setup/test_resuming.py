@@ -164,7 +164,7 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), lock)
+        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), "r", lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
