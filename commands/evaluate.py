@@ -30,7 +30,7 @@ from memory.budget import host_budget
 from memory.monitor import watched
 from memory.processes import ProcessTree
 from settings.consistency import CLASS_SCORES, HEADS, NUMBER_SCORES, PREFERENCES, RANKED, SEQUENCE, check
-from settings.declared import Config, places, settings_by_name
+from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from storage import atomic_file, writing
@@ -276,7 +276,8 @@ def _data_settings(config: Config, model: SavedModel) -> Config:
         if not config.given("validation_file"):
             saved["response_column"] = saved.get("chosen_column", config.data.chosen_column)
     if model.shape.head in HEADS:
-        saved["objective"] = model.shape.head
+        # Where nothing else is said, nothing is cut, as in `train`.
+        saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": model.shape.head}
     of_model = {**asdict(model.shape), "tokenizer_dir": str(model.tokenizer), "extra_tokens": None}
     config = config.with_saved(saved).changed(**of_model)
     refuse(check(config))
