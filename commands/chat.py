@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from commands.answering import check_one_process, find_answering, refuse_other_head
-from commands.loading import Trained, load_trained, watched
+from commands.answering import check_one_process, find_answering
 from data.text.templates import ASSISTANT, SYSTEM, USER, Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
 from memory.answers import AnswerBatch
+from memory.monitor import watched
 from model.decoding.generation import stream
 from settings.declared import Config
 from settings.errors import DoesNotFit, UserError, reason_of
@@ -31,9 +31,9 @@ from settings.fields import AUTO, counted
 from settings.program import program
 from training.checkpoints.runs import only_pretrained
 from training.evaluation.answers import decoder_of
+from training.loaded_model import LoadedModel, load_model
 from training.report.progress import Progress
 from training.setup.adapters import AdapterSet
-from training.setup.answer_list import with_answers
 
 ALL_TURNS = 1000  # the oldest leave where they do not fit
 HELP = """\
@@ -55,10 +55,8 @@ def chat(config: Config) -> None:
             that does not come from a terminal.
     """
     check_one_process("chat")
-    config, model = find_answering(config, several=True)
-    refuse_other_head(model, "chat")
-    config, tree = with_answers(config, model)
-    trained = load_trained(config, model, tree=tree)
+    config, model, tree = find_answering(config, "chat", several=True)
+    trained = load_model(config, model, tree=tree)
     asked = config.chat.history_turns
     turns = (ALL_TURNS if trained.template.turns else 0) if asked == AUTO else int(asked)
     writer = Writer(trained, config)
@@ -79,7 +77,7 @@ def chat(config: Config) -> None:
         run(session, iter(partial(_line, "> " if is_terminal else ""), None), sys.stdout, is_terminal)
 
 
-def greeting(trained: Trained, asked: int | str, turns: int) -> list[str]:
+def greeting(trained: LoadedModel, asked: int | str, turns: int) -> list[str]:
     """What is said before the first question: whose answers these are, and what is remembered."""
     notes: list[str] = [say("{folder}; /help lists commands, /q or Ctrl-D quits", folder=trained.folder)]
     if only_pretrained(trained.folder):
@@ -284,7 +282,7 @@ class Writer:
         note: tells the user what is to be known of a question.
     """
 
-    trained: Trained
+    trained: LoadedModel
     config: Config
     note: Callable[[str], None] = _note
     asked: int = 0

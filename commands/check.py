@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands.answering import find_model
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.checksums import damages, read_sums
@@ -13,6 +12,7 @@ from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import counted
 from training.report.progress import Progress
+from training.saved_model import find_model
 
 
 def check(config: Config) -> list[tuple[str, str]]:

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from commands.answering import find_model
 from commands.new_folder import (
     copy_companions,
     holding_output,
@@ -49,8 +48,7 @@ from settings.program import program
 from settings.tasks import MODEL_HEADS
 from storage import folder_bytes
 from training.report.progress import Progress
-from training.setup.base import with_head_of
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel, find_model, with_head
 from units import format_size
 
 DTYPES = {WORDS[name]: dtype_of(name) for name in COMPUTE_DTYPES}
@@ -137,7 +135,7 @@ def convert_folder(config: Config, source: Path) -> Conversion:
     refuse_damaged(source, "model")
     with new_folder(config.answer.output, config.run.overwrite, source) as partial:
         dtype, difference = _write_weights(config, source, partial)
-        tokenizer = copy_companions(ModelFolders(source), partial)
+        tokenizer = copy_companions(SavedModel.read(source), partial)
     output = Path(str(config.answer.output))
     return Conversion(output, dtype, difference, folder_bytes(output), tokenizer)
 
@@ -156,7 +154,7 @@ def _write_weights(config: Config, source: Path, folder: Path) -> tuple[torch.dt
                 head=config.model.head,
             )
         path = source / CONFIG_FILE
-        shape = with_head_of(config, shape_from(path, read_json(path), TensorFolder(source, pickles)))
+        shape = with_head(shape_from(path, read_json(path), TensorFolder(source, pickles)), config)
     model = hf_format.load(source, dtype=native, expect=shape, allow_pickle=pickles)
     refuse_not_finite(model, source)
     expected = probe_logits(model)

@@ -29,7 +29,7 @@ from training.report.wording import duration
 from units import format_size
 
 if TYPE_CHECKING:  # it loads torch, which would lie in memory beside the trainings
-    from commands.loading import Trained
+    from training.loaded_model import LoadedModel
 
 QUESTIONS = {
     "the 3rd of March, 2021": "2021-03-03", "Sat, Nov 21st 2026": "2026-11-21", "Febuary the twelfth, 1987": "1987-02-12",
@@ -102,9 +102,9 @@ def ended(words: list[str]) -> int:
                     child.terminate()  # Ctrl-C has reached it as well, a signal to this process alone has not
 
 
-def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
-    from commands.answering import find_model
-    from commands.loading import load_trained
+def _load(config: Config, folder: Path) -> tuple[LoadedModel, Config]:
+    from training.loaded_model import load_model
+    from training.saved_model import find_model
 
     given = {
         name: config.as_dict()[name]
@@ -112,10 +112,10 @@ def _load(config: Config, folder: Path) -> tuple[Trained, Config]:
         if config.given(name)
     }
     settings = load("generate", {**given, "model": str(folder), "max_new_tokens": ANSWER_TOKENS, "max_seq_len": 64})
-    return load_trained(settings, find_model(settings)), settings
+    return load_model(settings, find_model(settings)), settings
 
 
-def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
+def _answers(trained: LoadedModel, settings: Config, texts: list[str]) -> list[str]:
     from commands.generate import Encoder
 
     encoder = Encoder(trained, settings)
@@ -123,7 +123,7 @@ def _answers(trained: Trained, settings: Config, texts: list[str]) -> list[str]:
     return [trained.tokenizer.decode_answer(ids) for ids in trained.writer(settings).answers(inputs)]
 
 
-def _scores(trained: Trained, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:
+def _scores(trained: LoadedModel, settings: Config, dates: SampleDates) -> Iterator[tuple[str, ...]]:
     parts = {
         say("years not in training ({count} of 200)", count=len(HELD_OUT_YEARS)): dates.years,
         say("a format not in training: {form}", form="March the 3rd, 2021"): dates.english,

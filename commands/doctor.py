@@ -75,8 +75,8 @@ def read_shape(config: Config) -> T5ModelConfig:
     Raises:
         UserError: there is no such folder, or it holds no model.
     """
-    from commands.answering import find_model
     from model.formats.shape_file import read_config
+    from training.saved_model import find_model
 
     return read_config(find_model(config).base)
 

@@ -22,11 +22,10 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from commands.answering import check_one_process, find_model, refuse_several_adapters
+from commands.answering import check_one_process, refuse_several_adapters
 from commands.generate import STANDARD_INPUT, UNFINISHED, check_input, prompts_of, read_marks
-from commands.loading import Trained, load_trained, watched
 from commands.new_folder import check_output, holding_output
-from commands.text_reader import ROUNDED, TextReader, text_columns, with_preparation
+from commands.text_reader import ROUNDED, TextReader, text_columns, text_settings
 from data.batches.collate import LabelledRow, collate_labels
 from data.prepare.encode import TextEncoder, unknown_warning
 from data.sources.lines import BadRows
@@ -34,12 +33,14 @@ from data.sources.prompts import Prompt
 from engine.micro_batches import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch, HeldModel
+from memory.monitor import watched
 from settings.declared import Config
 from settings.errors import UserError
 from settings.fields import counted
 from storage import OtherParts, Parts, atomic_file, fingerprint, remove, writing
+from training.loaded_model import LoadedModel, load_model
 from training.report.progress import Progress
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel, find_model
 from units import MIB
 
 FORMAT = 2  # raise it when the same texts would give other vectors
@@ -68,15 +69,15 @@ def embed(config: Config) -> None:
         raise UserError(say('--input = none, texts are needed; give a text (--input="Hello") or a file of them'))
     model = find_model(config)
     refuse_several_adapters(model)
-    config, bad_rows = with_preparation(config, model), BadRows(config.data.skip_bad_rows)
+    bad_rows = BadRows(config.data.skip_bad_rows)
+    config = config.with_saved(text_settings(model, "text_column"))
     columns = text_columns(config, model)
-    config = config.changed(text_column=columns[0].prompt_column)
     is_of_files = check_input(given)
     output = None if config.answer.output is None else VectorFile(config, model, given)
     if output is not None and output.rows:
         told = "{file}: {rows} already done; continuing after them"
         Progress(1).note(say(told, file=output.path, rows=counted(output.rows, "row")))
-    trained = load_trained(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=is_of_files)
+    trained = load_model(config, model, AnswerBatch(1, config.data.max_seq_len, 1), reads_files=is_of_files)
     embedder = Embedder.of(trained, config)
     max_bytes = trained.reserve_reading(embedder.predict(ROUNDED)) if is_of_files else 0
     ids = ShortIds()
@@ -175,7 +176,7 @@ class Embedder(TextReader):
     per_token: bool = False
 
     @classmethod
-    def of(cls, trained: Trained, config: Config) -> Embedder:
+    def of(cls, trained: LoadedModel, config: Config) -> Embedder:
         """By the settings."""
         asked = config.train.eval_batch_size_per_gpu
         return cls(
@@ -253,7 +254,7 @@ class VectorFile:
         UserError: it is no file of vectors, is complete, was begun with other settings, or cannot be written.
     """
 
-    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
+    def __init__(self, config: Config, model: SavedModel, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self.folder = self.path.with_name(self.path.name + UNFINISHED)
         self._write = _WRITERS.get(self.path.suffix.lower())
@@ -434,7 +435,7 @@ _WRITERS: dict[str, Callable[[Path, Again], None]] = {
 }  # fmt: skip
 
 
-def _identity(config: Config, model: ModelFolders, given: str) -> str:
+def _identity(config: Config, model: SavedModel, given: str) -> str:
     """Everything that shapes the vectors."""
     if given == STANDARD_INPUT:
         raise UserError(say("--input = -, standard input cannot be read again; write it to a file, or omit --output"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
-from commands.answering import find_answering, refuse_other_head
+from commands.answering import find_answering
 from commands.generate import cut_note
-from commands.loading import Trained, does_not_hold, load_trained, rows_to_measure, watched
 from commands.new_folder import check_output, holding_output
 from data.batches.collate import Batch
 from data.batches.loader import StepLoader
@@ -23,15 +21,15 @@ from data.prepare.preparing import Prepared, checked_in_child, prepare_evaluatio
 from data.shards.store import VALIDATION
 from language import say
 from limits import ANSWERED_TOGETHER
-from memory.answers import AnswerBatch
+from memory.answers import AnswerBatch, does_not_hold, rows_to_measure
 from memory.budget import host_budget
+from memory.monitor import watched
 from memory.processes import ProcessTree
-from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED
-from settings.declared import Config, places
-from settings.errors import UserError
+from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED, check
+from settings.declared import HEAD_EVAL_ROWS, MOST_TOKENS, Config, places, settings_by_name
+from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
-from settings.loading import load, training_command
-from settings.tasks import task_named
+from settings.tasks import MODEL_HEADS, command_of, task_named
 from storage import atomic_file, writing
 from tasks.base import Outputs, Watch
 from training.evaluation.losses import Evaluation, mean_of_sets
@@ -39,14 +37,18 @@ from training.evaluation.losses import evaluate as measure_loss
 from training.evaluation.samples import SHOWN, References, Sample, generate_metrics
 from training.evaluation.scores import WORD_SCORES, AnswerScores, metric_names
 from training.evaluation.stopping import LOSS
+from training.loaded_model import LoadedModel, load_model
 from training.processes.group import Group
 from training.processes.launch import local_processes, num_processes
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.answer_list import unlisted_note, with_answers
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
+from training.setup.answer_list import unlisted_note
 from units import MIB, format_size
 
+# What the run that trained a model says of how its rows were made and are measured: these groups, and single settings.
+GROUPS_OF_ROWS = ("data", "tokenizer", "cleaning")
+SETTINGS_OF_ROWS = ("is_finetune", "eval_rows", "eval_batch_size_per_gpu", "seed")
 EVALUATION_BATCH = 4  # rows at once where eval_batch_size_per_gpu is auto
 PREPARING_BYTES = 64 * MIB  # of the child that prepares rows, of which most is Python and pyarrow
 
@@ -61,17 +63,15 @@ def evaluate(config: Config) -> Evaluation:
         UserError: model or data are not usable. DoesNotFit: the budget does not hold the work. OverBudget: it was
             measured, and took more.
     """
-    config, model = find_answering(config, ranks=True)
-    refuse_other_head(model, "evaluate")
+    config, model, tree = find_answering(config, "evaluate", ranks=True)
     names = metric_names(config)
-    config, tree = with_answers(config, model)
     config, prepared, loader = evaluation_rows(config, model)
     rows, answered = _row_counts(config, loader, prepared.objective)
     asked = config.train.eval_batch_size_per_gpu
     how = config.generate
     # before memory is measured: its libraries count to what the program takes
     signatures = AnswerScores(names).signatures if answered else {}
-    trained = load_trained(config, model, AnswerBatch(1, *loader.longest), tree)
+    trained = load_model(config, model, AnswerBatch(1, *loader.longest), tree)
     batch_size = rows_to_measure(trained.held, trained.budget.limit(), asked, EVALUATION_BATCH, loader.longest)
     batch = AnswerBatch.by(how, min(answered, ANSWERED_TOGETHER), loader.longest[0])
     flag = "eval_batch_size_per_gpu"
@@ -138,7 +138,7 @@ def evaluate(config: Config) -> Evaluation:
 
 
 @contextmanager
-def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> Iterator[Watch | None]:
+def _predictions_file(config: Config, trained: LoadedModel, prepared: Prepared) -> Iterator[Watch | None]:
     """What writes predictions beside labels, a JSON line a row, in the order of rows; None where no file is asked for."""
     if config.answer.output is None:
         yield None
@@ -160,7 +160,7 @@ def _predictions_file(config: Config, trained: Trained, prepared: Prepared) -> I
         yield write
 
 
-def evaluation_rows(config: Config, model: ModelFolders) -> tuple[Config, Prepared, StepLoader]:
+def evaluation_rows(config: Config, model: SavedModel) -> tuple[Config, Prepared, StepLoader]:
     """The rows that a model is measured on, and the settings by which they are read.
 
     Raises:
@@ -217,7 +217,7 @@ def _table(
     return rows + [(f"  {name}", f"{score:.{digits}f}") for name, score, digits in figures]
 
 
-def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
+def _show(trained: LoadedModel, table: list[tuple[str, str]], samples: list[Sample], peak: int, is_main: bool) -> None:
     progress = Progress(1, is_main)
     budget = format_size(trained.budget.host_bytes)
     memory = say("{peak} of {budget}", peak=format_size(peak), budget=budget)
@@ -226,36 +226,29 @@ def _show(trained: Trained, table: list[tuple[str, str]], samples: list[Sample],
         progress.sample(sample.prompt, sample.answer, sample.reference)
 
 
-def _answers_to_measure(config: Config, saved: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by which a model that learnt preferences is measured on the answers that were chosen."""
-    if training_command(saved) != "dpo":
-        return {}
-    chosen = str(saved.get("chosen_column", config.data.chosen_column))
-    column = {} if config.given("validation_file") else {"response_column": chosen}
-    return {"objective": "pairs", **column}
+def _data_settings(config: Config, model: SavedModel) -> Config:
+    """The settings by which rows are read: those of the run that trained the model, where the user names nothing.
 
-
-def _data_settings(config: Config, model: ModelFolders) -> Config:
-    """The run's own data settings under the flags of now; a validation file given is the only one that is read."""
-    flags = {name: value for name, value in config.as_dict().items() if config.given(name)}
-    if saved := model.run_settings:
-        here = {name: config.as_dict()[name] for name in places()}
-        flags = {"config": saved, **_answers_to_measure(config, saved), **here, **flags}
-    others = {
-        "model", "adapter", "overwrite", "json", "metrics", "eval_generate_rows",
-        *vars(config.answer), *vars(config.generate),
-    }  # fmt: skip
-    shape = model.shape
-    if shape.num_labels:
-        decoder = {"num_decoder_layers": shape.num_decoder_layers} if shape.num_decoder_layers else {}
-        flags = {**flags, "head": shape.head, "labels": shape.labels, **decoder}
-    merged = load("train", {name: value for name, value in flags.items() if name not in others})
-    typed = {name: "flag" if config.given(name) else "" for name in ("validation_file", "eval_rows")}
-    merged = replace(
-        merged.changed(tokenizer_dir=str(model.tokenizer), extra_tokens=None, overwrite=config.run.overwrite),
-        model=shape, answer=config.answer, checkpoint=config.checkpoint, generate=config.generate, metrics=config.metrics, plan=config.plan,
-        origins=tuple({**dict(merged.origins), **typed}.items()),
-    )  # fmt: skip
-    if config.given("validation_file") and merged.data.validation_file is None:
-        raise UserError(say("--validation_file = none, is not a file; give one, or omit the flag"))
-    return merged
+    A validation file that is given is the only one that is read. A model trained on preferences is measured on the answers that
+    were chosen. Where things are written is never taken from the run.
+    """
+    settings = settings_by_name()
+    saved = {
+        name: value
+        for name, value in model.run_settings.items()
+        if (settings[name][0] in GROUPS_OF_ROWS or name in SETTINGS_OF_ROWS) and name not in places()
+    }
+    if command_of(saved.get("objective")) == "dpo":
+        saved["objective"] = "pairs"
+        if not config.given("validation_file"):
+            saved["response_column"] = saved.get("chosen_column", config.data.chosen_column)
+    head = MODEL_HEADS[model.shape.head]
+    if head.has_labels:
+        # Where nothing else is said, nothing is cut, as in `train`.
+        saved = {"max_seq_len": MOST_TOKENS, "eval_rows": HEAD_EVAL_ROWS, **saved, "objective": head.task}
+    of_model = {**asdict(model.shape), "tokenizer_dir": str(model.tokenizer), "extra_tokens": None}
+    config = config.with_saved(saved).changed(**of_model)
+    refuse(check(config))
+    if config.given("validation_file") and config.data.validation_file is None:
+        raise UserError("--validation_file = none, is not a file; give one, or omit the flag")
+    return config

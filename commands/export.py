@@ -12,15 +12,14 @@ from pathlib import Path
 
 import torch
 
-from commands.answering import find_model, refuse_other_head
+from commands.answering import refuse_other_head
 from commands.convert import DTYPES, TOLERANCES
 from commands.exporting.checking import check_ctranslate2, check_gguf, check_onnx
 from commands.exporting.ctranslate2_folder import write_ctranslate2
 from commands.exporting.gguf_file import write_gguf
 from commands.exporting.onnx_files import write_onnx
 from commands.exporting.vocabulary import read_vocabulary
-from commands.loading import converting
-from commands.merge import open_adapted
+from commands.merge import converting, open_adapted
 from commands.new_folder import holding_output, keep_generation_settings, new_folder, refuse_not_finite
 from data.tokenizers.tokenizer import Tokenizer
 from language import join, say
@@ -35,6 +34,7 @@ from settings.program import python
 from storage import folder_bytes
 from training.report.card import push_command, write_card
 from training.report.progress import Progress
+from training.saved_model import find_model
 from units import MIB, format_size
 
 PROGRAM_BYTES = 8 * MIB  # of another program's library
@@ -71,15 +71,15 @@ def export(config: Config) -> float | None:
     write, check, use = FORMATS[form]
     folders = find_model(config)
     refuse_other_head(folders, "export")
-    last, home, shape = folders.learnt, folders.base, folders.shape
+    last, home, shape = folders.top, folders.base, folders.shape
     # the program that checks what was written holds all weights in fp32
     beside = 0 if form == "gguf" else PROGRAM_BYTES + 4 * weight_counts(shape)["total"]
     with converting(config, shape, hf_format.stored_dtype(home), beside):
         model = open_adapted(folders)
         merge_adapters(model)
-        refuse_not_finite(model, *folders.all)
+        refuse_not_finite(model, *folders.folders)
         _cast(model, config.convert.dtype)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
             Tokenizer.load(folders.tokenizer).save(made)
             vocabulary = read_vocabulary(made, model.config.vocab_size)
             file = write(model, vocabulary, made, last.name)

@@ -13,14 +13,13 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from commands.answering import check_one_process, find_answering, refuse_other_head, with_saved
+from commands.answering import check_one_process, find_answering
 from commands.labelling import LEAST_TEXT, Labeller, labelling_settings
-from commands.loading import WAITING_BYTES, Trained, load_trained, watched
 from commands.new_folder import holding_output
 from commands.text_reader import ROUNDED, text_columns
 from data.sources.files import find, sources_fingerprint
@@ -30,6 +29,8 @@ from formats import KIND_BY_SUFFIX
 from language import say
 from limits import ANSWERED_TOGETHER
 from memory.answers import AnswerBatch
+from memory.monitor import watched
+from model.decoding.answer_tree import AnswerTree
 from model.decoding.beam_search import ScoredAnswer
 from settings.declared import Config, DataConfig
 from settings.errors import UserError, reason_of, refuse
@@ -38,10 +39,11 @@ from settings.tasks import MODEL_HEADS
 from storage import fingerprint, open_plain, read_text, write_text
 from training.checkpoints.runs import check_writable, only_pretrained
 from training.evaluation.prompt_parts import was_cut
+from training.loaded_model import WAITING_BYTES, LoadedModel, load_model
 from training.report.log_files import plain
 from training.report.progress import Progress
-from training.setup.answer_list import answer_sources, with_answers
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
+from training.setup.answer_list import answer_sources
 
 WINDOW_BATCHES = 8  # batches of one window
 LABELLED_ROWS = 256  # texts of one window
@@ -81,18 +83,16 @@ def generate(config: Config) -> None:
     if given is None:
         raise UserError(say('--input = none, a prompt is needed; give a text (--input="Hello") or a file of prompts'))
     bad_rows = BadRows(config.data.skip_bad_rows)
-    config, model = find_answering(config)
-    refuse_other_head(model, "generate")
-    answering = (Written if MODEL_HEADS[model.shape.head].writes_text else Labelled)(config, model)
+    model, answering = answering_model(config)
     config = answering.config
     is_of_files = check_input(given)
     output = None if config.answer.output is None else Output(config, model, given)
-    if only_pretrained(model.learnt) and "<extra_id_" not in given:
+    if only_pretrained(model.top) and "<extra_id_" not in given:
         hint = say(
             "this model has only been pretrained: it fills gaps such as <extra_id_0>; finetune it to get answers"
         )
         Progress(1, stream=sys.stderr).note(hint)
-    trained = load_trained(config, model, answering.least, answering.tree, is_of_files)
+    trained = load_model(config, model, answering.least, answering.tree, is_of_files)
     least_parts = answering.load(trained)
     max_bytes = trained.reserve_reading(least_parts) if is_of_files else 0
     prompts = prompts_of(answering.columns, given, bad_rows, max_bytes, () if output is None else None)
@@ -138,21 +138,35 @@ def cut_note(cut: int, of: int, config: Config) -> str:
     return say("{cut} of {answers} cut at --max_new_tokens={limit}", cut=cut, answers=all_answers, limit=limit)
 
 
+def answering_model(config: Config) -> tuple[SavedModel, Written | Labelled]:
+    """The model that is named, and how it answers.
+
+    Raises:
+        UserError: there is none, or settings are named that are not for it.
+    """
+    own_columns = config.data
+    config, model, tree = find_answering(config, "generate", PROMPT_COLUMNS)
+    if MODEL_HEADS[model.shape.head].writes_text:
+        return model, Written(config, [config.data, own_columns], tree)
+    return model, Labelled(config, model)
+
+
 class Written:
     """Answers that a model writes token by token, of which `num_answers` are given.
 
-    Raises:
-        UserError: its settings contradict each other.
+    Args:
+        columns: in which prompts are looked for, first choice first.
+        tree: the answers that there are; None: any.
     """
 
-    def __init__(self, config: Config, model: ModelFolders) -> None:
-        config, self.tree = with_answers(config, model)
-        self.columns = [with_saved(config, model, *PROMPT_COLUMNS).data, config.data]
-        self.config = replace(config, data=self.columns[0])
+    def __init__(self, config: Config, columns: Sequence[DataConfig], tree: AnswerTree | None) -> None:
+        self.config = config
+        self.columns = columns
+        self.tree = tree
         rows = config.answer.generate_batch_size
         self.least = AnswerBatch.by(config.generate, 1 if rows == AUTO else int(rows), config.data.max_seq_len)
 
-    def load(self, trained: Trained) -> dict[str, int]:
+    def load(self, trained: LoadedModel) -> dict[str, int]:
         """Take the model that answers; returns what the least batch takes: component -> bytes."""
         self.trained = trained
         self.encoder = Encoder(trained, self.config)
@@ -202,14 +216,13 @@ class Labelled:
     tree = None
     least = LEAST_TEXT
 
-    def __init__(self, config: Config, model: ModelFolders) -> None:
-        config = labelling_settings(config, model)
-        self.columns = text_columns(config, model)
-        self.config = config.changed(text_column=self.columns[0].text_column)
+    def __init__(self, config: Config, model: SavedModel) -> None:
+        self.config = labelling_settings(config, model)
+        self.columns = text_columns(self.config, model)
         self.cut = 0
         self.first_cut = ""
 
-    def load(self, trained: Trained) -> dict[str, int]:
+    def load(self, trained: LoadedModel) -> dict[str, int]:
         """Take the model that answers; returns what the shortest texts take: component -> bytes."""
         self.labeller = Labeller.of(trained, self.config)
         return self.labeller.predict(ROUNDED)
@@ -267,7 +280,7 @@ def _window(prompts: Iterator[Prompt], rows: int) -> list[Prompt]:
 class Encoder:
     """Turns prompts into the model's input, and counts those that are too long."""
 
-    trained: Trained
+    trained: LoadedModel
     config: Config
     cut: int = 0
     first_cut: str = field(default="")
@@ -348,7 +361,7 @@ class Output:
         UserError: it exists and is complete, belongs to other settings, is what is read, or cannot be written.
     """
 
-    def __init__(self, config: Config, model: ModelFolders, given: str) -> None:
+    def __init__(self, config: Config, model: SavedModel, given: str) -> None:
         self.path = Path(str(config.answer.output))
         self.marker = self.path.with_name(self.path.name + UNFINISHED)
         self._identity = _identity(config, model, given)
@@ -430,14 +443,14 @@ def _whole_lines(path: Path) -> tuple[int, int]:
     return count, end
 
 
-def read_marks(model: ModelFolders, given: str) -> list[Any]:
+def read_marks(model: SavedModel, given: str) -> list[Any]:
     """Marks of the weights, and of what is read, by which another model or input is noticed."""
-    files = [path for folder in model.all for path in sorted(folder.glob("*.safetensors"))]
+    files = [path for folder in model.folders for path in sorted(folder.glob("*.safetensors"))]
     weights = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return [weights, sources_fingerprint(find(given, "--input")) if is_file(given) else given]
 
 
-def _identity(config: Config, model: ModelFolders, given: str) -> str:
+def _identity(config: Config, model: SavedModel, given: str) -> str:
     """Everything that shapes the answers. How bad rows and long prompts are met is not in it: changing that is how one goes on."""
     # nobody can read standard input again: such an output is never continued
     read = read_marks(model, secrets.token_hex(8) if given == STANDARD_INPUT else given)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from commands.answering import find_answering
-from commands.loading import Trained, load_trained
-from commands.text_reader import TextReader, with_preparation
+from commands.text_reader import TextReader, text_settings
 from data.prepare.encode import TextEncoder
 from engine.micro_batches import to_micro_batch
 from language import say
 from memory.answers import AnswerBatch
 from settings.declared import Config
-from settings.errors import UserError, refuse
+from settings.errors import refuse
 from settings.fields import AUTO
-from settings.loading import load
 from settings.tasks import task_for
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
-from training.setup.model_folders import ModelFolders
+from training.loaded_model import LoadedModel
+from training.saved_model import SavedModel
 
 LEAST_TEXT = AnswerBatch(1, 512, 1)  # That the memory has to hold at least.
 
 
-def labelling_settings(config: Config, model: ModelFolders) -> Config:
+def labelling_settings(config: Config, model: SavedModel) -> Config:
     """Config for texts as the model was trained on them.
 
     Raises:
@@ -38,30 +35,11 @@ def labelling_settings(config: Config, model: ModelFolders) -> Config:
             name=name,
             value=values[name],
         )
-        for name in (*vars(config.generate), "num_answers", "answers")
+        for name in (*vars(config.generate), "num_answers")
         if config.given(name)
     ]
     refuse(problems)
-    return with_preparation(config, model)
-
-
-def open_labeller(model: str | Path, **settings: Any) -> Labeller:
-    """A trained model with a head over labels, ready to label texts: `open_labeller("model_save/run")(["a text"])`.
-
-    Args:
-        settings: those of the command `generate`.
-    Raises:
-        UserError: the folder is not usable, or its model gives no labels. DoesNotFit: the budget does not hold it.
-    """
-    config, folders = find_answering(load("generate", {"model": str(model), **settings}))
-    if not folders.shape.num_labels:
-        raise UserError(
-            "--model = {folder}, has no head over labels (--head={head}); give one that was trained with --head",
-            folder=folders.folder,
-            head=folders.shape.head,
-        )
-    config = labelling_settings(config, folders)
-    return Labeller.of(load_trained(config, folders, LEAST_TEXT), config)
+    return config.with_saved(text_settings(model, "text_column"))
 
 
 @dataclass
@@ -74,7 +52,7 @@ class Labeller(TextReader):
         self.task = cast(LabelOutputs, task_for(AUTO, self.trained.held.shape.head))
 
     @classmethod
-    def of(cls, trained: Trained, config: Config) -> Labeller:
+    def of(cls, trained: LoadedModel, config: Config) -> Labeller:
         """By the settings."""
         requested = config.answer.generate_batch_size
         return cls(

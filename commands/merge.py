@@ -6,39 +6,44 @@ The sum is formed in fp32 and stored as the base is; a bf16 base rounds it, whic
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from commands.answering import find_model
+import devices
 from commands.convert import DTYPES, next_command, probe_logits, relative_difference
-from commands.loading import converting
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from devices.base import name_of
+from devices.malloc import tune_malloc
 from language import say
+from memory.answers import HeldModel, bytes_before, does_not_hold
+from memory.budget import measure_budget
+from memory.monitor import Monitor, watched
 from model import hf_format
 from model.formats.checksums import refuse_damaged
 from model.formats.shape_file import read_config
 from model.lora.adapter import merge as merge_adapters
 from model.quantization import is_int8
-from model.shapes import inner_width
+from model.shapes import inner_width, weight_counts
 from model.t5 import T5
 from run_files import SETTINGS_FILE
-from settings.declared import Config
+from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from storage import write_text
 from training.report.progress import Progress
+from training.saved_model import SavedModel, find_model
 from training.setup.adapters import attach
-from training.setup.model_folders import ModelFolders
 
 
-def open_adapted(folders: ModelFolders) -> T5:
+def open_adapted(folders: SavedModel) -> T5:
     """Load a model with the first of its adapters on, its weights as they are stored, foreign kinds of them in fp32.
 
     Raises:
         UserError: the folders do not go together, or the weights are int8, which can be neither merged nor written otherwise.
     Memory: the model.
     """
-    for place in folders.all:
+    for place in folders.folders:
         refuse_damaged(place, "adapter" if place in folders.adapters else "model")
     stored = hf_format.stored_dtype(folders.base)
     is_foreign = stored.is_floating_point and stored not in DTYPES.values()  # float64 and float8 are not written again
@@ -48,6 +53,28 @@ def open_adapted(folders: ModelFolders) -> T5:
     if folders.adapters:
         attach(model, folders.adapters[:1], folders.base)
     return model
+
+
+@contextmanager
+def converting(config: Config, shape: T5ModelConfig, stored: torch.dtype, beside: int) -> Iterator[None]:
+    """Hold a model as it is stored, and something beside it, inside the budget until the context ends.
+
+    Args:
+        beside: bytes of what is made of the model at the same time.
+    Raises:
+        DoesNotFit: it is predicted to take more. OverBudget: it was done, and took more.
+    """
+    tune_malloc("fast")
+    device = devices.pick("cpu")
+    budget = measure_budget(config.memory.memory_budget, device)
+    counts = weight_counts(shape)
+    widened = 4 * max(counts["encoder"], counts["decoder"]) if stored != torch.float32 else 0
+    held = HeldModel.of(shape, name_of(stored), "float32", bytes_before(budget))
+    parts = held.peak({"weights in compute dtype": max(widened, beside)})
+    if sum(parts.values()) > budget.limit():
+        raise does_not_hold(budget.limit(), say("the model"), parts)
+    with watched(Monitor(budget.host_bytes, device)):
+        yield
 
 
 @holding_output
@@ -71,9 +98,9 @@ def merge(config: Config) -> float:
         model = open_adapted(folders)
         before = probe_logits(model)
         merge_adapters(model)
-        refuse_not_finite(model, *folders.all)
+        refuse_not_finite(model, *folders.folders)
         difference = relative_difference(probe_logits(model), before)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
             hf_format.save(model, made)
             copy_companions(folders, made)
             if folders.run_settings:  # columns and lengths, by which `evaluate` reads rows
@@ -86,5 +113,5 @@ def merge(config: Config) -> float:
             (say("logits"), say("differ by {share} of their norm", share=f"{difference:.1e}")),
             (say("next"), next_command(model.config, output)),
         ]
-        Progress(1).table(say("merged {adapter}", adapter=folders.learnt), rows)
+        Progress(1).table(say("merged {adapter}", adapter=folders.top), rows)
         return difference

@@ -26,7 +26,7 @@ from storage import InUse, atomic_folder, exclusive, make_folder, restore_folder
 from training.checkpoints.runs import check_writable
 from training.processes.launch import num_processes
 from training.report.progress import Progress
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,7 +200,7 @@ def _others(output: Path) -> list[str]:
     return sorted(path.name for path in output.iterdir() if path.name not in ours)
 
 
-def copy_companions(model: ModelFolders, folder: Path) -> int | None:
+def copy_companions(model: SavedModel, folder: Path) -> int | None:
     """Put the tokenizer, the published generation settings and the list of answers of a model beside its new weights.
 
     Args:
@@ -210,12 +210,12 @@ def copy_companions(model: ModelFolders, folder: Path) -> int | None:
     Raises:
         UserError: the tokenizer is broken.
     """
-    for place in dict.fromkeys((model.learnt, model.base)):  # what an adapter says goes before its base
+    for place in reversed(model.layers):  # what an adapter says goes before its base
         keep_generation_settings(place, folder)
-    if model.learnt == model.base:  # The head of an adapter is not its base's.
+    if model.top == model.base:  # The head of an adapter is not its base's.
         keep_label_names(model.base, folder)
     if (folder / GENERATION_FILE).is_file():  # it writes text
-        keep_answer_list(folder, model.learnt, model.base)
+        keep_answer_list(folder, model.top, model.base)
     if not has_tokenizer(model.tokenizer):
         return None
     read = Tokenizer.load(model.tokenizer)

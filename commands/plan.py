@@ -101,7 +101,7 @@ def _with_start(config: Config) -> tuple[Config, list[str], int]:
     """
     run, train = ResolvedRun(config), config.train
     if goes_on(config):
-        run.resumed_dir = find_run_to_resume(config)
+        run.resumed_dir = find_run_to_resume(config.run.output_dir, config.run.run_name)
         run.config = replace(resumed_config(config, run.resumed_dir), plan=config.plan)
     elif config.run.run_name != AUTO:
         refuse(check_name(config.run.run_name))

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 
 import devices
-from commands.answering import find_model
 from commands.convert import next_command, probe_logits, relative_difference
 from commands.evaluate import EVALUATION_BATCH, evaluation_rows
-from commands.loading import bytes_before, converting, rows_to_measure
-from commands.merge import open_adapted
+from commands.merge import converting, open_adapted
 from commands.new_folder import copy_companions, holding_output, new_folder, refuse_not_finite
 from data.batches.loader import StepLoader
 from devices.base import name_of
@@ -25,7 +23,7 @@ from engine.blockwise import Blockwise
 from engine.objectives.labels import LabelObjective
 from engine.weights import weight_store_for
 from language import say
-from memory.answers import HeldModel
+from memory.answers import HeldModel, bytes_before, rows_to_measure
 from memory.budget import measure_budget
 from model import hf_format
 from model.lora.adapter import merge as merge_adapters
@@ -37,6 +35,7 @@ from settings.fields import counted
 from training.evaluation.losses import evaluate
 from training.processes.group import Group
 from training.report.progress import Progress
+from training.saved_model import find_model
 from training.setup.adapters import note_origin
 from units import format_size
 
@@ -76,9 +75,9 @@ def quantize(config: Config) -> tuple[Measured, Measured]:
     with converting(settings, shape, stored, 0):
         model = open_adapted(folders)
         merge_adapters(model)
-        refuse_not_finite(model, *folders.all)
+        refuse_not_finite(model, *folders.folders)
         before = _measure(model, settings, loader, rows_at_once)
-        with new_folder(config.answer.output, config.run.overwrite, *folders.all) as made:
+        with new_folder(config.answer.output, config.run.overwrite, *folders.folders) as made:
             quantize_model(model)
             hf_format.save(model, made)
             if not folders.adapters:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from commands.answering import with_saved
-from commands.loading import Trained, rows_to_measure
 from data.prepare.encode import TextEncoder
-from memory.answers import HeldModel
+from memory.answers import HeldModel, rows_to_measure
 from settings.declared import MOST_TOKENS, Config, DataConfig
 from settings.fields import AUTO
-from training.setup.model_folders import ModelFolders
+from training.loaded_model import LoadedModel
+from training.saved_model import SavedModel
 
 MOST_ROWS = 64  # at once
 MOST_AT_ONCE = 16_384  # tokens
@@ -20,19 +19,20 @@ ROUNDED = 64  # Lengths in tokens are rounded up to a multiple of this where row
 Result = TypeVar("Result")
 
 
-def with_preparation(config: Config, model: ModelFolders) -> Config:
-    """The settings with the preparation of texts that the model was trained with, where none is named, and without a cut that is not."""
-    if config.origin("max_seq_len") is None:
-        config = config.changed(max_seq_len=MOST_TOKENS)
-    return with_saved(config, model, "prepare_text")
+def text_settings(model: SavedModel, *columns: str) -> dict[str, Any]:
+    """How texts are read where the user names nothing: prepared as the model was trained, and not cut.
+
+    Args:
+        columns: settings of the run that trained the model which say where the texts are.
+    """
+    return {"max_seq_len": MOST_TOKENS, **model.settings_of("prepare_text", *columns)}
 
 
-def text_columns(config: Config, model: ModelFolders) -> list[DataConfig]:
+def text_columns(config: Config, model: SavedModel) -> list[DataConfig]:
     """Where texts are looked for, first choice first: in the column that is named, else in those that the model was trained on."""
     names = [config.data.text_column]
     if not config.given("text_column"):
-        saved = with_saved(config, model, "text_column", "prompt_column").data
-        names = [saved.text_column, *([saved.prompt_column] if model.run_settings else []), *names]
+        names += [*model.settings_of("prompt_column").values(), DataConfig().text_column]
     return [replace(config.data, text_column=name, prompt_column=name) for name in dict.fromkeys(names)]
 
 
@@ -46,7 +46,7 @@ class TextReader:
         beside_bytes: of the budget, for others than this.
     """
 
-    trained: Trained
+    trained: LoadedModel
     encoder: TextEncoder
     longest: int
     rows: int | None = None

@@ -11,21 +11,25 @@ Shapes: B rows, G beams of each, S source tokens, T tokens of an answer, V vocab
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+from language import join, say
 from limits import ENCODER_TOKENS, HEAP_BELOW, LOSS_CHUNK_BYTES, TILE_ELEMENTS
+from memory.budget import Budget
 from memory.estimate.peaks import evaluation_parts
 from memory.estimate.precision import BFLOAT16, COMPUTE_DTYPES, FLOAT16, FLOAT32, INT8, dtype_bytes
 from memory.estimate.shapes import Shapes
 from memory.estimate.weight_offload import resident_bytes, slots_bytes
 from memory.estimate.workload import COMPILED_BYTES, DEVICE, FILE, ExecutionPlan, Machine, Workload
+from memory.processes import ProcessTree
 from model.shapes import inner_width
 from settings.declared import GenerateConfig, T5ModelConfig
-from settings.fields import AUTO
-from units import MIB
+from settings.errors import DoesNotFit
+from settings.fields import AUTO, counted
+from units import MIB, format_size, typed_size
 
 DTYPES = (FLOAT32, BFLOAT16, INT8)  # Weights at rest, from the fastest to the smallest.
 # The least work may take this share of the budget with malloc "fast": gaps between tensors of prompts of many lengths
@@ -201,3 +205,46 @@ def first_that_fits(
 def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `most` that fits, by bisection; 0 where not even 1 does."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+
+
+def bytes_before(budget: Budget) -> int:
+    """What is held, of the memory that the budget is about, before a model is loaded."""
+    return 0 if budget.is_on_device else ProcessTree().usage().anon_bytes
+
+
+def rows_to_measure(
+    held: HeldModel, budget_bytes: int, requested: int | str, most: int, longest: tuple[int, int]
+) -> int:
+    """How many rows are read at once, and their loss measured.
+
+    Args:
+        requested: a number is kept; auto: as many of `most` as fit. longest: source and target tokens; without a target the
+            encoder alone reads.
+    Raises:
+        DoesNotFit: not even one fits, or not so many as were asked for.
+    """
+
+    def fits(rows: int) -> bool:
+        return sum(held.measuring(rows, *longest).values()) <= budget_bytes
+
+    least = 1 if requested == AUTO else int(requested)
+    if not fits(least):
+        hints = [f"--eval_batch_size_per_gpu={least // 2}"] if least > 1 else []
+        text = "{rows} of up to {source} and {target} tokens" if longest[1] else "{rows} of up to {source} tokens"
+        what = say(text, rows=counted(least, "row"), source=longest[0], target=longest[1])
+        hints.append(f"--max_seq_len={max(8, longest[0] // 2)}")
+        raise does_not_hold(budget_bytes, what, held.measuring(least, *longest), *hints)
+    return largest(most, fits) if requested == AUTO else least
+
+
+def does_not_hold(budget_bytes: int, what: str, parts: Mapping[str, int], *hints: str) -> DoesNotFit:
+    """That a budget is too small for something: component -> bytes, and what would help beside a larger one."""
+    sizes = [join(" ", [say(name), format_size(size)]) for name, size in parts.items() if size]
+    more = say("--memory_budget={size} or more", size=typed_size(sum(parts.values())))
+    return DoesNotFit(
+        "--memory_budget = {size}, does not hold {what}: {parts}; try {remedies}",
+        size=format_size(budget_bytes),
+        what=what,
+        parts=join(", ", sizes),
+        remedies=join(", ", [more, *hints]),
+    )

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from language import Message, say
+from language import Message, join, say
 from memory.processes import ProcessTree
+from settings.errors import OverBudget
 from units import format_size
 
 if TYPE_CHECKING:
@@ -227,4 +228,24 @@ class Monitor:
             device=self.device.name,
             size=format_size(last.device_bytes),
             peak=format_size(self.device.memory_peak_bytes()),
+        )
+
+
+@contextmanager
+def watched(monitor: Monitor, *changes: str) -> Iterator[None]:
+    """Measure until the context ends.
+
+    Args:
+        changes: flags that would take less.
+    Raises:
+        OverBudget: everything is done, and took more than the budget.
+    """
+    with monitor:
+        yield
+    if monitor.peak_bytes > monitor.budget_bytes:
+        raise OverBudget(
+            "--memory_budget = {budget}, was exceeded: the peak was {peak}; {changes}",
+            budget=format_size(monitor.budget_bytes),
+            peak=format_size(monitor.peak_bytes),
+            changes=join(", ", [say("raise it"), *changes]),
         )

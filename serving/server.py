@@ -10,11 +10,11 @@ from dataclasses import replace
 from commands.answering import check_one_process, find_answering
 from commands.embed import Embedder
 from commands.labelling import Labeller
-from commands.loading import Trained, load_trained, watched
-from commands.text_reader import ROUNDED, with_preparation
+from commands.text_reader import ROUNDED, text_settings
 from language import join, say
 from limits import ANSWERED_TOGETHER, few_places
 from memory.answers import AnswerBatch, HeldModel, largest
+from memory.monitor import watched
 from serving.app import READING_BYTES, Api, make_app
 from serving.asking import Texts, request_bytes
 from serving.engine import MOST_WAITING, Capacity, Engine
@@ -22,7 +22,7 @@ from settings.declared import Config
 from settings.fields import AUTO, listed
 from settings.tasks import MODEL_HEADS
 from training.evaluation.answers import decoder_of
-from training.setup.answer_list import with_answers
+from training.loaded_model import LoadedModel, load_model
 from units import KIB, format_size
 from web.bodies import ByteBudget
 from web.listening import Server, address_of, listen, own_names, server_of, token_of
@@ -42,12 +42,11 @@ def serve(config: Config) -> None:
     check_one_process("serve")
     board = config.board
     token = token_of(board.token, board.host, "use this model")
-    config, model = find_answering(config, searches=False)
-    config, tree = with_answers(config, model)
+    config, model, tree = find_answering(config, "serve", searches=False)
     is_text = MODEL_HEADS[model.shape.head].writes_text
-    config = config if is_text else with_preparation(config, model)
+    config = config if is_text else config.with_saved(text_settings(model))
     with listen(board.host, PORT if board.port == AUTO else int(board.port)) as listener:
-        trained = load_trained(config, model, None if is_text else AnswerBatch(1, 1, 1), tree)
+        trained = load_model(config, model, None if is_text else AnswerBatch(1, 1, 1), tree)
         api = api_of(trained, config)
         for line in _greeting(api, trained, address_of(board.host, listener), token):
             print(line, flush=True)
@@ -73,7 +72,7 @@ def _ending_is_success(server: Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def api_of(trained: Trained, config: Config) -> Api:
+def api_of(trained: LoadedModel, config: Config) -> Api:
     """Everything behind the addresses, made of a loaded model; its engine does not run yet.
 
     Raises:
@@ -132,7 +131,7 @@ def capacity_of(held: HeldModel, longest: AnswerBatch, budget_bytes: int, reserv
     return Capacity(rows, tokens, parts(rows, tokens))
 
 
-def _capacity(trained: Trained, config: Config) -> Capacity:
+def _capacity(trained: LoadedModel, config: Config) -> Capacity:
     """What the budget holds of the longest answers. What requests may hold at least stays free for them."""
     requested = config.answer.generate_batch_size
     rows = ANSWERED_TOGETHER if requested == AUTO else min(int(requested), ANSWERED_TOGETHER)
@@ -150,7 +149,7 @@ def _capacity(trained: Trained, config: Config) -> Capacity:
     return capacity
 
 
-def _greeting(api: Api, trained: Trained, address: str, token: str) -> list[str]:
+def _greeting(api: Api, trained: LoadedModel, address: str, token: str) -> list[str]:
     lines: list[str] = [
         say("serving {name} at {address}/v1  (stop with Ctrl-C or SIGTERM)", name=api.name, address=address)
     ]

@@ -20,7 +20,6 @@ from settings.tasks import MODEL_HEADS, TASKS, command_of, is_pretraining, learn
 if TYPE_CHECKING:
     from settings.declared import Config
 
-PREFERENCES = "preferences"  # the objective of the command dpo
 TEXT = "text"  # the head of a T5 as it is: over the vocabulary
 REGRESSION = "regression"  # the labels of a head that are numbers
 HEADS = SEQUENCE, TOKEN = "sequence", "token"  # heads over labels, and the objectives of training them

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import optimizers
 from language import LANGUAGES
 from settings.consistency import CLASS_SCORES, NUMBER_SCORES, RANKED_SHOWN, SCORES, are_numbers
 from settings.fields import AUTO, Auto, Derived, Size, Text, declared, defining, setting
+from settings.precedence import SAVED
 from settings.tasks import MODEL_HEADS, TASKS, task_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -722,7 +724,7 @@ class Config:
     board: BoardConfig = field(default_factory=BoardConfig)
     listing: ListingConfig = field(default_factory=ListingConfig)
     model_preset: str = "tiny"
-    origins: tuple[tuple[str, str], ...] = ()  # setting -> "flag", "file", "edited" or "preset"; defaults are absent
+    origins: tuple[tuple[str, str], ...] = ()  # setting -> one of `precedence.ORIGINS`; defaults are absent
     is_record: bool = False  # whether its file is what a run has saved, which names all settings, chosen or not
     # Settings of the groups that note it which somebody has read; `changed`, `as_dict` and `save` read none.
     reads: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -737,12 +739,16 @@ class Config:
         self.__post_init__()
 
     def origin(self, name: str) -> str | None:
-        """Where the value of a setting came from: "flag", "file", "edited" in `config.py`, or "preset"; None: the default."""
+        """Where the value of a setting came from, one of `settings.precedence.ORIGINS`; None: the default."""
         return dict(self.origins).get(name)
 
     def given(self, name: str) -> bool:
         """Whether the user chose this setting: by flag, by file or by a line in `config.py`."""
         return self.origin(name) in ("flag", "file", "edited")
+
+    def named(self, name: str) -> bool:
+        """Whether the user chose this setting, or a preset that the user named has it: what a saved model says gives way to that."""
+        return self.given(name) or self.origin(name) == "preset"
 
     def typed(self, name: str) -> bool:
         """Whether the user named this setting for this start: by flag or by file."""
@@ -765,14 +771,20 @@ class Config:
             changes[group] = type(settings)(**{**known, **members})
         return dataclasses.replace(self, **changes)
 
+    def with_saved(self, values: Mapping[str, Any]) -> Config:
+        """The same settings, and in place of those that the user has not named what a saved model says, by flat name."""
+        heeded = {name: value for name, value in values.items() if not self.named(name)}
+        origins = (*self.origins, *((name, SAVED) for name in heeded))
+        return dataclasses.replace(self.changed(**heeded), origins=origins)
+
     def as_dict(self) -> dict[str, Any]:
         """Flat name -> value of every setting, the form in which a configuration is saved and loaded again."""
         values = {name: vars(getattr(self, group))[name] for name, (group, _) in settings_by_name().items()}
         return {"model_preset": self.model_preset, **values}
 
-    def save(self, path: Path) -> None:
-        """Write all settings as JSON; `load(command, {"config": path})` reads it back."""
-        path.write_text(json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+    def save(self, path: Path, **changes: Any) -> None:
+        """Write all settings as JSON, some with another value; `load(command, {"config": path})` reads it back."""
+        path.write_text(json.dumps({**self.as_dict(), **changes}, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
 GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if str(f.type).endswith("Config")}

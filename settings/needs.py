@@ -7,9 +7,10 @@ from collections.abc import Collection
 from language import Message, join, say
 from settings.declared import Config, Noting, flags_of, settings_by_name
 from settings.fields import AUTO, Need, show
+from settings.precedence import ORIGINS
 from settings.tasks import MODEL_HEADS, default_objective
 
-STRENGTH = (None, "preset", "edited", "file", "flag")  # Origins of values, each stronger than those before it.
+STRENGTH = (None, *ORIGINS)
 
 
 def without_effect(config: Config, decided: Collection[str]) -> list[Message]:

@@ -1,4 +1,6 @@
-"""Layers of settings: default < preset that nobody named < line edited in `config.py` < named preset < file < flags.
+"""Layers of settings: default < preset that nobody named < saved model < line edited in `config.py` < named preset < file < flags.
+
+What a saved model says is known only once it is found: `Config.with_saved` puts it into its layer.
 
 The settings themselves are declared in `settings/declared.py`; this file takes their table and never imports it.
 """
@@ -25,11 +27,14 @@ GIVES_WAY = {
     "max_steps": ("epochs",),
     "effective_batch_size": ("batch_size_per_gpu", "gradient_accumulation_steps"),
 }
+# Where the value of a setting can be from, the weakest first. The presets that nobody names are `tiny` and `sample`.
+ORIGINS = ("unnamed preset", "saved model", "edited", "preset", "file", "flag")
+UNNAMED_PRESET, SAVED = ORIGINS[:2]
 Settings = Mapping[str, tuple[str, dataclasses.Field[Any]]]  # name -> its group and its field
 
 
 class Layered(NamedTuple):
-    """Values that differ from the defaults, where each came from ("preset", "edited", "file" or "flag"), and what is wrong.
+    """Values that differ from the defaults, from which layer each came, and what is wrong.
 
     Args:
         is_record: whether the file is what a run has saved, which names all settings, chosen or not.
@@ -87,7 +92,7 @@ def layered(
     has_data = any(layer.get("train_file") for layer in (edited, file, flags))
     takes_sample = preset is None and command == "train" and not has_data
     unnamed, named = (_preset(name, groups, problems) for name in ("sample" if takes_sample else None, preset))
-    layers = [("preset", unnamed), ("edited", edited), ("preset", named), ("file", file), ("flag", flags)]
+    layers = [(UNNAMED_PRESET, unnamed), ("edited", edited), ("preset", named), ("file", file), ("flag", flags)]
 
     values, origins = dict[str, Any](), dict[str, str]()
     model_preset, is_named = str(defaults["model_preset"]), False
@@ -98,7 +103,8 @@ def layered(
     shape = model_presets().get(model_preset, {})
     if not shape:
         problems.append(_unknown_preset("model_preset", model_preset, model_presets()))
-    layers.insert(2 if is_named else 0, ("preset", shape))
+    is_unnamed = origins.get("model_preset", UNNAMED_PRESET) == UNNAMED_PRESET
+    layers.insert(2 if is_named else 0, (UNNAMED_PRESET if is_unnamed else "preset", shape))
 
     level = dict[str, int]()  # setting -> the number of the layer that its value is from
     for place, (origin, layer) in enumerate(layers):
@@ -130,7 +136,9 @@ def layered(
             # Named alone, it means both stacks, as in transformers' T5Config; ByT5's differ, and its decoder stays.
             values["num_decoder_layers"] = values["num_layers"]
     for name, others in GIVES_WAY.items():
-        if origins.get(name) == "preset" and all(level.get(other, -1) > level[name] for other in others):
+        if origins.get(name) in (UNNAMED_PRESET, "preset") and all(
+            level.get(other, -1) > level[name] for other in others
+        ):
             del values[name], origins[name]
     return Layered(values, model_preset, origins, problems, is_record)
 

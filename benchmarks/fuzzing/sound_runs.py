@@ -85,12 +85,12 @@ def use_pickled(folder: Path) -> None:
 def use_generation_settings(folder: Path) -> None:
     from commands.new_folder import copy_companions
     from model import hf_format
-    from training.setup.model_folders import ModelFolders
+    from training.saved_model import SavedModel
 
     made = folder.with_name("mutated.made")
     made.mkdir()
     hf_format.save(tiny_model(), made)
-    copy_companions(ModelFolders(folder), made)
+    copy_companions(SavedModel.read(folder), made)
 
 
 # --- runs ---

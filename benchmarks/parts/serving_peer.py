@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from commands.answering import find_model
-from commands.loading import load_trained
 from memory.monitor import Monitor
 from serving.answers import Answer
 from serving.app import make_app
 from serving.engine import Capacity, Engine
 from serving.server import api_of
 from settings.loading import load
+from training.loaded_model import load_model
+from training.saved_model import find_model
 from web.listening import address_of, listen, server_of
 
 
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     """Serve until SIGTERM."""
     folder, tokens = arguments
     config = load("serve", {"model": folder, "max_new_tokens": tokens, "max_seq_len": "512"})
-    api = api_of(load_trained(config, find_model(config)), config)
+    api = api_of(load_model(config, find_model(config)), config)
     api.engine = OneByOne(Path(folder), api.engine)
     listener = listen("127.0.0.1", 0)
     print(f"serving at {address_of('127.0.0.1', listener)}/v1", flush=True)

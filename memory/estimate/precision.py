@@ -86,7 +86,7 @@ def requested_precision(config: Config, multiplies_fast: Callable[[str], bool]) 
     requested = config.memory.mixed_precision
     if requested != "fp16" or multiplies_fast(FLOAT16):
         return requested
-    if config.origin("mixed_precision") in ("preset", "file", "edited"):
+    if config.origin("mixed_precision") not in (None, "flag"):
         return AUTO
     raise UserError(
         "--mixed_precision = fp16, products in fp16 are not faster on this device; allowed here: auto, no, bf16 "

@@ -246,7 +246,7 @@ def test_a_run_is_planned_with_the_settings_that_it_will_have(queue: Queue) -> N
     queue.ask(is_keep_training="True", max_steps="9")
     words = plan_words(queue.record()["flags"])
     asked = load("plan", dict(word.removeprefix("--").split("=", 1) for word in words))
-    planned = resumed_config(asked, find_run_to_resume(asked))
+    planned = resumed_config(asked, find_run_to_resume(asked.run.output_dir, asked.run.run_name))
     assert (planned.data.train_file, planned.model.num_layers, planned.train.max_steps) == ("rows.jsonl", 3, 9)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands.answering import answering
+from commands.answering import with_answers_of
 from commands.merge import merge
 from data.tokenizers.tokenizer import Tokenizer
 from model import hf_format
@@ -23,8 +23,8 @@ from tests.commands.test_chat import save_adapter
 from tests.training.small_runs import SMALL
 from tests.training.small_trained import SHAPE, save_trained
 from trainer_low_mem import LowMemTrainer
+from training.saved_model import SavedModel
 from training.setup.base import find_base
-from training.setup.model_folders import ModelFolders
 from training.setup.resolved import ResolvedRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +62,7 @@ def test_what_is_kept_is_read_again_beside_the_tokens(folder: Path) -> None:
     assert answers_by(folder) == ({**KEPT, "max_new_tokens": 128}, [])
     keep_answers(folder, SEARCH, SEARCH.num_beams)
     asked = [
-        answering(settings(**flags), ModelFolders(folder), ranks=ranks)
+        with_answers_of(settings(**flags), SavedModel.read(folder), ranks=ranks)
         for flags, ranks in (({}, True), ({}, False), ({"num_beams": 2}, True))
     ]
     assert [config.answer.num_answers for config in asked] == [SEARCH.num_beams, 1, 1], (
@@ -79,7 +79,7 @@ def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None
     ids = Tokenizer.load(folder).encode_batch(["what flows below the bridge?"])[0].tolist()
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
     expected = theirs.generate(torch.tensor([[*ids, 1]]), max_new_tokens=12)[0].tolist()
-    config = answering(settings(max_new_tokens=12), ModelFolders(folder))
+    config = with_answers_of(settings(max_new_tokens=12), SavedModel.read(folder))
     (answer,) = generate(hf_format.load(folder), [[*ids, 1]], config.generate)
     (greedy,) = generate(hf_format.load(folder), [[*ids, 1]], GenerateConfig(max_new_tokens=12))
     assert answer == [token for token in expected[1:] if token not in (0, 1)] != greedy
@@ -87,19 +87,19 @@ def test_transformers_answers_by_it_as_this_program_does(tmp_path: Path) -> None
 
 def test_flags_go_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_answers(folder, SEARCH)
-    assert how(answering(settings(), ModelFolders(folder))) == KEPT
-    assert "generating with --num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
-    assert how(answering(settings(length_penalty=2), ModelFolders(folder))) == {**KEPT, "length_penalty": 2.0}
+    assert how(with_answers_of(settings(), SavedModel.read(folder))) == KEPT
+    assert "--num_beams=4, --length_penalty=0.6" in capsys.readouterr().err
+    assert how(with_answers_of(settings(length_penalty=2), SavedModel.read(folder))) == {**KEPT, "length_penalty": 2.0}
     assert "has no effect" not in capsys.readouterr().err
     plain = how(GREEDY := Config())
     for flags in ({"num_beams": 1}, {"temperature": 0.7}):
-        assert how(answering(settings(**flags), ModelFolders(folder))) == {**plain, "no_repeat_ngram_size": 2}
-    greedy = answering(GREEDY, ModelFolders(folder), searches=False)  # as `serve` writes
+        assert how(with_answers_of(settings(**flags), SavedModel.read(folder))) == {**plain, "no_repeat_ngram_size": 2}
+    greedy = with_answers_of(GREEDY, SavedModel.read(folder), searches=False)  # as `serve` writes
     assert how(greedy) == {**plain, "no_repeat_ngram_size": 2}
     capsys.readouterr()
     (folder / GENERATION_FILE).unlink()
     with pytest.raises(UserError, match=r"--length_penalty = 2\.0, has no effect without --num_beams"):
-        answering(settings(length_penalty=2), ModelFolders(folder))
+        with_answers_of(settings(length_penalty=2), SavedModel.read(folder))
 
 
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -132,7 +132,7 @@ def test_what_nobody_can_write_by_is_refused(folder: Path, tmp_path: Path, text:
     """Where answers are written; what is finetuned from it answers without."""
     (folder / GENERATION_FILE).write_text(text)
     with pytest.raises(UserError) as caught:
-        answering(settings(), ModelFolders(folder))
+        with_answers_of(settings(), SavedModel.read(folder))
     assert GENERATION_FILE in str(caught.value) and words in str(caught.value)
 
 
@@ -142,13 +142,13 @@ def test_a_flag_stands_over_what_cannot_be_done_and_unknown_keys_are_mentioned(
     (folder / GENERATION_FILE).write_text(
         '{"num_beams": 300, "no_repeat_ngram_size": 3, "novel": 1, "do_sample": true}'
     )
-    config = answering(settings(num_beams=2), ModelFolders(folder))
+    config = with_answers_of(settings(num_beams=2), SavedModel.read(folder))
     assert how(config, ("num_beams", "no_repeat_ngram_size", "temperature")) == {
         "num_beams": 2, "no_repeat_ngram_size": 3, "temperature": 0.0,
     }  # fmt: skip
     told = capsys.readouterr().err
     assert "generation_config.json: novel: unknown, ignored" in told
-    greedy = answering(settings(num_beams=1, temperature=0), ModelFolders(folder))
+    greedy = with_answers_of(settings(num_beams=1, temperature=0), SavedModel.read(folder))
     assert how(greedy, ("temperature", "top_k", "no_repeat_ngram_size")) == {
         "temperature": 0.0, "top_k": 0, "no_repeat_ngram_size": 3,
     }  # fmt: skip
@@ -188,11 +188,11 @@ def test_an_adapter_goes_before_its_base_also_merged(folder: Path, tmp_path: Pat
     adapter = save_adapter(folder, tmp_path / "adapter", 1)
     Tokenizer.load(folder).save(adapter)
     (adapter / GENERATION_FILE).write_text('{"num_beams": 1}')
-    assert how(answering(settings(), ModelFolders(folder, (adapter,))), ("num_beams",)) == {"num_beams": 1}, (
-        "a default may be named"
-    )
+    assert how(with_answers_of(settings(), SavedModel.read(folder, str(adapter))), ("num_beams",)) == {
+        "num_beams": 1
+    }, "a default may be named"
     keep_answers(adapter, GenerateConfig(num_beams=2))
-    assert how(answering(settings(), ModelFolders(folder, (adapter,)))) == {**KEPT, "num_beams": 2}
+    assert how(with_answers_of(settings(), SavedModel.read(folder, str(adapter)))) == {**KEPT, "num_beams": 2}
     published = json.loads((folder / GENERATION_FILE).read_text())
     (folder / GENERATION_FILE).write_text(json.dumps({**published, "eos_token_id": [1, 9]}))
     merge(settings("merge", model=folder, adapter=adapter, output=tmp_path / "merged"))
@@ -215,9 +215,9 @@ def test_a_foreign_value_in_the_settings_of_a_run_is_refused_like_a_flag(tmp_pat
     path.write_text(
         '{"prepare_text": "prott5", "of_another_version": 1, "optimizer": "of_another_version", "max_seq_len": 64}'
     )
-    assert ModelFolders(tmp_path).run_settings == {"prepare_text": "prott5", "max_seq_len": 64}
+    assert SavedModel.read(tmp_path).run_settings == {"prepare_text": "prott5", "max_seq_len": 64}
     path.write_text('{"prepare_text": "evil", "text_column": ["x"], "max_seq_len": -1}')
     with pytest.raises(UserError) as refused:
-        _ = ModelFolders(tmp_path).run_settings
+        _ = SavedModel.read(tmp_path).run_settings
     assert len(refused.value.problems) == 3
     assert f"{path}: prepare_text = evil, " in str(refused.value) and "prott5" in str(refused.value)

@@ -18,11 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.answering import find_model
+from commands.answering import find_answering
 from commands.chat import Session, Writer, chat, converse, greeting, run
 from commands.evaluate import evaluate
 from commands.generate import generate
-from commands.loading import load_trained
 from data.text.templates import Template, Turn
 from data.tokenizers.pieces import pieces
 from data.tokenizers.tokenizer import Tokenizer
@@ -35,9 +34,9 @@ from settings.errors import UserError
 from settings.loading import load
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
+from training.loaded_model import load_model
+from training.saved_model import find_model
 from training.setup.adapters import fingerprint_of
-from training.setup.answer_list import with_answers
-from training.setup.model_folders import ModelFolders
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = "春天的河水从石桥下流过 the river runs under a bridge été 😀 мост "
@@ -153,7 +152,7 @@ def test_a_piece_comes_as_soon_as_it_is_whole(tokenizers: dict[str, Tokenizer]) 
 
 def test_the_oldest_turns_leave_when_there_is_no_room(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load("chat", {"model": str(folder), "max_seq_len": "30", "prompt_template": "Q{prompt}A"})
-    writer = Writer(load_trained(config, find_model(config)), config)
+    writer = Writer(load_model(config, find_model(config)), config)
     turns = [("user", "first"), ("assistant", "yes"), ("user", "second"), ("assistant", "no"), ("user", "third")]
     seen = writer.trained.tokenizer.decode(writer._fitted(turns, None))
     assert "first" not in seen and "second" in seen and "third" in seen
@@ -189,7 +188,7 @@ def test_piped_questions_are_answered_and_nothing_else_is_printed(folder: Path, 
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "the answer was cut at --max_new_tokens=5\n" * 2
     config = load("chat", {"model": str(folder), "max_new_tokens": "5"})
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     inputs = [[*trained.tokenizer.encode_batch([text])[0].tolist(), 1] for text in ("hello", "河水")]
     expected = [trained.tokenizer.decode(ids) for ids in trained.writer(config).answers(inputs)]
     assert done.stdout == "".join(f"{text}\n" for text in expected)
@@ -235,7 +234,7 @@ def _until(near: int, end: str) -> str:
 
 def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
     config = load("chat", {"model": str(folder), "temperature": "3", "max_new_tokens": "9"})
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     sessions = [Session(Writer(trained, config)) for _ in "ab"]
     for session in sessions:
         for _ in range(2):
@@ -247,8 +246,8 @@ def test_a_question_put_again_is_drawn_anew(folder: Path) -> None:
 def test_answers_come_from_a_list(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("red\nblue\n")
     flags = {"answers": str(tmp_path / "answers.txt"), "cache_dir": str(tmp_path / "cache"), "temperature": "3"}
-    config, tree = with_answers(load("chat", {"model": str(folder), **flags}), ModelFolders(folder))
-    session = Session(Writer(load_trained(config, find_model(config), tree=tree), config))
+    config, model, tree = find_answering(load("chat", {"model": str(folder), **flags}), "chat")
+    session = Session(Writer(load_model(config, model, tree=tree), config))
     for _ in range(3):
         session.ask("hello", lambda piece: None)
     assert {text for role, text in session.turns if role == "assistant"} <= {"red", "blue"}
@@ -268,7 +267,7 @@ def test_adapters_are_changed_by_a_command(folder: Path, tmp_path: Path) -> None
     adapters = [save_adapter(folder, tmp_path / name, seed) for seed, name in enumerate("ab")]
     flags = {"model": str(folder), "max_new_tokens": "8", "adapter": ",".join(map(str, adapters))}
     config = load("chat", flags)
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     session = Session(Writer(trained, config), adapters=trained.adapters)
     answers = {}
     for name in ("a", "b", "none", "a"):

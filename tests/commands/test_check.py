@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from commands.answering import find_model
 from commands.check import check
 from commands.merge import open_adapted
 from settings.errors import UserError
@@ -15,6 +14,7 @@ from tests.training.small_trained import save_trained
 from train_low_mem import main
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import create_run, publish
+from training.saved_model import find_model
 
 
 @pytest.fixture

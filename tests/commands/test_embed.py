@@ -25,7 +25,7 @@ from settings.errors import DoesNotFit, UserError
 from settings.loading import load
 from tests.measuring import in_child
 from tests.training.small_trained import save_trained
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
 from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -237,6 +237,9 @@ def test_vectors_of_another_adapter_are_not_continued(folder: Path, texts: Path,
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_model.safetensors").touch()
-    VectorFile(config, ModelFolders(folder, (tmp_path / "a",)), str(texts)).add(0, [("x", np.zeros(16, np.float32))])
+        (tmp_path / name / "adapter_config.json").touch()
+    VectorFile(config, SavedModel.read(folder, str(tmp_path / "a")), str(texts)).add(
+        0, [("x", np.zeros(16, np.float32))]
+    )
     with pytest.raises(UserError, match="another model"):
-        VectorFile(config, ModelFolders(folder, (tmp_path / "b",)), str(texts))
+        VectorFile(config, SavedModel.read(folder, str(tmp_path / "b")), str(texts))

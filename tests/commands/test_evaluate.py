@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from commands.answering import find_model
 from commands.evaluate import _data_settings, evaluate, evaluation_rows
-from commands.loading import load_trained, rows_to_measure
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.text.templates import USER, Template
 from data.tokenizers.tokenizer import Tokenizer
 from data.tokenizers.training import train_tokenizer
-from memory.answers import AnswerBatch, HeldModel
+from memory.answers import AnswerBatch, HeldModel, rows_to_measure
 from memory.processes import ProcessTree
 from model import hf_format
 from model.formats.peft import save_adapters
@@ -33,9 +31,10 @@ from tests.training.small_trained import save_trained
 from training.evaluation.answers import AnswerWriter
 from training.evaluation.samples import Sample, generate_metrics
 from training.evaluation.scores import AnswerScores, metric_names
+from training.loaded_model import load_model
 from training.processes.group import Group
+from training.saved_model import SavedModel, find_model
 from training.setup.adapters import fingerprint_of
-from training.setup.model_folders import ModelFolders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["hello", "河水", "two words", "a b c d", "last"]
@@ -46,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and rows whose right answers begin as the model's own: random weights would score nothing."""
     folder = save_trained(tmp_path_factory.mktemp("model"))
     config = load("generate", {"model": str(folder), "max_new_tokens": "12", "mixed_precision": "no"})
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     inputs = [[*ids.tolist(), 1] for ids in trained.tokenizer.encode_batch(PROMPTS)]
     texts = [trained.tokenizer.decode(ids).strip() for ids in trained.writer(config).answers(inputs)]
     rows = [
@@ -71,7 +70,7 @@ def settings(folder: Path, tmp_path: Path, **flags: Any) -> Config:
 def by_hand(folder: Path, config: Config, new_tokens: int) -> tuple[float, list[str]]:
     """Loss by the whole model under plain autograd, and answers to each row alone."""
     config = config.changed(max_new_tokens=new_tokens)
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     model, tokenizer = trained.blockwise.model, trained.tokenizer
     total, count, answers = 0.0, 0, []
     for prompt, response in pairs_of(folder):
@@ -206,8 +205,8 @@ class Rank(Group):
 
 
 def test_processes_share_the_rows_and_add_up_the_scores(folder: Path, tmp_path: Path) -> None:
-    config, _, loader = evaluation_rows(settings(folder, tmp_path), ModelFolders(folder))
-    trained = load_trained(config, find_model(config))
+    config, _, loader = evaluation_rows(settings(folder, tmp_path), SavedModel.read(folder))
+    trained = load_model(config, find_model(config))
     names = metric_names(Config())
 
     def score(group: Group) -> tuple[dict[str, float], list[Sample]]:
@@ -246,7 +245,7 @@ def test_an_adapter_is_measured_as_it_has_learnt_however_it_is_named(
     assert by_adapter.loss == by_model.loss == over_base.loss != evaluate(settings(folder, tmp_path)).loss
     assert capsys.readouterr().out.count(f"evaluation of {adapted}") == 3
     config = settings(folder, tmp_path, **named)
-    trained = load_trained(config, find_model(config), AnswerBatch(1, 8, 8))
+    trained = load_model(config, find_model(config), AnswerBatch(1, 8, 8))
     assert trained.template.prompt([(USER, "a")]) == "say again: a"
 
 
@@ -260,7 +259,7 @@ def test_places_are_those_of_who_evaluates(folder: Path, tmp_path: Path) -> None
         if path.is_file():
             (run_dir / path.name).symlink_to(path)
     saved.save(run_dir / "settings.json")
-    merged = _data_settings(settings(folder, tmp_path, model=run_dir), ModelFolders(run_dir))
+    merged = _data_settings(settings(folder, tmp_path, model=run_dir), SavedModel.read(run_dir))
     assert merged.data.max_seq_len == 64
     assert merged.data.cache_dir == str(folder / "cache") and merged.run.log_dir == str(tmp_path / "logs")
     assert merged.memory.weights_dir == "auto"

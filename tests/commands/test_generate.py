@@ -19,14 +19,12 @@ import pytest
 import torch
 
 from commands import generate as answering
-from commands import loading
-from commands.answering import find_model
 from commands.generate import generate
-from commands.loading import load_trained
 from devices.cpu import CpuDevice
 from memory.answers import AnswerBatch
 from memory.monitor import Monitor
 from memory.processes import ProcessTree
+from model import hf_format
 from model.decoding.answer_tree import AnswerTree
 from serving.server import api_of
 from settings.declared import Config
@@ -34,6 +32,8 @@ from settings.errors import DoesNotFit, OverBudget, UserError
 from settings.loading import load
 from tests.measuring import in_child
 from tests.training.small_trained import SHAPE, save_trained
+from training.loaded_model import load_model
+from training.saved_model import find_model
 from units import MIB
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,7 +199,7 @@ def test_columns_beside_the_prompts_take_memory_by_their_size(folder: Path, tmp_
     code = """
 import contextlib
 from commands.generate import generate
-from commands.loading import load_trained
+from training.loaded_model import load_model
 from config import load
 
 model, rows, output = sys.argv[1:]
@@ -282,14 +282,14 @@ def test_what_does_not_fit_is_refused_before_loading(
     with pytest.raises(DoesNotFit, match=r"does not hold .* try .*--generate_batch_size=50000"):
         generate(settings(folder, input=source, output=tmp_path / "a.jsonl", generate_batch_size=100000,
                           max_seq_len=65536, max_new_tokens=65536))  # fmt: skip
-    monkeypatch.setattr(loading.hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
+    monkeypatch.setattr(hf_format, "load", lambda *a, **b: pytest.fail("was loaded"))
     with pytest.raises(DoesNotFit, match=r"--memory_budget = 1.0 MiB, does not hold the model's"):
         generate(settings(folder, input=source, output=tmp_path / "b.jsonl", memory_budget="1M"))
 
 
 def test_auto_answers_fewer_at_once_in_less_memory(folder: Path) -> None:
     config = settings(folder, input="x", max_seq_len=65536)
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     batch = AnswerBatch.by(config.generate, 64, 65536)
     wide = trained.rows_at_once("auto", batch)
     trained.answer_budget.budget_bytes = sum(trained.predict(replace(batch, rows=5)).values())
@@ -307,7 +307,7 @@ def test_who_takes_more_than_the_budget_says_so(
             super().__exit__(*error)
             self.peak_bytes = 2**50
 
-    monkeypatch.setattr(loading, "Monitor", Full)
+    monkeypatch.setattr("training.loaded_model.Monitor", Full)
     with pytest.raises(OverBudget, match=r"was exceeded: the peak was 1,?048,?576.* GiB.*--generate_batch_size=1"):
         generate(settings(folder, input="x"))
     assert capsys.readouterr().out, "the answer is there"
@@ -333,7 +333,7 @@ def test_products_in_another_dtype_than_asked_for_are_told_once(
     lines = [line for line in screen.err.splitlines() if "mixed_precision" in line]
     assert len(lines) == bool(told) and all(line.startswith(f"--mixed_precision = {asked}, {told}") for line in lines)
     assert "mixed_precision" not in screen.out  # which holds the answer alone
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == storage
     assert trained.blockwise.weight_store.compute_dtype == (torch.float32 if asked in ("no", "auto") else fast[0])
 
@@ -345,7 +345,7 @@ def test_weights_are_rounded_where_the_budget_holds_no_others_and_no_dtype_is_na
     folder = save_trained(tmp_path, shape=replace(SHAPE, vocab_size=80_000, d_model=256))
     flags = {"input": "x", "memory_budget": ProcessTree().usage().anon_bytes + 52 * MIB}
     config = settings(folder, **flags, mixed_precision="auto")
-    trained = load_trained(config, find_model(config))
+    trained = load_model(config, find_model(config))
     assert trained.blockwise.model.embedding.dtype == torch.int8
     assert "rounded to int8" in capsys.readouterr().err
     assert trained.writer(config).answers([[5, 6, 1]])
@@ -404,7 +404,7 @@ def test_standard_input_is_read_line_by_line(
 
 def test_what_answers_loads_no_trainer() -> None:
     """Its memory would be missing for answers."""
-    words = "import sys, commands.loading; sys.exit(int('accelerate' in sys.modules or 'pyarrow' in sys.modules))"
+    words = "import sys, training.loaded_model; sys.exit(int('accelerate' in sys.modules or 'pyarrow' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", words], cwd=ROOT).returncode == 0
 
 
@@ -452,11 +452,11 @@ def test_a_list_that_the_budget_does_not_hold(folder: Path, tmp_path: Path, monk
 def test_the_budget_counts_the_tree(folder: Path) -> None:
     """What it holds itself, and what a step makes of the tokens that it allows."""
     config, count = settings(folder, input="x"), 2**23
-    without = load_trained(config, find_model(config))
+    without = load_model(config, find_model(config))
     starts = np.full(count + 1, count, np.int32)
     starts[0] = 1
     tree = AnswerTree(np.ones(count, np.int32), starts, 2)  # 64 MiB: as many answers of one token
-    trained = load_trained(config, find_model(config), tree=tree)
+    trained = load_model(config, find_model(config), tree=tree)
     held = trained.held.base_bytes - without.held.base_bytes
     batch = AnswerBatch.by(config.generate, 1, config.data.max_seq_len)
     assert held > 0.8 * tree.num_bytes

@@ -18,7 +18,7 @@ from settings.loading import load
 from tests.fake_device import FakeDevice
 from tests.training.small_trained import save_trained
 from training.setup import plan as planning
-from training.setup.answer_list import with_list
+from training.setup.answer_list import read_list
 from units import GIB
 
 pytestmark = pytest.mark.usefixtures("processor_class")
@@ -69,7 +69,7 @@ def test_a_list_of_answers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[
     without, listed = told(capsys, **flags), told(capsys, **flags, answers=tmp_path / "answers.txt")
     more = listed["plan"]["components"]["base"] - without["plan"]["components"]["base"]
     config = load("train", {name: str(value) for name, value in flags.items()})
-    _, tree, _ = with_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir)
+    _, tree, _ = read_list(config, find(str(tmp_path / "answers.txt"), ""), prepare(config).tokenizer_dir)
     assert more == pytest.approx(tree.num_bytes, rel=0.1) and "answers.txt" in listed["start"][-1]
     made = told(capsys, **flags, answers=tmp_path / "answers.txt")["plan"]["components"]["base"]
     assert made - without["plan"]["components"]["base"] == tree.num_bytes

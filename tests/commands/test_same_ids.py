@@ -15,10 +15,8 @@ from starlette.testclient import TestClient
 
 import commands.chat
 import training.evaluation.answers
-from commands.answering import find_model
 from commands.evaluate import evaluate
 from commands.generate import generate
-from commands.loading import load_trained
 from data.batches.loader import StepLoader
 from data.prepare.preparing import prepare
 from data.tokenizers.tokenizer import Tokenizer
@@ -27,6 +25,8 @@ from serving.server import api_of
 from settings.declared import Config
 from settings.loading import load
 from tests.training.small_trained import SHAPE, save_trained
+from training.loaded_model import load_model
+from training.saved_model import find_model
 
 PROMPTS = [
     "<extra_id_0>rain and snow",
@@ -129,7 +129,7 @@ def test_every_command_makes_the_same_ids(
 
     config = settings("serve", folder, tmp_path, **used)
     api = api_of(
-        load_trained(config, find_model(config)),
+        load_model(config, find_model(config)),
         config,
     )
     monkeypatch.setattr(api.engine.decoder, "join", spying("serve", api.engine.decoder.join))

@@ -13,8 +13,6 @@ from typing import Any
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from commands.answering import find_model
-from commands.loading import Trained, load_trained
 from model.decoding.answer_tree import Choices
 from model.decoding.generation import generate
 from serving.app import Api, make_app
@@ -22,6 +20,8 @@ from serving.server import api_of
 from settings.declared import Config
 from settings.loading import load
 from tests.training.small_trained import save_trained
+from training.loaded_model import LoadedModel, load_model
+from training.saved_model import find_model
 
 HERE = "http://127.0.0.1:8400"
 NAME = "small"
@@ -42,10 +42,10 @@ def settings(**flags: Any) -> Config:
 
 
 @lru_cache(maxsize=1)
-def trained() -> Trained:
+def trained() -> LoadedModel:
     """The model, loaded once."""
     config = settings()
-    return load_trained(config, find_model(config))
+    return load_model(config, find_model(config))
 
 
 def make_api(queue_limit: int = 8, **flags: Any) -> Api:

@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from commands.answering import find_model
 from commands.embed import Embedder
-from commands.labelling import open_labeller
-from commands.loading import load_trained
-from commands.text_reader import with_preparation
+from commands.text_reader import text_settings
 from memory.answers import AnswerBatch
 from serving.asking import OPEN_BYTES
+from serving.model import Model
 from serving.server import api_of
 from settings.loading import load
 from tests.serving.served import client_of, make_api, settings, trained
 from tests.training.small_trained import SHAPE, save_trained
-from training.setup.model_folders import ModelFolders
+from training.loaded_model import load_model
+from training.saved_model import SavedModel, find_model
 from web.bodies import ByteBudget
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,15 +85,16 @@ def test_more_texts_than_the_memory_of_requests_holds_are_refused_with_how_many_
 @pytest.mark.parametrize(("head", "labels"), [("sequence", "few,many"), ("sequence", "regression"), ("token", "C,E,H")])
 def test_a_head_over_labels_classifies(tmp_path: Path, head: str, labels: str) -> None:
     folder = save_trained(tmp_path / "head", shape=replace(SHAPE, num_decoder_layers=0, head=head, labels=labels))
-    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
-    expected = open_labeller(folder, mixed_precision="no")(["MKVL", "a b"])
-    with client_of(api_of(load_trained(config, find_model(config), AnswerBatch(1, 1, 1)), config)) as client:
+    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
+    config = config.with_saved(text_settings(SavedModel.read(folder)))
+    expected = Model(folder, mixed_precision="no").answer(["MKVL", "a b"])
+    with client_of(api_of(load_model(config, find_model(config), AnswerBatch(1, 1, 1)), config)) as client:
         found = client.post("/v1/classify", json={"input": ["MKVL", "a b"]}).json()
         assert [one["index"] for one in found["data"]] == [0, 1]
-        for one, answer in zip(found["data"], expected, strict=True):
-            assert one.keys() == {"index", *answer.columns}
-            label = next(iter(answer.columns))
-            assert one[label] == (pytest.approx(answer.columns[label]) if label == "number" else answer.columns[label])
+        for one, columns in zip(found["data"], expected, strict=True):
+            assert one.keys() == {"index", *columns}
+            label = next(iter(columns))
+            assert one[label] == (pytest.approx(columns[label]) if label == "number" else columns[label])
         assert client.post("/v1/classify", json={"input": ["x", ""]}).status_code == 400
         assert client.post("/v1/classify", json={"input": [1]}).status_code == 400
 
@@ -106,8 +106,9 @@ def test_a_model_that_writes_text_classifies_none(client: TestClient) -> None:
 def test_an_encoder_embeds_and_writes_no_text(tmp_path: Path) -> None:
     shape = replace(SHAPE, num_decoder_layers=0, head="none")
     folder = save_trained(tmp_path / "encoder", shape=shape)
-    config = with_preparation(load("serve", {"model": str(folder), "mixed_precision": "no"}), ModelFolders(folder))
-    found = load_trained(config, find_model(config), AnswerBatch(1, 1, 1))
+    config = load("serve", {"model": str(folder), "mixed_precision": "no"})
+    config = config.with_saved(text_settings(SavedModel.read(folder)))
+    found = load_model(config, find_model(config), AnswerBatch(1, 1, 1))
     with client_of(api_of(found, config)) as client:
         (vector,) = Embedder.of(found, config)(iter(["x" * 600]))
         np.testing.assert_allclose(ask(client, "x" * 600).json()["data"][0]["embedding"], vector, atol=1e-6)

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from commands import loading
 from language import speak
+from model import hf_format
 from serving.server import _greeting, serve
 from settings.errors import UserError
 from tests.serving.served import make_api, settings, trained
@@ -16,7 +16,7 @@ from tests.serving.served import make_api, settings, trained
 @pytest.fixture(autouse=True)
 def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     trained()
-    monkeypatch.setattr(loading.hf_format, "load", lambda *_, **__: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(hf_format, "load", lambda *_, **__: pytest.fail("the model is loaded"))
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded() -> None:

@@ -4,5 +4,5 @@
 `machine` (device, budget), `plan` (micro-batch, what is recomputed, peak; probed), `commit` (disk, the run's folder).
 The first three import no torch. Nothing is written for the run before `commit`, and everything that can be refused is refused
 before that. Beside the stages: `build` makes model and engine, `schedules` the learning rates, `dpo_reference` the
-log-probabilities that preferences are compared with, `answer_list` the list that answers come from, `model_folders` where a trained model lies.
+log-probabilities that preferences are compared with, `answer_list` the list that answers come from, `start` which folder weights are from.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from language import say
 from model.formats.adapter_folder import is_adapter, read_info
@@ -13,6 +12,7 @@ from model.shapes import adapter_weights, label_head_weights, token_range, token
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.fields import AUTO
+from training.saved_model import form_settings
 
 
 def lora_settings(config: Config, shape: T5ModelConfig) -> LoraSettings | None:
@@ -43,29 +43,10 @@ def _tokens(shape: T5ModelConfig, asked: str | None) -> tuple[int, int] | None:
     return found
 
 
-def with_form_of(config: Config, base: Path | None) -> Config:
-    """The settings of a run that goes on from an adapter: what nobody has named of its form is as the adapter has it."""
-    if base is None or not is_adapter(base) or not config.lora.lora_rank:
-        return config
-    found = _flags_of(read_info(base).settings)
-    alpha = found["lora_alpha"] if config.lora.lora_alpha == AUTO else config.lora.lora_alpha
-    taken = {name: value for name, value in found.items() if name not in ("lora_rank", "lora_alpha")}
-    return config.changed(**{name: value for name, value in taken.items() if not config.given(name)}, lora_alpha=alpha)
-
-
-def _flags_of(form: LoraSettings) -> dict[str, Any]:
-    return {
-        "lora_rank": form.rank,
-        "lora_alpha": form.alpha,
-        "lora_targets": ",".join(form.targets),
-        "lora_tokens": None if form.tokens is None else "{}-{}".format(*form.tokens),
-    }
-
-
 def form_problems(settings: LoraSettings, base: Path) -> list[str]:
     """What a run asks for that the adapter which it goes on from is not."""
     info = read_info(base)
-    asked, found = _flags_of(settings), _flags_of(info.settings)
+    asked, found = form_settings(settings), form_settings(info.settings)
     if set(settings.targets) == set(info.settings.targets):  # in whatever order
         del found["lora_targets"]
     return [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import join, say
 from model.decoding.answer_tree import AnswerTree
-from model.formats.answering import ANSWERS_FILE, answer_list_of
+from model.formats.answering import ANSWERS_FILE
 from settings.declared import Config, DataConfig, GenerateConfig, settings_by_name
 from settings.errors import DoesNotFit, UserError, refuse
 from settings.fields import AUTO, Need, counted, listed
@@ -33,7 +33,7 @@ from settings.tasks import MODEL_HEADS
 from storage import NotMade, fingerprint, only_if_made, read_once_made, writing
 from training.processes.launch import rank
 from training.report.progress import Progress
-from training.setup.model_folders import ModelFolders
+from training.saved_model import SavedModel
 from units import format_size
 
 if TYPE_CHECKING:
@@ -46,40 +46,36 @@ SAMPLED_ANSWERS = 16 * BATCH_LINES  # from which the memory of a list is foresee
 READ_ROWS = 64
 
 
-def answer_sources(config: Config, model: ModelFolders | None) -> list[Source]:
+def answer_sources(config: Config, model: SavedModel | None) -> list[Source]:
     """The files of the list.
 
     Raises:
         UserError: there is no such file.
     """
-    asked = config.answer.answers
-    if asked == AUTO:
-        own = None if model is None else answer_list_of(model.learnt, model.base)
-        asked = None if own is None else str(own)
-    return [] if asked is None else find(asked, "--answers")
+    files = config.answer.answers
+    if files == AUTO:
+        files = None if model is None or model.answer_list is None else str(model.answer_list)
+    return [] if files is None else find(files, "--answers")
 
 
-def with_answers(config: Config, model: ModelFolders) -> tuple[Config, AnswerTree | None]:
-    """The tree of the answers, and the settings that suit it: none is cut, and the most probable is the best.
+def read_answers(config: Config, model: SavedModel) -> tuple[dict[str, Any], AnswerTree | None]:
+    """The settings that suit the list of a model's answers, none cut and the most probable the best; and its tree. Says which list.
 
     Raises:
         UserError: the list cannot be used, or a flag contradicts it. DoesNotFit: it is too large to be read.
     """
     sources = answer_sources(config, model)
-    if not sources:
-        return config, None
-    if not MODEL_HEADS[model.shape.head].writes_text:
-        if config.given("answers"):
-            raise UserError(
-                "--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers
-            )
-        return config, None
-    config, tree, _ = with_list(config, sources, model.tokenizer)
+    writes_text = MODEL_HEADS[model.shape.head].writes_text
+    if sources and not writes_text and config.given("answers"):
+        raise UserError("--answers = {answers}, is for models that write text; omit it", answers=config.answer.answers)
+    if not sources or not writes_text:
+        return {}, None
+    settings, tree, _ = read_list(config, sources, model.tokenizer)
     Progress(1, rank() == 0, stream=sys.stderr).note(describe(tree, sources))
-    return config, tree
+    return settings, tree
 
 
-def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[Config, AnswerTree, Path]:
+def read_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[dict[str, Any], AnswerTree, Path]:
     """The settings that suit a list of answers, its tree, and the folder that holds it and the list as `ANSWERS_FILE`.
 
     Args:
@@ -123,15 +119,16 @@ def with_list(config: Config, sources: Sequence[Source], texts: Path) -> tuple[C
             files=files,
             longest=tree.longest,
         )
-    is_asked = config.given("length_penalty") or how.length_penalty != usual.length_penalty
-    unless_asked = {} if is_asked else {"length_penalty": 0.0}
     without_list = Need("answers", ("none",))
-    usual_ones = {
+    settings = {
         name: member.default
         for name, (_, member) in settings_by_name().items()
         if without_list in member.metadata["needs"]
     }
-    return config.changed(max_new_tokens=tree.longest, **usual_ones, **unless_asked), tree, made
+    settings["max_new_tokens"] = tree.longest
+    if not config.given("length_penalty") and how.length_penalty == usual.length_penalty:
+        settings["length_penalty"] = 0.0
+    return settings, tree, made
 
 
 def foreseen_tree(config: Config) -> tuple[int, str]:

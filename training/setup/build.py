@@ -26,7 +26,6 @@ from model.loss import LossSettings
 from model.t5 import T5, in_memory
 from training.checkpoints.content import load_optimizer
 from training.setup.adapters import choose_trained
-from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun
 
 
@@ -82,7 +81,7 @@ def _make_model(run: ResolvedRun, storage: torch.dtype, device: Device, offloade
     """The model, filled or loaded, its adapters on."""
     config, place = run.config, device.torch_device
     allocate, filling = (None, in_memory) if offloaded is None else (offloaded.allocate, offloaded.filling)
-    home = None if run.base is None else home_of(run.base, config)
+    home = None if run.start is None else run.start.base
     if home is not None:
         model = hf_format.load(
             home,

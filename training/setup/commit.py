@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from language import say
 from memory.estimate.disk import disk_need, too_full
@@ -17,7 +18,6 @@ from storage import atomic_file, folder_bytes, writing
 from training.checkpoints.folder import Checkpoints
 from training.checkpoints.runs import create_run, note_attempt, resume_run
 from training.setup.hub import create_repository
-from training.setup.model_folders import home_of
 from training.setup.resolved import ResolvedRun
 from training.setup.schedules import long_run_rate
 from units import format_size
@@ -60,12 +60,12 @@ def warnings_of(run: ResolvedRun) -> Iterator[str]:
     if run.is_resumed:
         told = "{run} continues after step {step} of {total}"
         yield say(told, run=config.run.run_name, step=f"{run.state.step:,}", total=total)
-    elif run.base is None:
+    elif run.start is None:
         if asked.train.max_steps == AUTO and asked.train.epochs == AUTO and steps.max_steps < FEW_STEPS:
             told = "{steps} are too few to train from random weights; --max_steps={more} repeats the same data"
             yield say(told, steps=total, more=USEFUL_STEPS)
     elif config.memory.mixed_precision == AUTO and config.memory.memory_mode != "ultra" and not config.lora.lora_rank:
-        stored, weights = TensorHeaders(home_of(run.base, config)).file_bytes, weight_counts(config.model)["total"]
+        stored, weights = TensorHeaders(run.start.base).file_bytes, weight_counts(config.model)["total"]
         if storage != "float32" and stored >= WIDE_BYTES * weights:
             told = (
                 "{model} is stored in float32 ({size}); this run trains, saves and publishes it in {storage}, at half the "
@@ -97,14 +97,15 @@ def _room_on_disk(run: ResolvedRun) -> list[str]:
 
 
 def _open_folder(run: ResolvedRun) -> None:
-    config = settings = run.config
+    config = run.config
+    changes: dict[str, Any] = {}
     if run.is_resumed and run.base is not None and Path(config.data.tokenizer_dir).resolve() == run.base.resolve():
-        settings = settings.changed(tokenizer_dir=AUTO)  # the checkpoint that lends its own will go
+        changes["tokenizer_dir"] = AUTO  # The checkpoint that lends its own will go.
     if config.train.is_keep_training:
         resume_run(run.run_dir)
         with writing("output_dir", config.run.output_dir):
             with atomic_file(run.run_dir / SETTINGS_FILE) as fresh:
-                settings.save(fresh)
+                config.save(fresh, **changes)
             Checkpoints(run.run_dir, config.train.keep_latest_n_ckp).finish_last_save()
     else:
         refuse(run.lock.acquire(run.run_dir))
@@ -113,7 +114,7 @@ def _open_folder(run: ResolvedRun) -> None:
             config.run.run_name,
             run.task.run_kind(config.train.is_finetune),
             overwrite=config.run.overwrite,
-            fill=lambda folder: settings.save(folder / SETTINGS_FILE),
+            fill=lambda folder: config.save(folder / SETTINGS_FILE),
             objective=run.prepared.objective,
         )
     with writing("output_dir", config.run.output_dir):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from data.batches.loader import StepLoader
 from data.prepare.encode import unknown_warning
-from data.prepare.preparing import checked_in_child, prepare
+from data.prepare.preparing import Prepared, checked_in_child, prepare
 from data.shards.store import TRAIN, VALIDATION
 from data.sources.files import find
 from data.tokenizers.tokenizer import Tokenizer
@@ -21,12 +20,11 @@ from settings.declared import Config
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, counted
 from settings.loading import label
-from settings.tasks import task_named
+from settings.tasks import learns_labels, task_named
 from training.checkpoints.state import TrainingState, read_training_state
 from training.evaluation.stopping import LOSS, MeasuredOn, needs_answers
 from training.report.heartbeat import PREPARING_FILE
-from training.setup.answer_list import describe, unlisted_note, with_list
-from training.setup.model_folders import home_of, shape_of
+from training.setup.answer_list import describe, read_list, unlisted_note
 from training.setup.resolved import ResolvedRun
 
 TIMES_UNUSED = 2  # as many ids as the tokenizer has, from which a model's room for more is told
@@ -36,19 +34,23 @@ ULTRA_BELOW_BYTES = 13 * 1000**3  # available memory below which ultra_low_mem=a
 
 def load_data(run: ResolvedRun) -> None:
     """Prepare the rows in a child, open them with their tokenizer, and fit the model to it; read how far the run is."""
-    note = Path(run.config.run.log_dir, run.config.run.run_name, PREPARING_FILE)
-    run.prepared = checked_in_child(prepare, run.config, (TRAIN, VALIDATION), note)
+    config = run.config
+    note = Path(config.run.log_dir, config.run.run_name, PREPARING_FILE)
+    run.prepared = checked_in_child(prepare, config, (TRAIN, VALIDATION), note)
     prepared = run.prepared
     run.tokenizer = tokenizer = Tokenizer.load(prepared.tokenizer_dir)
     run.task = task_named(prepared.objective)
-    if run.config.model.num_labels:
-        run.config = run.config.changed(labels=",".join(prepared.labels) or REGRESSION)
-        refuse(check(run.config))  # such as a metric of classes, and the labels are numbers
-        run.config = _with_class_weights(run.config, prepared.label_counts)
-        run.notes += [] if run.base is None or run.is_resumed else _new_head(run.config, run.base)
-    run.config = _with_vocabulary(run.config, tokenizer, run.base, run.notes)
-    _load_answers(run)
-    config = run.config
+    decided: dict[str, Any] = {}
+    if learns_labels(prepared.objective):
+        decided["labels"] = ",".join(prepared.labels) or REGRESSION
+        decided["class_weights"] = _class_weights(config.train.class_weights, prepared)
+    vocabulary, notes = _fitted_vocabulary(config, tokenizer, run.base)
+    run.notes += notes
+    answers = _load_answers(run)
+    run.config = config = config.changed(**decided, **vocabulary, **answers)
+    if learns_labels(prepared.objective):
+        refuse(check(config))  # A metric may be of classes, and the labels are numbers.
+        run.notes += _new_head_note(run)
     if tokenizer.has_own_masks and prepared.objective in ("span", "ul2", "denoise"):
         told = (
             "spans are masked with ids {first}, {second}, ... as in ByT5's pretraining; in transformers, <extra_id_0> "
@@ -83,27 +85,29 @@ def reopens_files(config: Config, available_bytes: int) -> bool:
     return available_bytes < ULTRA_BELOW_BYTES if asked == AUTO else bool(asked)
 
 
-def _load_answers(run: ResolvedRun) -> None:
-    """Open the list that answers come from, where one is named; a run that goes on has its own."""
-    asked, base = run.config.answer.answers, run.base
-    if asked in (AUTO, None):
-        if base is not None and not run.is_resumed and (own := answer_list_of(base, home_of(base, run.config))):
-            told = "{file} is not used for the new model; --answers={file} keeps it"
-            run.notes += [say(told, file=own)] if asked == AUTO and run.task.writes_text else []
-        return
+def _load_answers(run: ResolvedRun) -> dict[str, Any]:
+    """Open the list that answers come from, where one is named, and return the settings that suit it; a run that goes on has its own."""
+    files = run.config.answer.answers
+    if files in (AUTO, None):
+        own = run.start.answer_list if run.start is not None and not run.is_resumed else None
+        if own is not None and files == AUTO and run.task.writes_text:
+            text = "{file} is not used for the new model; --answers={file} keeps it"
+            run.notes.append(say(text, file=own))
+        return {}
     own = None
     if run.resumed_dir is not None:
-        own = answer_list_of(run.resumed_dir, *([base] if run.is_resumed and base else []))
-    sources = find(str(own or asked), "--answers")
-    run.config, run.tree, run.listed_in = with_list(run.config, sources, Path(run.prepared.tokenizer_dir))
+        own = answer_list_of(run.resumed_dir, *([run.base] if run.is_resumed and run.base else []))
+    sources = find(str(own or files), "--answers")
+    settings, run.tree, run.listed_in = read_list(run.config, sources, Path(run.prepared.tokenizer_dir))
     if answer_list_of(run.listed_in) is None:
         raise UserError(
             "--answers = {asked}, has an answer of several lines, or with blanks around it, which the model's "
             "{answers_file} cannot hold; write each in one line",
-            asked=asked,
+            asked=files,
             answers_file=ANSWERS_FILE,
         )
     run.notes.append(describe(run.tree, sources))
+    return settings
 
 
 def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -> ResolvedRun:
@@ -126,25 +130,28 @@ def rolled_back(run: ResolvedRun, checkpoint: Path | None, now: TrainingState) -
     return run.starting_from(base, state, is_resumed)
 
 
-def _new_head(config: Config, base: Path) -> list[str]:
+def _new_head_note(run: ResolvedRun) -> list[str]:
     """That a head of the checkpoint is not taken over, since it has other outputs."""
-    shape, model = shape_of(base, home_of(base, config)), config.model
+    if run.start is None or run.is_resumed:
+        return []
+    shape = run.start.shape
+    model = run.config.model
     if not shape.num_labels or (model.has_labels_of(shape) and shape.has_dense_head == model.has_dense_head):
         return []
-    told = "the head of {model} has other labels or layers: a new one starts from random weights"
-    return [say(told, model=base)]
+    text = "the head of {model} has other labels or layers: a new one starts from random weights"
+    return [say(text, model=run.base)]
 
 
-def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
-    """The settings with one weight for each class of the labels: balanced ones give all classes the same part in the loss."""
-    asked, names = config.train.class_weights, config.model.label_names
+def _class_weights(asked: str | None, prepared: Prepared) -> str | None:
+    """One weight for each class of the labels: balanced ones give all classes the same part in the loss."""
     if asked is None:
-        return config
+        return None
+    names, counts = prepared.labels, prepared.label_counts
     if not names:
         raise UserError("--class_weights = {asked}, the labels are numbers and have no classes; omit it", asked=asked)
     if asked == "balanced":
         weights = [sum(counts) / (len(names) * count) if count else 1.0 for count in counts]
-        return config.changed(class_weights=",".join(f"{weight:.6g}" for weight in weights))
+        return ",".join(f"{weight:.6g}" for weight in weights)
     if (given := asked.count(",") + 1) != len(names):
         raise UserError(
             "--class_weights = {asked}, are {given} and the labels {count} ({names}); give one for each",
@@ -153,7 +160,7 @@ def _with_class_weights(config: Config, counts: Sequence[int]) -> Config:
             count=len(names),
             names=join(", ", names),
         )
-    return config
+    return asked
 
 
 def fits_table(config: Config) -> bool:
@@ -166,9 +173,11 @@ def rows_for(tokens: int) -> int:
     return math.ceil(tokens / 64) * 64
 
 
-def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, notes: list[str]) -> Config:
-    """The settings with a model that has room for the tokenizer's tokens, and its ids of padding and end."""
+def _fitted_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None) -> tuple[dict[str, int], list[str]]:
+    """The settings of a model that has room for the tokenizer's tokens, and its ids of padding and end; and what is told."""
     model = config.model
+    settings: dict[str, int] = {}
+    notes: list[str] = []
     fitting = rows_for(tokenizer.size)
     if tokenizer.size > model.vocab_size:
         if base is None and config.given("vocab_size"):
@@ -188,11 +197,11 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 size=tokenizer.size,
                 vocab_size=model.vocab_size,
             )
-        model = dataclasses.replace(model, vocab_size=fitting)
-        told = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
-        notes.append(say(told, rows=model.vocab_size, tokens=tokenizer.size))
+        settings["vocab_size"] = fitting
+        text = "vocab_size = {rows}, to fit the tokenizer's {tokens} tokens"
+        notes.append(say(text, rows=fitting, tokens=tokenizer.size))
     elif base is None and fits_table(config):
-        model = dataclasses.replace(model, vocab_size=fitting)
+        settings["vocab_size"] = fitting
     elif base is None and not config.given("vocab_size") and TIMES_UNUSED * tokenizer.size <= model.vocab_size:
         told = (
             "the tokenizer has {tokens} ids, the model {rows} embedding rows: --vocab_size={fitting} saves {weights} "
@@ -213,7 +222,7 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                 pad_token_id=model.pad_token_id,
                 eos_token_id=model.eos_token_id,
             )
-        ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+        ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         # A file may be what a run has saved, so its ids give way.
         named = [
             name for name in ids if config.origin(name) in ("flag", "edited") and getattr(model, name) != ids[name]
@@ -226,8 +235,8 @@ def _with_vocabulary(config: Config, tokenizer: Tokenizer, base: Path | None, no
                     for name in named
                 )
             )
-        model = dataclasses.replace(model, **ids)
-    return dataclasses.replace(config, model=model)
+        settings |= ids
+    return settings, notes
 
 
 def measured_on(config: Config, train: StepLoader, held_out: StepLoader) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from storage import atomic_file, fingerprint, is_unreadable, make_folder, read_t
 from training.checkpoints.state import TrainingState
 from training.processes.group import Group
 from training.report.wording import duration
+from training.saved_model import SavedModel
 from training.setup.build import build
-from training.setup.model_folders import base_of
 from training.setup.resolved import ResolvedRun
 
 FORMAT = 1  # raise it when the same rows would get other numbers
@@ -238,7 +238,7 @@ def model_digest(folder: Path) -> str:
     Memory: 1 MiB; time: one reading of the files.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for place in dict.fromkeys((folder, base_of(folder))):
+    for place in dict.fromkeys((folder, SavedModel.read(folder).base)):
         shapes = [path for name in ("config.json", "adapter_config.json") if (path := place / name).is_file()]
         for path in [*shapes, *sorted([*place.glob("*.safetensors"), *place.glob("*.bin")])]:
             with path.open("rb") as file:

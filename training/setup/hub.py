@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from childproc import ChildDied, call
 from language import say
 from settings.errors import UserError
-from settings.fields import TRUE_WORDS
+from settings.fields import TRUE_WORDS, near_path
 from settings.program import needs, program
 from training.report.card import OWN_FILES, push_command
 
 MODELS_DIR, HUB_PACKAGE = "models", "huggingface_hub"
 ADDRESS = re.compile(r"hf://(?:models/)?([\w.-]+/[\w.-]+)(?:@([^@\s]+))?")  # a model's, with its revision
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # beginning of a checkpoint's name -> whose it is, of those that docs/finetuning.md names
 OWNERS = {
     "flan-t5": "google",
@@ -45,6 +47,37 @@ FETCHED = (
     "generation_config.json",
 )
 PICKLES = ("pytorch_model*.bin*",)  # of older checkpoints, which have no other weights
+
+
+def fetch_model(named: str, allow_download: bool, holds_model: Callable[[Path], bool]) -> Path | None:
+    """The folder of a checkpoint that is named as the hub names it, fetched if need be; None: it is not named so.
+
+    Args:
+        named: `hf://OWNER/NAME`, which is fetched at once, or `OWNER/NAME`.
+        holds_model: whether a folder can be trained from.
+    Raises:
+        UserError: it may not be downloaded, or the hub did not give it.
+    """
+    if named.startswith("hf://"):
+        address = ADDRESS.fullmatch(named)
+        if address is None:
+            raise UserError("--finetune_from = {named}, is not a model on the hub; write hf://OWNER/NAME", named=named)
+        name, revision = address.groups()
+        folder = name.replace("/", "--") + (f"@{revision}" if revision else "")
+        return download(name, Path(MODELS_DIR, folder), revision)
+    if not _HUB_NAME.fullmatch(named):
+        return None
+    fetched = Path(MODELS_DIR, Path(named).name)
+    if allow_download:
+        return download(named, fetched)
+    if holds_model(fetched):
+        text = "--finetune_from = {named}, no such folder, but {fetched} is there; give that"
+        raise UserError(text, named=named, fetched=fetched)
+    near = near_path(named)  # It may be a misspelt folder, and no checkpoint of the hub.
+    if near:
+        raise UserError("--finetune_from = {named}, no such folder{near}", named=named, near=near)
+    text = "--finetune_from = {folder}, no such folder; {how}"
+    raise UserError(text, folder=named, how=how_to_fetch(named, fetched))
 
 
 def how_to_fetch(name: str, folder: Path) -> str:

@@ -94,22 +94,20 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     run.lock = held.enter_context(RunLock())
     run.heartbeat = held.enter_context(Heartbeat(interrupt_main_thread))
     earlier = group.first_of(run_of_attempt(config.run.output_dir, config.run.run_name))
-    if earlier is not None:
-        config = config.changed(run_name=earlier, is_keep_training=True)
+    requested = config.run.run_name if earlier is None else earlier
     kind = config.task.run_kind(config.train.is_finetune)
-    name = group.broadcast(new_run_name(kind) if config.run.run_name == AUTO else config.run.run_name)
+    name = group.broadcast(new_run_name(kind) if requested == AUTO else requested)
     refuse(check_writable("log_dir", config.run.log_dir))
     named = Path(config.run.output_dir) / name
-    if config.run.run_name != AUTO:
+    if requested != AUTO:
         refuse(group.run_on_main(lambda: run.lock.acquire(named) if os.path.isfile(named / RUN_FILE) else []))
-    config = config.changed(is_keep_training=group.broadcast(goes_on(config)))
-    if config.train.is_keep_training:
-        name, run.notes = group.run_on_main(partial(_lock_and_clean, config, run.lock))
+    if earlier is not None or group.broadcast(goes_on(config)):
+        name, run.notes = group.run_on_main(partial(_lock_and_clean, config, requested, run.lock))
         run.resumed_dir = Path(config.run.output_dir) / name
         run.config = resumed_config(config, run.resumed_dir)
         run.notes += unused_places(config, run.resumed_dir)
     else:
-        run.config = config.changed(run_name=name)
+        run.config = config.changed(run_name=name, is_keep_training=False)
         refuse(check_new_run(config.run.output_dir, name, config.run.overwrite))
     if (repository := run.config.run.push_to_hub) is not None:
         group.run_on_main(lambda: check_push(repository))
@@ -119,8 +117,8 @@ def identify(config: Config, held: ExitStack, group: Group) -> ResolvedRun:
     return run
 
 
-def _lock_and_clean(config: Config, lock: RunLock) -> tuple[str, list[str]]:
-    run_dir = find_run_to_resume(config)
+def _lock_and_clean(config: Config, run_name: str, lock: RunLock) -> tuple[str, list[str]]:
+    run_dir = find_run_to_resume(config.run.output_dir, run_name)
     refuse(lock.acquire(run_dir))
     checkpoints = Checkpoints(run_dir, config.train.keep_latest_n_ckp)
     if checkpoints.folder.is_symlink():

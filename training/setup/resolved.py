@@ -21,6 +21,7 @@ from training.checkpoints.state import TrainingState
 from training.evaluation.scores import OwnMetric
 from training.processes.group import Group
 from training.report.heartbeat import Heartbeat
+from training.saved_model import SavedModel
 from training.setup.resolving import RunSpec
 
 if TYPE_CHECKING:
@@ -76,8 +77,18 @@ class ResolvedRun:
         """Folder of this run under `output_dir`."""
         return Path(self.config.run.output_dir) / self.config.run.run_name
 
+    @property
+    def start(self) -> SavedModel | None:
+        """What `base` says of itself; where the base of an adapter lies now, a flag `finetune_from` says."""
+        if self.base is None:
+            return None
+        named = self.config.train.finetune_from if self.config.origin("finetune_from") == "flag" else None
+        return SavedModel.read(self.base, moved_base=named)
+
     def starting_from(self, base: Path | None, state: TrainingState, is_resumed: bool) -> ResolvedRun:
         """The same run with other weights to load."""
         other = copy(self)
-        other.base, other.state, other.is_resumed = base, state, is_resumed
+        other.base = base
+        other.state = state
+        other.is_resumed = is_resumed
         return other

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from data.batches.loader import StepLoader
 from data.batches.rows import lengths_of
@@ -25,7 +24,6 @@ from memory.estimate.time import predict_times, schedule_of
 from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.plan import Plan, plan
 from memory.step_work import effective_batch, make_work
-from model.formats.adapter_folder import is_adapter, read_info
 from model.formats.headers import TensorHeaders
 from model.shapes import weight_counts
 from settings.declared import Config
@@ -33,6 +31,7 @@ from settings.errors import UserError
 from settings.fields import AUTO
 from settings.tasks import task_named
 from storage import NotMade
+from training.saved_model import SavedModel
 from training.setup.schedules import Steps
 
 
@@ -222,8 +221,7 @@ def mapped_base(config: Config) -> tuple[str, int]:
     if not config.lora.lora_rank or start in (AUTO, None):
         return "", 0
     try:
-        folder = Path(read_info(start).base) if is_adapter(start) else Path(start)
-        stored = TensorHeaders(folder).matrix_dtype()
+        stored = TensorHeaders(SavedModel.read(start).base).matrix_dtype()
     except UserError:  # which the run refuses
         return "", 0
     counts = weight_counts(config.model)

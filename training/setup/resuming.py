@@ -8,7 +8,9 @@ As asked, or because a batch system has started the same command again: so the c
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from language import join, say
 from run_files import SETTINGS_FILE
@@ -16,9 +18,9 @@ from settings.declared import Config, flags_of, places, settings_by_name
 from settings.errors import UserError, refuse
 from settings.fields import AUTO, read_settings_file
 from settings.loading import load, training_command
-from settings.precedence import model_presets
 from settings.tasks import command_of
 from training.checkpoints.runs import runs_newest_first
+from training.saved_model import SHAPE_SETTINGS, TOKENIZER_SETTINGS
 
 
 def goes_on(config: Config) -> bool:
@@ -29,14 +31,13 @@ def goes_on(config: Config) -> bool:
     return wish is True or (wish == AUTO and os.path.isfile(settings))
 
 
-def find_run_to_resume(config: Config) -> Path:
+def find_run_to_resume(output_dir: str | Path, run_name: str) -> Path:
     """The folder of the run that `--is_keep_training=True` means; UserError where there is none."""
-    output_dir = Path(config.run.output_dir)
-    if config.run.run_name != AUTO:
-        folder = output_dir / config.run.run_name
+    if run_name != AUTO:
+        folder = Path(output_dir) / run_name
         if not os.path.isfile(folder / SETTINGS_FILE):
-            told = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
-            raise UserError(say(told, run=config.run.run_name, folder=output_dir))
+            text = "--run_name = {run}, has no run to resume in {folder}; omit is_keep_training"
+            raise UserError(text, run=run_name, folder=Path(output_dir))
         return folder
     runs = runs_newest_first(output_dir)
     if not runs:
@@ -48,77 +49,92 @@ def find_run_to_resume(config: Config) -> Path:
 
 
 def resumed_config(config: Config, run_dir: Path) -> Config:
-    """The saved settings of a run, with the flags of now over them; places are those of now alone.
+    """The settings that a run has saved, with the flags of now over them; places are those of now alone.
 
     Raises:
         UserError: a flag differs in what defines the run, or its settings cannot be read.
     """
-    ours, settings = config.as_dict(), settings_by_name()
-    defining = [name for name, (_, member) in settings.items() if member.metadata["defines"]]
-    of_plan = {*flags_of("plan")} - {*flags_of("train")}
-    named = [name for name in ours if config.typed(name) and name not in of_plan]
-    # auto, where it defines the run, is what the run has decided
-    flags = {name: ours[name] for name in named if not (name in defining and ours[name] == AUTO)}
-    if config.typed("epochs") and ours["max_steps"] == AUTO:
-        flags["max_steps"] = AUTO  # else the steps that the run has decided on would go before the epochs of now
+    record = _read_record(run_dir)
+    command = training_command(record)
+    now = config.as_dict()
+    here = {name: now[name] for name in places()}
+    saved = load(command, {"config": record, **here})
+    flags = _flags_of_now(config)
+    problems = [*_redefined(flags, saved), *_other_shape(config, saved)]
+    if command != command_of(config.data.objective) != "train":
+        text = "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}"
+        problems.append(say(text, name=run_dir.name, command=command))
+    refuse(problems)
+    this_start = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
+    return load(command, {"config": record, **flags, **here, **this_start})
+
+
+def _read_record(run_dir: Path) -> dict[str, Any]:
+    """The settings that a run has saved.
+
+    Raises:
+        UserError: they cannot be read, or are of another version.
+    """
     path = run_dir / SETTINGS_FILE
     try:
-        saved = read_settings_file(path)
+        record = read_settings_file(path)
     except UserError as error:
-        raise UserError(
-            *error.problems,
-            say(
-                "--run_name = {name}, cannot be resumed without its settings; copy {path} again, or start again with "
-                "--overwrite=True",
-                name=run_dir.name,
-                path=path,
-            ),
-        ) from None
-    if any(name not in settings and name != "model_preset" for name in saved):
+        text = "--run_name = {name}, cannot be resumed without its settings; copy {path} again, or start again with --overwrite=True"
+        raise UserError(*error.problems, say(text, name=run_dir.name, path=path)) from None
+    if not record.keys() <= {*settings_by_name(), "model_preset"}:
         raise UserError(
             "--run_name = {name}, was begun by another version of this program, which alone can resume it; continue "
             "from its weights with --finetune_from={folder}",
             name=run_dir.name,
             folder=run_dir,
         )
-    command = training_command(saved)
-    here = {name: ours[name] for name in places()}
-    theirs = load(command, {"config": str(path), **here}).as_dict()
-    problems = [
-        say(
-            "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run",
-            name=name,
-            ours=ours[name],
-            theirs=theirs[name],
-        )
-        for name in defining
-        if name in flags and ours[name] != theirs[name]
+    return record
+
+
+def _flags_of_now(config: Config) -> dict[str, Any]:
+    """The settings that are named for this start. Where one defines the run, auto is what the run has decided."""
+    of_plan = flags_of("plan").keys() - flags_of("train").keys()
+    values = config.as_dict()
+    flags = {
+        name: value
+        for name, value in values.items()
+        if config.typed(name) and name not in of_plan and not (_defines(name) and value == AUTO)
+    }
+    if config.typed("epochs") and values["max_steps"] == AUTO:
+        flags["max_steps"] = AUTO  # Else the steps that the run has decided on would go before the epochs of now.
+    return flags
+
+
+def _defines(name: str) -> bool:
+    """Whether a setting stays as it is for all of a run."""
+    return name != "model_preset" and bool(settings_by_name()[name][1].metadata["defines"])
+
+
+def _redefined(flags: Mapping[str, Any], saved: Config) -> list[str]:
+    """Which flags define the run otherwise than it is."""
+    theirs = saved.as_dict()
+    text = "--{name} = {ours}, the run to resume has {theirs}; omit it, or start another run"
+    return [
+        say(text, name=name, ours=value, theirs=theirs[name])
+        for name, value in flags.items()
+        if _defines(name) and value != theirs[name]
     ]
-    is_other = config.typed("model_preset") and config.model_preset != theirs["model_preset"]
-    if is_other and theirs["finetune_from"] in (None, AUTO):  # else the shape is the base's
-        # which a tokenizer may have changed since
-        of_data = ("vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-        shape = [name for name in model_presets()[config.model_preset] if name in defining and name not in of_data]
-        if others := [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name] and name not in named]:
-            problems.append(
-                say(
-                    "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or "
-                    "start another run",
-                    model_preset=config.model_preset,
-                    others=join(", ", others),
-                )
-            )
-    if command != command_of(config.data.objective) != "train":
-        problems.append(
-            say(
-                "--is_keep_training = True, the run {name} was not trained on preferences; resume it with {command}",
-                name=run_dir.name,
-                command=command,
-            )
-        )
-    refuse(problems)
-    now = {"run_name": run_dir.name, "is_keep_training": True, "overwrite": False}
-    return load(command, {"config": str(path), **flags, **here, **now})
+
+
+def _other_shape(config: Config, saved: Config) -> list[str]:
+    """That a preset is named whose shape is not the run's; where the run has a base, the shape is the base's."""
+    if not config.typed("model_preset") or config.model_preset == saved.model_preset:
+        return []
+    if saved.train.finetune_from not in (None, AUTO):
+        return []
+    ours = config.as_dict()
+    theirs = saved.as_dict()
+    shape = [name for name in SHAPE_SETTINGS if config.origin(name) == "preset" and name not in TOKENIZER_SETTINGS]
+    others = [f"{name} {theirs[name]}" for name in shape if ours[name] != theirs[name]]
+    if not others:
+        return []
+    text = "--model_preset = {model_preset}, the run to resume has a different shape ({others}); omit it, or start another run"
+    return [say(text, model_preset=config.model_preset, others=join(", ", others))]
 
 
 def unused_places(config: Config, run_dir: Path) -> list[str]:

@@ -20,9 +20,9 @@ from model.t5 import T5
 from settings.declared import Config, T5ModelConfig
 from settings.errors import UserError
 from settings.loading import load
-from training.setup.adapter_settings import check_trained, with_form_of
+from training.saved_model import SavedModel
+from training.setup.adapter_settings import check_trained
 from training.setup.adapters import attach, choose_trained, fingerprint_of, note_origin
-from training.setup.model_folders import ModelFolders, base_of
 
 SHAPE = T5ModelConfig(vocab_size=61, d_model=24, d_kv=8, d_ff=40, num_layers=1, num_decoder_layers=2, num_heads=3)
 
@@ -90,7 +90,7 @@ def test_the_alpha_of_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_ra
 def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
     form = {"alpha": 1.0, "targets": ("q", "wo")}
     folder = make_adapter(base, tmp_path / "a", 1, **form)
-    config = with_form_of(run_config(lora_rank=2), folder)
+    config = run_config(lora_rank=2).with_saved(SavedModel.read(folder).adapter_form)
     assert check_trained(config, folder) == []
     model, expected = choose_trained(hf_format.load(base), config, folder, base), hf_format.load(base)
     attach(expected, [folder], base)
@@ -101,7 +101,7 @@ def test_an_adapter_goes_on_in_its_own_form(base: Path, tmp_path: Path) -> None:
         "lora_alpha": "8.0",
         "lora_targets": "q,k",
     }
-    other = with_form_of(run_config(**flags), folder)
+    other = run_config(**flags).with_saved(SavedModel.read(folder).adapter_form)
     problems = check_trained(other, folder)
     assert {problem.split(" = ")[0].removeprefix("--") for problem in problems} == set(flags)
     assert "--lora_rank" in problems_of(choose_trained, hf_format.load(base), other, folder, base)
@@ -150,15 +150,17 @@ def test_several_adapters_over_one_base(base: Path, tmp_path: Path) -> None:
 def test_an_adapter_belongs_to_its_base(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "adapter", 1)
     hf_format.save(T5(SHAPE).initialise(2), tmp_path / "other")
-    assert base_of(folder) == base and base_of(base) == base
-    assert base_of(folder, str(tmp_path / "other")) == tmp_path / "other", "moved, says the user"
+    assert SavedModel.read(folder).base == base and SavedModel.read(base).base == base
+    assert SavedModel.read(folder, moved_base=str(tmp_path / "other")).base == tmp_path / "other", (
+        "moved, says the user"
+    )
     said = problems_of(attach, hf_format.load(tmp_path / "other"), [folder], tmp_path / "other")
     assert "is for another base" in said and str(base) in said
     attach(hf_format.load(tmp_path / "other"), [folder])  # a base without a folder cannot be checked
     (base / "config.json").unlink()
-    assert "is not there; put it back" in problems_of(base_of, folder)
-    assert "holds no adapter_config.json" in problems_of(ModelFolders.of, base, f"{folder},{base}")
-    assert "lost, no such folder" in problems_of(ModelFolders.of, base, str(tmp_path / "lost"))
+    assert "is not there; put it back" in problems_of(lambda: SavedModel.read(folder).base)
+    assert "holds no adapter_config.json" in problems_of(SavedModel.read, base, f"{folder},{base}")
+    assert "lost, no such folder" in problems_of(SavedModel.read, base, str(tmp_path / "lost"))
 
 
 def merge_config(output: Path, **flags: object) -> Config:

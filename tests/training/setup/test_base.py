@@ -14,37 +14,50 @@ from run_files import SETTINGS_FILE
 from settings.declared import Config
 from settings.errors import UserError
 from settings.loading import load
+from settings.precedence import run_presets
 from tests.training.small_trained import save_trained
 from training.checkpoints.runs import create_run
-from training.setup import base
-from training.setup.base import choose_base, find_base
+from training.saved_model import SavedModel
+from training.setup.base import find_base
 from training.setup.hub import name_on_hub
 from training.setup.resolved import ResolvedRun
 from training.setup.resuming import resumed_config
+from training.setup.start import choose_start
 
 SHAPED = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
 
 
+WORDS = "the quick brown fox jumps over the lazy dog "
+
+
 def settings(folder: Path, **flags: object) -> Config:
-    places = {"output_dir": folder / "runs", "cache_dir": folder / "cache", "is_finetune": True}
+    """Of finetuning on rows of the words that the tokenizer of `pretrained` was trained on."""
+    rows = folder / "rows.jsonl"
+    if not rows.is_file():
+        rows.write_text(
+            json.dumps({"prompt": WORDS, "response": WORDS}) + "\n" + json.dumps({"prompt": "fox", "response": WORDS})
+        )
+    places = {"output_dir": folder / "runs", "cache_dir": folder / "cache", "is_finetune": True, "train_file": rows}
     return load("train", {name: str(value) for name, value in {**places, **flags}.items()})
 
 
-@pytest.fixture
-def pretrained(tmp_path: Path) -> Path:
-    run = create_run(tmp_path / "runs", "before", "pretrain", objective="span")
+def save_pretrained(run: Path) -> Path:
     save_trained(run)
-    (run / SETTINGS_FILE).write_text(json.dumps({"train_file": None}))
+    for path in run.glob("tokenizer*"):
+        path.unlink()
+    train_tokenizer([WORDS * 50], "bpe", 384, 2**20).save(run)
     return run
 
 
 @pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "ask", lambda *_: "")
+def pretrained(tmp_path: Path) -> Path:
+    run = save_pretrained(create_run(tmp_path / "runs", "before", "pretrain", objective="span"))
+    (run / SETTINGS_FILE).write_text(json.dumps({"train_file": None}))
+    return run
 
 
-def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path, fits: None) -> None:
-    found, told = choose_base(settings(tmp_path), None)
+def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: Path) -> None:
+    found, told = choose_start(settings(tmp_path), None)
     assert found == pretrained
     (line,) = told
     for part in (
@@ -57,51 +70,48 @@ def test_the_newest_pretraining_run_is_told_in_full(tmp_path: Path, pretrained: 
         assert part in line
 
 
-def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path, fits: None) -> None:
+def test_a_run_that_is_not_finished_is_taken_only_if_it_is_named(tmp_path: Path) -> None:
     begun = create_run(tmp_path / "runs", "begun", "pretrain", objective="span")
     checkpoint = save_trained(begun / "checkpoints" / "step_00000001")
     seal(checkpoint)
-    found, (told,) = choose_base(settings(tmp_path), None)
+    found, (told,) = choose_start(settings(tmp_path), None)
     assert found is None and f"{checkpoint} is not finished" in told
-    assert choose_base(settings(tmp_path, finetune_from=checkpoint), None) == (checkpoint, [])
+    assert choose_start(settings(tmp_path, finetune_from=checkpoint), None) == (checkpoint, [])
     with pytest.raises(UserError, match="not finished"):
-        choose_base(load("dpo", {"output_dir": str(tmp_path / "runs")}), None)
+        choose_start(load("dpo", {"output_dir": str(tmp_path / "runs")}), None)
 
 
-def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path, fits: None) -> None:
-    found, told = choose_base(settings(tmp_path, model_preset="t5-small"), None)
+def test_another_shape_than_asked_for_is_not_taken(tmp_path: Path, pretrained: Path) -> None:
+    found, told = choose_start(settings(tmp_path, model_preset="t5-small"), None)
     assert found is None and "does not match --model_preset=t5-small" in told[0] and "random weights" in told[0]
-    assert choose_base(settings(tmp_path, **SHAPED), None)[0] == pretrained
+    assert choose_start(settings(tmp_path, **SHAPED), None)[0] == pretrained
 
 
 def test_the_newest_run_on_text_of_the_shape_is_taken_and_others_are_passed_over(
-    tmp_path: Path, pretrained: Path, fits: None
+    tmp_path: Path, pretrained: Path
 ) -> None:
     save_trained(create_run(tmp_path / "runs", "pairs", "pretrain", objective="pairs"))
-    assert choose_base(settings(tmp_path), None)[0] == pretrained, "a run on pairs is newer, and no pretraining"
-    save_trained(create_run(tmp_path / "runs", "text", "pretrain", objective="span"))
-    assert choose_base(settings(tmp_path), None)[0] == tmp_path / "runs" / "text"
-    found, (line,) = choose_base(settings(tmp_path, model_preset="chatlm-0.2b"), None)
+    assert choose_start(settings(tmp_path), None)[0] == pretrained, "a run on pairs is newer, and no pretraining"
+    save_pretrained(create_run(tmp_path / "runs", "text", "pretrain", objective="span"))
+    assert choose_start(settings(tmp_path), None)[0] == tmp_path / "runs" / "text"
+    found, (line,) = choose_start(settings(tmp_path, model_preset="chatlm-0.2b"), None)
     assert found is None and "--model_preset=chatlm-0.2b" in line
     preset = load("train", {"preset": "guide_config_1", "is_finetune": "True", "output_dir": str(tmp_path / "runs")})
-    assert choose_base(preset, None)[0] is None, "a named preset decides the shape"
+    assert choose_start(preset, None)[0] is None, "a named preset decides the shape"
 
 
 def test_a_tokenizer_that_does_not_suit_is_taken_only_where_it_is_named(tmp_path: Path, pretrained: Path) -> None:
     """Measured: Chinese rows, and a run whose tokenizer knows no Chinese."""
-    train_tokenizer(["the quick brown fox jumps over the lazy dog " * 50], "bpe", 384, 2**20).save(pretrained)
     rows = tmp_path / "zh.jsonl"
     text = {"prompt": "长江是亚洲第一长河吗？黄河呢？", "response": "是的，长江是亚洲第一长河。"}
     rows.write_text((json.dumps(text, ensure_ascii=False) + "\n") * 200, encoding="utf8")
-    found, told = choose_base(settings(tmp_path, train_file=rows), None)
+    found, told = choose_start(settings(tmp_path, train_file=rows), None)
     assert found is None and "is not used unless named explicitly" in told[0] and "times as many tokens" in told[0]
-    assert choose_base(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
+    assert choose_start(settings(tmp_path, train_file=rows, finetune_from=pretrained), None) == (pretrained, [])
 
 
 @pytest.mark.parametrize("flags", [{}, {"finetune_from": "{run}"}, {"tokenizer_dir": "{run}", "finetune_from": "none"}])
-def test_a_run_does_not_replace_what_it_starts_from(
-    tmp_path: Path, pretrained: Path, fits: None, flags: dict[str, str]
-) -> None:
+def test_a_run_does_not_replace_what_it_starts_from(tmp_path: Path, pretrained: Path, flags: dict[str, str]) -> None:
     named = {name: value.format(run=pretrained) for name, value in flags.items()}
     config = settings(tmp_path, run_name=pretrained.name, overwrite=True, **named)
     with pytest.raises(UserError, match=f"would replace {pretrained}, which this run starts from; choose another run"):
@@ -113,13 +123,13 @@ def test_a_run_does_not_replace_what_it_starts_from(
 def test_the_way_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
-        choose_base(settings(tmp_path, finetune_from=name), None)
+        choose_start(settings(tmp_path, finetune_from=name), None)
     told, place = str(refused.value), f"models/{name.split('/')[1]}"
     for part in (f"hf download {name} --local-dir {place}", "HF_ENDPOINT=", "--allow_download=True", "config.json"):
         assert part in told
     save_trained(Path(place))
     with pytest.raises(UserError, match=f"{place} is there; give that"):
-        choose_base(settings(tmp_path, finetune_from=name), None)
+        choose_start(settings(tmp_path, finetune_from=name), None)
 
 
 def test_a_folder_is_not_taken_for_a_name_on_the_hub() -> None:
@@ -138,13 +148,13 @@ def test_a_download_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: ["model.safetensors", "pytorch_model.bin"])
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     config = settings(tmp_path, finetune_from="google/flan-t5-small", allow_download=True)
-    assert choose_base(config, None) == (Path("models/flan-t5-small"), [])
+    assert choose_start(config, None) == (Path("models/flan-t5-small"), [])
     assert "*.safetensors" in asked[0] and not any("bin" in pattern for pattern in asked[0])
     run = ResolvedRun(settings(tmp_path, finetune_from="hf://google/flan-t5-base"))
     find_base(run)
     assert run.base == Path("models/google--flan-t5-base") and run.config.train.finetune_from == str(run.base)
     with pytest.raises(UserError, match="write hf://OWNER/NAME"):
-        choose_base(settings(tmp_path, finetune_from="hf://flan-t5-base"), None)
+        choose_start(settings(tmp_path, finetune_from="hf://flan-t5-base"), None)
 
 
 def test_a_checkpoint_without_a_decoder_is_refused_by_its_headers(tmp_path: Path) -> None:
@@ -168,11 +178,27 @@ def test_a_run_resumed_on_another_machine_reads_its_checkpoints_tokenizer(tmp_pa
         assert run.base == checkpoint and run.config.data.tokenizer_dir == str(expected)
 
 
-def test_a_new_model_says_that_it_answers_in_parts_as_its_base_does(tmp_path: Path) -> None:
+def test_a_new_model_answers_as_its_base_and_says_so_in_one_line(tmp_path: Path) -> None:
     folder = save_trained(tmp_path / "base")
     (folder / "generation_config.json").write_text('{"split_prompts": 60, "num_beams": 5}')
     for flags, expected in (({}, 60), ({"split_prompts": 0}, 0)):
         run = ResolvedRun(settings(tmp_path, finetune_from=folder, **flags))
         find_base(run)
         assert (run.config.generate.split_prompts, run.config.generate.num_beams) == (expected, 5)
-        assert [note for note in run.notes if "--split_prompts=0" in note] == run.notes[: bool(expected)]
+        (note,) = run.notes
+        assert "--num_beams=5" in note and ("--split_prompts=60" in note) is bool(expected)
+
+
+def test_what_a_model_says_gives_way_to_what_the_user_has_named(tmp_path: Path) -> None:
+    """A preset that nobody named does not; one that is named, a file and a flag do."""
+    folder = save_trained(tmp_path / "base")
+    (folder / "generation_config.json").write_text('{"num_beams": 5, "max_new_tokens": 9}')
+    file = tmp_path / "mine.yaml"
+    file.write_text("num_beams: 2")
+    preset = next(name for name in run_presets() if load("train", {"preset": name}).named("num_beams"))
+    of_preset = load("train", {"preset": preset}).generate.num_beams
+    for flags, beams in (({}, 5), ({"preset": preset}, of_preset), ({"config": file}, 2), ({"num_beams": 3}, 3)):
+        config = settings(tmp_path, finetune_from=folder, head="text", **flags)
+        answers, _ = SavedModel.read(folder).answer_settings(config)
+        assert config.with_saved(answers).generate.num_beams == beams
+        assert config.with_saved(answers).generate.max_new_tokens == 9

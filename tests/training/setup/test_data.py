@@ -17,7 +17,7 @@ from tests.training.small_runs import configuration
 from trainer_low_mem import LowMemTrainer
 from training.checkpoints.state import TrainingState
 from training.evaluation.stopping import LOSS, BestMetric, MeasuredOn
-from training.setup.data import _with_vocabulary, rolled_back, taken_up
+from training.setup.data import _fitted_vocabulary, rolled_back, taken_up
 
 ROWS = asdict(MeasuredOn("0a", 198, 2, 2, 0))
 SAVED = TrainingState(
@@ -94,9 +94,8 @@ def test_room_that_no_token_takes_is_told() -> None:
         ({}, Path("model"), False),
         ({"vocab_size": "512"}, None, False),
     ):
-        notes: list[str] = []
         config = load("train", {"train_file": "a.txt", "model_preset": "tiny", **flags})
-        found = _with_vocabulary(config, byte_tokenizer(), base, notes)
-        assert found.model.vocab_size == config.model.vocab_size, "and nothing is changed"
+        settings, notes = _fitted_vocabulary(config, byte_tokenizer(), base)
+        assert settings == {}, "and nothing is changed"
         assert bool(notes) is is_told, flags
         assert all("--vocab_size=384" in note for note in notes)

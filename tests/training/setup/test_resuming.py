@@ -24,6 +24,7 @@ from tests.training.small_trained import SHAPE, save_trained
 from training.checkpoints.run_lock import RunLock
 from training.checkpoints.runs import create_run, note_attempt, run_of_attempt
 from training.processes.group import Group
+from training.saved_model import SavedModel
 from training.setup.commit import warnings_of
 from training.setup.identify import _lock_and_clean, identify
 from training.setup.machine import unlike_processors
@@ -163,7 +164,7 @@ def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine" / ".tmp-step_00000001").mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(tmp_path / "mine")
     with RunLock() as lock, pytest.raises(UserError, match="checkpoints is a link"):
-        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), lock)
+        _lock_and_clean(now(tmp_path / "runs", is_keep_training="True"), "r", lock)
     assert (tmp_path / "mine" / ".tmp-step_00000001").is_dir()
 
 
@@ -172,7 +173,8 @@ def warned(base: Path | None = None, storage: str = "float32", **flags: str) -> 
     asked = replace(load("train", {"train_file": "a.jsonl", **flags}), model=SHAPE)
     plan = SimpleNamespace(choice=SimpleNamespace(storage=storage))
     spec = SimpleNamespace(asked=asked, plan=plan, counted=Steps.of(asked, 16, 1600))
-    run: Any = SimpleNamespace(config=asked, base=base, is_resumed=False, spec=spec)
+    start = None if base is None else SavedModel.read(base)
+    run: Any = SimpleNamespace(config=asked, base=base, start=start, is_resumed=False, spec=spec)
     return [re.findall(r"--[a-z_]+=", told)[0] for told in warnings_of(run)]
 
 
