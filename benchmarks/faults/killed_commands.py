@@ -73,6 +73,6 @@ def cases_of(world: World) -> list[Case]:
             until="symlink step_00000006",
         ),
         Case("prepare", world, one.prepare, {"data.prepare.writing:Writing.run": "prepare"}),
-        Case("tokenizer", world, one.tokenizer, {"commands.tokenizer:train_task_tokenizer": "tokenizer"}),
+        Case("tokenizer", world, one.tokenizer, {"commands.tokenizer:train_data_tokenizer": "tokenizer"}),
         Case("dpo", world, one.dpo, DPO_TIMED, one.prepared, until="step_0"),
     ]
