@@ -184,7 +184,7 @@ def _found(config: Config, done: int, tree_bytes: int) -> _Found:
     for mode in MODES:
         try:
             modes[mode] = plan_of(spec.asked.changed(memory_mode=mode))
-        except DoesNotFit:
+        except UserError:  # It does not fit, or a setting that is asked for is not possible there.
             modes[mode] = None
     changes = what_else(config, spec.plan, plan_of, MOST_CHANGES)
     return _Found(spec, modes, changes, outcomes(spec.asked, spec.work, spec.machine, spec.plan))
@@ -218,7 +218,7 @@ def _at_most(spec: RunSpec) -> list[str]:
         return []
     try:
         peak = resolve(spec.asked, spec.machine, Rows.as_set(spec.asked)).plan.peak_bytes
-    except DoesNotFit:
+    except UserError:
         return [
             say(
                 "it fits with these lengths; it would not if all rows were as long as --max_seq_len and --max_target_len "

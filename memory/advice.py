@@ -15,7 +15,7 @@ from memory.estimate.workload import ExecutionPlan, Machine, Workload
 from memory.step_work import effective_batch
 from optimizers import OPTIMIZERS
 from settings.declared import Config, settings_by_name
-from settings.errors import DoesNotFit
+from settings.errors import UserError
 from settings.precedence import model_presets
 from units import MIB, format_size
 
@@ -65,7 +65,7 @@ def what_else(config: Config, chosen: Plan, plan_of: Callable[[Config], Plan], m
     half = chosen.peak_bytes // 2 // MIB * MIB
     changes = _changes(config, chosen.choice, chosen.effective_batch_size)
     for change in [("memory_budget", half), *changes] if half >= LEAST_BUDGET else changes:
-        with suppress(DoesNotFit):
+        with suppress(UserError):  # It does not fit, or a setting that is asked for is not possible there.
             other = plan_of(_changed(config, change))
             if chosen.peak_bytes - other.peak_bytes > MIB:
                 alternatives.append(Alternative.of(_label(change), other))

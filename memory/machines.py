@@ -13,6 +13,7 @@ from devices import machine_file, processor
 from devices.cores import computing_threads
 from devices.kernels.build import why_impossible
 from devices.processor import AVX2
+from devices.torch_compiler import why_not_for_cpu
 from language import join
 from memory.estimate.precision import BFLOAT16, FLOAT16, FLOAT32
 from memory.estimate.workload import BASE_BYTES, Machine
@@ -55,6 +56,7 @@ def this_machine(budget: int | str = AUTO, threads: int | str = AUTO, folder: Pa
         measured=measured.rates_with(num_threads) if measured else (),
         has_kernels=not no_kernels,
         no_kernels=no_kernels,
+        no_compiler=why_not_for_cpu(),
         measured_disk=machine_file.disk_rates(folder) if folder else None,
         installed_bytes=installed,
     )
@@ -98,6 +100,8 @@ def target_machine(name: str, budget: int | str = AUTO) -> Machine:
             speed_class=str(facts.get("class", AVX2.name if base else "cuda")),
             is_another=True,
         )
+        if machine.speed_class != "mps":
+            machine = replace(machine, no_compiler="")
         if base or "ram" in facts:
             machine = replace(machine, installed_bytes=parse_size(facts.get("ram", facts["available"])))
     except (AttributeError, KeyError, TypeError, ValueError) as error:

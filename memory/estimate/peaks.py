@@ -139,7 +139,7 @@ def block_of(
         scores=choice.scores,
         is_fused=machine.fuses_attention,
         adapted=work.adapted,
-        compiled=choice.compiled and not is_evaluation,
+        compiled=choice.compiled,
     )
 
 

@@ -39,6 +39,17 @@ def test_steps_that_are_named_give_the_time(capsys: pytest.CaptureFixture[str]) 
     assert few["seconds_total"] > 100 * few["seconds"]
 
 
+@pytest.mark.parametrize("where", [{"device": "cpu", "compiled_kernels": False}, {"target": "gpu_8gb"}])
+def test_blocks_that_shall_be_compiled_are_planned_for(
+    where: dict[str, object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ways in which they are not, as with offloaded weights, are no alternatives."""
+    monkeypatch.setenv("CXX", "cat")  # Any program: nothing is compiled.
+    found = told(capsys, compile=True, mixed_precision="no", **where)
+    assert found["plan"]["choice"]["compiled"]
+    assert found["modes"]["low"]["choice"]["compiled"] and found["modes"]["ultra"] is None
+
+
 def test_rows_that_are_prepared_count_with_their_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.dumps({"prompt": "p" * 10, "response": "r" * 10}) for _ in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

@@ -40,6 +40,7 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
     path.write_text("available: 3G\nbase: 200M\nclass: mps\nrates: {float32: 1.0e+11, bfloat16: 1.0e+10}\n")
     assert target_machine(str(path)).speed_class == "mps", "its times are those of its class"
     path.write_text("available: 3G\n")
+    assert not target_machine("gpu_8gb").no_compiler and "NVIDIA" in target_machine("mac_8gb").no_compiler
     with pytest.raises(UserError, match="missing or wrong"):
         target_machine(str(path))
 

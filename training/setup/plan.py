@@ -183,7 +183,7 @@ def _probed(run: ResolvedRun, spec: RunSpec) -> RunSpec:
         trial: Plan | None = planned
         if 0 < child_bytes < planned.peak_bytes:
             trial = None
-            with suppress(DoesNotFit):
+            with suppress(UserError):  # It does not fit, or is not compiled as is asked for.
                 trial = decide(replace(spec.machine, budget_bytes=child_bytes)).plan
         if trial is None or trial.choice.malloc != planned.choice.malloc:
             size = format_size(child_bytes)

@@ -165,6 +165,18 @@ def test_a_mapped_base_is_not_counted(tmp_path: Path) -> None:
     assert less(replace(choice, offloaded_blocks=2, weights_in="file"), machine) == 0
 
 
+def test_compiled_blocks_overwrite_nothing_in_an_evaluation_either() -> None:
+    machine = Machine(GIB, GIB, 0, pads_attention=True)
+    work = Workload(
+        T5ModelConfig(**{**SHAPE, "d_ff": 4096, "feed_forward_proj": "relu"}), 2, 64, 64, False, "adafactor"
+    )
+    choice = ExecutionPlan(2, 1, 1, 0, 2, "float32", "float32", MIB, scores=2**20)
+    plain, compiled = (
+        predict(work, replace(choice, compiled=each), machine)["evaluation"]["one block"] for each in (False, True)
+    )
+    assert compiled - plain >= 4 * 2 * 64 * 4096, "what `wi` gives stands beside what the activation makes of it"
+
+
 @pytest.mark.parametrize(("pads", "compute"), [(False, "float32"), (True, "bfloat16")])
 def test_more_tokens_never_take_less(pads: bool, compute: str) -> None:
     machine = Machine(GIB, GIB, 0, pads_attention=pads)
