@@ -127,14 +127,16 @@ class Preferences(Task):
     def random_batch(
         self, lengths: Sequence[tuple[int, int]], model: T5ModelConfig, random: np.random.Generator, has_reference: bool
     ) -> Batch:
-        """Pairs of answers whose tokens together are those of the target."""
+        """Pairs of answers whose tokens together are those of the target, nearly all of them in one: where both are padded to
+        its length, that takes the most.
+        """
         keys = random_keys(random, len(lengths))
         reference = np.zeros(2, np.float32) if has_reference else None
         rows = [
             PreferenceRow(
                 random_ids(random, model, source),
-                random_ids(random, model, both - both // 2),
-                random_ids(random, model, both // 2),
+                random_ids(random, model, max(1, both - 1)),
+                random_ids(random, model, 1),
                 key,
                 reference,
             )

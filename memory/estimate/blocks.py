@@ -304,9 +304,11 @@ class DenseGroup:
 
 @lru_cache(maxsize=1024)
 def dense_groups(rows: MicroBatchRows, answers: int, few_shapes: bool) -> tuple[DenseGroup, ...]:
-    """The groups of a micro-batch where compiled kernels do not attend; the answers of a row count as equally long."""
+    """The groups of a micro-batch where compiled kernels do not attend; one answer of a row may have all its tokens but
+    one for each of the others, and these are padded to its length.
+    """
     sources, targets = zip(*rows, strict=True)
-    targets = tuple(-(-target // answers) for target in targets)
+    targets = tuple(max(1, target - answers + 1) for target in targets)
     groups = list[DenseGroup]()
     for members in share_out([sources, *[targets] * answers], few_shapes):
         longest = [max(side[row] for row in members) for side in (sources, targets)]
