@@ -38,8 +38,8 @@ def labelling_settings(config: Config, model: SavedModel) -> Config:
             value=values[name],
         )
         for name in (*vars(config.generate), *SETTINGS_OF_PROMPTS)
-        # A file may be what a run has saved, which names all settings.
-        if config.given(name) and values[name] != defaults[name]
+        # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
+        if config.typed(name) and values[name] != defaults[name]
     ]
     refuse(problems)
     return config.with_saved(text_settings(model, "text_column"))
