@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from commands.text_reader import TextReader, text_settings
 from data.prepare.encode import TextEncoder
@@ -19,6 +19,7 @@ from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs
 from training.loaded_model import LoadedModel
 from training.saved_model import SavedModel
 
+SETTINGS_OF_PROMPTS = ("num_answers", "prompt_template", "source_prefix")
 LEAST_TEXT = AnswerBatch(1, 512, 1)  # That the memory has to hold at least.
 
 
@@ -29,14 +30,16 @@ def labelling_settings(config: Config, model: SavedModel) -> Config:
         UserError: settings are named that are for models that write text.
     """
     values = config.as_dict()
+    defaults = Config().as_dict()
     problems = [
         say(
             "--{name} = {value}, is for models that write text, and this one gives labels; omit it",
             name=name,
             value=values[name],
         )
-        for name in (*vars(config.generate), "num_answers")
-        if config.given(name)
+        for name in (*vars(config.generate), *SETTINGS_OF_PROMPTS)
+        # A file may be what a run has saved, which names all settings; a line edited in `config.py` is for all models.
+        if config.typed(name) and values[name] != defaults[name]
     ]
     refuse(problems)
     return config.with_saved(text_settings(model, "text_column"))
@@ -46,6 +49,7 @@ def labelling_settings(config: Config, model: SavedModel) -> Config:
 class Labeller(TextReader):
     """Labels of texts."""
 
+    rows_flag: ClassVar[str] = "generate_batch_size"
     task: LabelOutputs = field(init=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from data.prepare.encode import TextEncoder
 from memory.answers import HeldModel, rows_to_measure
@@ -51,6 +51,7 @@ class TextReader:
     longest: int
     rows: int | None = None
     beside_bytes: int = 0
+    rows_flag: ClassVar[str] = "eval_batch_size_per_gpu"
 
     def in_batches(self, lengths: Sequence[int], work: Callable[[list[int]], Iterable[Result]]) -> list[Result]:
         """What `work` makes of rows, by their numbers, the longest first.
@@ -78,7 +79,7 @@ class TextReader:
         asked = AUTO if self.rows is None else min(self.rows, left)
         usual = min(left, max(1, min(MOST_ROWS, MOST_AT_ONCE // longest)))
         sides = longest, self._target_tokens(longest)
-        return rows_to_measure(self._held(longest), self.trained.budget.limit(), asked, usual, sides)
+        return rows_to_measure(self._held(longest), self.trained.budget.limit(), asked, usual, sides, self.rows_flag)
 
     def _target_tokens(self, longest: int) -> int:
         """Tokens that a decoder reads of a text of so many."""

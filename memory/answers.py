@@ -213,13 +213,18 @@ def bytes_before(budget: Budget) -> int:
 
 
 def rows_to_measure(
-    held: HeldModel, budget_bytes: int, requested: int | str, most: int, longest: tuple[int, int]
+    held: HeldModel,
+    budget_bytes: int,
+    requested: int | str,
+    most: int,
+    longest: tuple[int, int],
+    flag: str = "eval_batch_size_per_gpu",
 ) -> int:
     """How many rows are read at once, and their loss measured.
 
     Args:
         requested: a number is kept; auto: as many of `most` as fit. longest: source and target tokens; without a target the
-            encoder alone reads.
+            encoder alone reads. flag: by which the rows are asked for.
     Raises:
         DoesNotFit: not even one fits, or not so many as were asked for.
     """
@@ -229,7 +234,7 @@ def rows_to_measure(
 
     least = 1 if requested == AUTO else int(requested)
     if not fits(least):
-        hints = [f"--eval_batch_size_per_gpu={least // 2}"] if least > 1 else []
+        hints = [f"--{flag}={least // 2}"] if least > 1 else []
         text = "{rows} of up to {source} and {target} tokens" if longest[1] else "{rows} of up to {source} tokens"
         what = say(text, rows=counted(least, "row"), source=longest[0], target=longest[1])
         hints.append(f"--max_seq_len={max(8, longest[0] // 2)}")

@@ -95,3 +95,12 @@ def test_settings_of_text_are_refused(tmp_path: Path) -> None:
     folder = model(tmp_path, head="sequence", labels="few,many")
     with pytest.raises(UserError, match="--num_beams = 4"):
         generate(load("generate", {"model": str(folder), "input": "x", "num_beams": 4}))
+    with pytest.raises(UserError, match="--source_prefix = label: "):
+        generate(load("generate", {"model": str(folder), "input": "x", "source_prefix": "label: "}))
+
+
+def test_the_settings_of_a_run_are_a_file_for_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model(tmp_path, head="sequence", labels="few,many")
+    load("train", {"head": "sequence"}).save(tmp_path / "settings.json")
+    generate(load("generate", {"config": str(tmp_path / "settings.json"), "model": str(folder), "input": "x"}))
+    assert capsys.readouterr().out.startswith(("few", "many"))

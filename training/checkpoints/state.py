@@ -27,6 +27,8 @@ NAMES = {
     "malloc": MALLOCS,
     "weights_in": WEIGHTS_IN,
 }  # of a choice
+# What a choice of a version before there was such a field did.
+BEFORE = {"compiled": False}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def read_training_state(folder: Path) -> TrainingState:
         content = json.loads(read_text(path))
         state: TrainingState = _filled(TrainingState, content, "it")
         if state.choice is not None:
-            state = replace(state, choice=asdict(_filled(ExecutionPlan, state.choice, "its choice")))
+            choice = {**BEFORE, **state.choice}
+            state = replace(state, choice=asdict(_filled(ExecutionPlan, choice, "its choice")))
         for name, cls in (("loss_scaling", LossScaling), ("best_metric", BestMetric), ("measured_on", MeasuredOn)):
             if (part := getattr(state, name)) is not None:
                 _filled(cls, part, f"its {name}")

@@ -67,6 +67,15 @@ def empty(name: str = "adafactor", dtype: torch.dtype = torch.float32) -> Optimi
     return OPTIMIZERS[name](dict(T5(SHAPE, dtype=dtype).named_parameters()))
 
 
+def test_a_choice_from_before_blocks_were_compiled_compiles_none(tmp_path: Path) -> None:
+    saved(tmp_path / "c")
+    file = tmp_path / "c" / "state" / "training.json"
+    content = json.loads(file.read_text())
+    del content["choice"]["compiled"]
+    file.write_text(json.dumps(content))
+    assert read_training_state(tmp_path / "c") == STATE
+
+
 WRONG: list[tuple[str, Any]] = [
     ("step", None), ("tokens", "many"), ("foreign", 1), ("choice.batch_size_per_gpu", True), ("choice.storage", "float99"),
     ("loss_scaling.scale", "load"), ("measured_on", {"content": "1"}),
