@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data.sources.files import TABLES, Source, find
+from data.sources.files import find
 from data.sources.reading import reading
+from data.sources.source import TABLES, Source
 from data.sources.tables import parquet_batch_rows, parquet_file
 from formats import ARROW_STREAM, PARQUET
 from language import join, say

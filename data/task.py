@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from data.prepare.encode import Encoder
     from data.prepare.training_data import TrainingData
     from data.shards.store import LengthFacts
-    from data.sources.files import Source
-    from data.sources.layouts import Columns
+    from data.sources.columns import Columns
     from data.sources.peek import Peek
+    from data.sources.source import Source
     from data.text.clean import Dropped
     from data.text.conversations import Examples, TextRow
     from data.tokenizers.tokenizer import Tokenizer

@@ -17,9 +17,9 @@ from data.prepare.encode import Encoder
 from data.prepare.preview import cut_row, side_row, text_of_ids
 from data.prepare.training_data import TrainingData
 from data.shards.store import LengthFacts
-from data.sources.files import Source
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
 from data.sources.peek import Peek
+from data.sources.source import Source
 from data.task import RowLimits, ShardFormat, Table
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow

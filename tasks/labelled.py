@@ -18,7 +18,7 @@ from data.prepare.label_names import label_names
 from data.prepare.preview import SHOWN_COLUMNS, shown, side_row
 from data.prepare.training_data import TrainingData
 from data.shards.store import LengthFacts
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
 from data.sources.peek import Peek, peek
 from data.task import RowLimits, Table
 from data.text.conversations import Examples, TextRow, Usable

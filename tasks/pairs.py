@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from data.batches.collate import Row
 from data.batches.rows import RowSettings
 from data.prepare.training_data import TrainingData
+from data.sources.columns import Columns
 from data.sources.corpus import build_sample_corpus
-from data.sources.files import Source
-from data.sources.layouts import CONVERSATIONS, PAIRS, Columns
+from data.sources.layouts import CONVERSATIONS, PAIRS
 from data.sources.reading import recognised_columns
+from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.conversations import ANSWERS, MESSAGES_COLUMNS
 from settings.declared import DataConfig

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from data.batches.collate import Batch, PreferenceBatch, PreferenceRow, collate_preferences
 from data.batches.rows import RowSettings
-from data.sources.files import Source
-from data.sources.layouts import PREFERENCES, Columns
+from data.sources.columns import Columns
+from data.sources.layouts import PREFERENCES
 from data.sources.reading import recognised_columns
+from data.sources.source import Source
 from data.task import ShardFormat
 from data.text.clean import Dropped
 from data.text.conversations import Examples, TextRow, turns_in

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from data.batches.collate import Batch
 from data.prepare.encode import TextEncoder
 from data.prepare.preview import shown, side_row, text_of_ids
-from data.sources.files import Source
+from data.sources.columns import Columns
 from data.sources.label_columns import LabelColumns
-from data.sources.layouts import Columns
+from data.sources.source import Source
 from data.task import ShardFormat, Table
 from data.text.labels import label_of
 from data.tokenizers.backends import Ids

@@ -14,9 +14,10 @@ from data.batches.collate import Row
 from data.batches.rows import Ids, Lengths, RowSettings
 from data.dataset import TokenStream
 from data.shards.store import LengthFacts
+from data.sources.columns import Columns
 from data.sources.corpus import build_sample_corpus
-from data.sources.files import Source
-from data.sources.layouts import TEXT, Columns
+from data.sources.layouts import TEXT
+from data.sources.source import Source
 from data.task import RowLimits, ShardFormat
 from data.text.proteins import PREPARATIONS
 from language import say

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from data.batches.collate import IGNORED_LABEL, Batch, LabelledRow
 from data.batches.rows import RowSettings
 from data.prepare.encode import Encoder, TextEncoder
-from data.sources.files import Source
+from data.sources.columns import Columns
 from data.sources.label_columns import LabelColumns
-from data.sources.layouts import Columns
+from data.sources.source import Source
 from data.task import RowLimits, ShardFormat, Table
 from data.text.conversations import Examples
 from data.text.labels import labels_of, spans_of

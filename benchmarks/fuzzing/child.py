@@ -35,8 +35,8 @@ from data.batches.loader import StepLoader
 from data.dataset import MODES, LowMemDataset
 from data.prepare.preparing import prepare
 from data.shards.store import Manifest
+from data.sources.columns import Columns
 from data.sources.files import find
-from data.sources.layouts import Columns
 from data.sources.lines import BadRows
 from data.sources.prompts import read_prompts
 from data.sources.reading import read_rows

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from data.prepare.passes import Position, read_batches, save_state, saved_state, workers_in_order
 from data.progress import ProgressLine
-from data.sources.files import Source
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
 from data.sources.lines import BadRows
+from data.sources.source import Source
 from data.text.conversations import Examples, TextRow
 from language import say
 from storage import atomic_file

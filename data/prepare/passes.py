@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from childproc import MEMORY, ChildDied, Worker
-from data.sources.files import Source
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import read_source
+from data.sources.source import Source
 from data.text.conversations import TextRow
 from language import say
 from settings.errors import DoesNotFit

@@ -32,7 +32,8 @@ from data.prepare.writing import Job, Writing, clear
 from data.progress import noted_in
 from data.shards import store as shards
 from data.shards.store import TOKENIZER, TRAIN, VALIDATION, Manifest, is_shards
-from data.sources.files import Source, set_names, source_facts, sources_fingerprint
+from data.sources.files import set_names, source_facts, sources_fingerprint
+from data.sources.source import Source
 from data.task import Table, Task
 from data.text.templates import Template, template_of
 from data.tokenizers.tokenizer import Tokenizer

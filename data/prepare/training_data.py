@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.shards.store import Manifest, is_shards
-from data.sources.files import Source, collected, find, held_out, numbered_parts, parts_of, set_names
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
+from data.sources.files import collected, find, held_out, numbered_parts, parts_of, set_names
 from data.sources.places import public
 from data.sources.reading import what_it_teaches
+from data.sources.source import Source
 from data.task import Task, task_reading
 from data.tokenizers.tokenizer import Tokenizer
 from formats import JSONL

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from data.shards.store import is_shards
-from data.sources.files import Listing, Source, detect, listing, numbered_parts
+from data.sources.files import listing, numbered_parts
+from data.sources.folders import Listing
 from data.sources.reading import head_of
+from data.sources.source import Source, detect
 from data.task import Table, Task
 from formats import TSV
 from language import join, say

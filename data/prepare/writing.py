@@ -23,10 +23,10 @@ from data.prepare.passes import Batch, Position, Run, read_batches, save_state, 
 from data.progress import ProgressLine
 from data.shards.store import TRAIN, VALIDATION
 from data.shards.writer import ShardWriter
-from data.sources.files import Source
-from data.sources.layouts import Columns
+from data.sources.columns import Columns
 from data.sources.lines import BadRows
 from data.sources.reading import check_columns
+from data.sources.source import Source
 from data.task import RowLimits, Task
 from data.text.clean import Dropped
 from data.text.conversations import Examples

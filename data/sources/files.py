@@ -16,12 +16,9 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data.sources.folders import KINDS_OF_FOLDERS, list_folder
-from data.sources.folders import Listing as Listing
+from data.sources.folders import KINDS_OF_FOLDERS, Listing, list_folder
 from data.sources.places import Place, is_address, list_remote, local_path, public
-from data.sources.source import TABLES as TABLES
-from data.sources.source import Source as Source
-from data.sources.source import detect as detect
+from data.sources.source import Source, detect
 from formats import TSV
 from language import join, say
 from settings.errors import UserError, reason_of, refuse

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from data.sources.columns import Columns as Columns
+from data.sources.columns import Columns
 from data.sources.expressions import Cell, Expression
 from data.sources.reader import Head
 from settings.declared import DataConfig

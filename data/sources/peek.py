@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from data.sources.columns import Columns
 from data.sources.files import find
-from data.sources.layouts import Columns
 from data.sources.lines import BadRows, up_to
 from data.sources.reader import about_bytes, reader_of
 from data.sources.reading import head_of, read_rows, reading, what_it_teaches

@@ -14,7 +14,8 @@ from itertools import chain
 from typing import Any
 
 from childproc import Worker
-from data.sources.layouts import PROMPTS, Columns
+from data.sources.columns import Columns
+from data.sources.layouts import PROMPTS
 from data.sources.lines import BadRows, Record, decoded_lines, place_of
 from data.sources.reading import (
     BATCH_ROWS,

@@ -17,8 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from childproc import CRASHED, MEMORY, ChildDied
+from data.sources.columns import Columns
 from data.sources.files import collected
-from data.sources.layouts import TEACHES, Columns, recognise
+from data.sources.layouts import TEACHES, recognise
 from data.sources.lines import BadRows, Record
 from data.sources.reader import Head, reader_of
 from data.sources.source import TABLES, Source

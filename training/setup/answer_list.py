@@ -16,10 +16,11 @@ from childproc import CRASHED, MEMORY, ChildDied, call
 from data.prepare.data_tokenizer import tokenizer_folder
 from data.prepare.looking import ask, child_bytes
 from data.prepare.training_data import find_training_data
-from data.sources.files import Source, find, sources_fingerprint
+from data.sources.files import find, sources_fingerprint
 from data.sources.lines import BadRows, decoded_lines
 from data.sources.peek import about_rows
 from data.sources.reading import head_of, read_rows, reading
+from data.sources.source import Source
 from data.tokenizers.tokenizer import Tokenizer
 from formats import TEXT
 from language import join, say

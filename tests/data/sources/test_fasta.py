@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from data.sources.files import Source, find
+from data.sources.files import find
 from data.sources.lines import BadRows
 from data.sources.reading import read_rows, records
+from data.sources.source import Source
 from formats import FASTA
 from settings.errors import UserError
 
