@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.blockwise import Objective
     from model.t5 import T5
 
+DIGITS = 6  # Of a probability.
 UNLABELLED = "-"  # In place of a label that there is not.
 Cell = str | float | None  # a name or a number; None: there is none
 
@@ -158,10 +159,10 @@ def cells(labels: NDArray[Any], names: Sequence[str]) -> list[Cell]:
 
 
 def probabilities(outputs: Outputs) -> NDArray[np.float64]:
-    """(R, L) of each class, from the head's outputs."""
+    """(R, L) of each class, from the head's outputs, as JSON lines have them."""
     powers = np.exp(outputs.astype(np.float64) - outputs.max(-1, keepdims=True))
     shares: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
-    return shares
+    return shares.round(DIGITS)
 
 
 def in_line(labels: Sequence[Cell], names: Sequence[str]) -> str:

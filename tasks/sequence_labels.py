@@ -23,8 +23,6 @@ from tasks.base import Outputs
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, predictions, probabilities
 from tasks.labelled import MASKED, Labelled
 
-DIGITS = 6  # of a probability in a JSON line
-
 
 class TextLabel(LabelColumns):
     """A column of texts and one of their labels."""
@@ -69,7 +67,7 @@ class SequenceLabels(Labelled, LabelOutputs):
         if not names:
             (number,) = predictions(outputs, names)
             return LabelAnswer({self.column(names): number}, f"{number:.6g}")
-        shares = dict(zip(names, probabilities(outputs)[0].round(DIGITS).tolist(), strict=True))
+        shares = dict(zip(names, probabilities(outputs)[0].tolist(), strict=True))
         label = names[int(outputs[0].argmax())]
         return LabelAnswer({self.column(names): label, "probabilities": shares}, f"{label}\t{shares[label]:.4f}")
 

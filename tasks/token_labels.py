@@ -28,8 +28,6 @@ from tasks.base import Outputs
 from tasks.label_outputs import EncodedText, LabelAnswer, LabelOutputs, cells, in_line, predictions, probabilities
 from tasks.labelled import LabelEncoder, Labelled, Labels, aligned
 
-DIGITS = 6  # of a probability in a JSON line
-
 
 @dataclass(frozen=True)
 class WordLabels(LabelColumns):
@@ -127,7 +125,7 @@ class TokenLabels(Labelled, LabelOutputs):
         shown = in_line(labels, names)
         if not names:
             return LabelAnswer({self.column(names): labels}, shown)
-        of_tokens = [*probabilities(outputs).max(-1).round(DIGITS).tolist(), None]
+        of_tokens = [*probabilities(outputs).max(-1).tolist(), None]
         return LabelAnswer(
             {self.column(names): labels, "probabilities": [of_tokens[place] for place in text.places]}, shown
         )
